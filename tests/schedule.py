@@ -10,7 +10,7 @@ from __future__ import annotations
 SLOW = (
     # Runs of the command, of examples, pages and benchmarks; kills and what goes on after them.
     "benchmarks/test_*",
-    "data/test_page_checksums.py::test_a_flip_anywhere",
+    "data/test_parquet.py::test_a_flip_anywhere",
     "data/test_workers.py",
     "plugins/*/tests/commands/test_plan_*",
     "cli/test_fault.py",

@@ -12,7 +12,6 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.data.access import measure_access
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.prepared import read_first_rows
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
 
@@ -103,13 +102,7 @@ def test_a_plan_reckons_with_the_order_of_wrappers(load: Any) -> None:
     assert read == 2 * 64 // 16
 
 
-def test_without_wrappers_it_is_the_datasets_own(load: Any) -> None:
-    profile = measure_profile(load(""))
-    assert profile.source == "the first 64 rows"
-    assert read_first_rows(load("")).left_out == ()
-
-
-@pytest.mark.parametrize("what", ["tables", "parts", "of"])
+@pytest.mark.parametrize("what", ["tables", "of"])
 def test_who_asks_for_the_model_is_left_out_by_name(load: Any, what: str) -> None:
     own = measure_profile(load(""))
     alone = measure_profile(load(ASKS % what))

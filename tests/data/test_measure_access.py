@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tests.fuzz import tables
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.data.access import measure_access
+from recd_plugins.data.access import measure_access, positive_counts
 from recd_plugins.data.lower import lower
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.interfaces import Table
@@ -52,8 +54,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
     """Ids of the first rows, each list transformed alone."""
-    import torch
-
     from recd_plugins.data.preprocess import feature_steps
 
     steps = feature_steps(registry, registry.dataset.schema())[feature]
@@ -125,9 +125,16 @@ def with_converter(registry: RunConfig, folder: Path, converter: str) -> RunConf
     return load_registry(path)
 
 
-@pytest.mark.parametrize("converter", CONVERTERS)
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("rows", [None, 130])
+@pytest.mark.parametrize(
+    ("converter", "pooled", "rows"),
+    [
+        ("exact", False, None),
+        ("exact", True, 130),
+        ("one group", True, None),
+        ("partial", False, 130),
+        ("partial", True, None),
+    ],
+)
 def test_what_is_sent_counts(
     registry: RunConfig, tmp_path: Path, converter: str, pooled: bool, rows: int | None
 ) -> None:
@@ -166,3 +173,18 @@ def test_what_is_sent_counts(
         p = access.probabilities()
         assert p.sum() == pytest.approx(every_row.length, rel=1e-12)
         np.testing.assert_allclose(p / access.dedupe_factor, access.accesses / samples, rtol=1e-12)
+
+
+def test_models_that_are_made_on_the_meta_device_are_told_the_same(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """`recd run` makes one there to learn its size, before any other."""
+    monkeypatch.chdir(tmp_path)
+    tables.write_two()
+    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
+    registry = load_registry("registry.yaml")
+    with torch.device("meta"):
+        counts = positive_counts(registry, "user", tables.NUM_IDS)
+    positive = [row["user"] for row in tables.rows() if row["label"]]
+    assert counts.sum() == len(positive)
+    assert sorted(counts[counts > 0]) == sorted(Counter(map(tuple, positive)).values())

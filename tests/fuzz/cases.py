@@ -1,21 +1,18 @@
-"""Bad inputs: how a test draws them, runs a command on them and checks what became of it.
+"""Draws bad inputs, runs commands on them and checks the outcome.
 
-A command that gets a bad input refuses it by a message, or does what it would do with a good one.
-It ends, raises nothing, and changes no file where it fails.
+A command refuses a bad input by a message, or does what it would do with a good one. It raises
+nothing, and changes no file if it fails.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from click.testing import CliRunner
@@ -31,8 +28,6 @@ _ALONE = os.environ.get("RECD_FUZZ") == "nightly"
 NIGHTLY = _ALONE or settings.get_current_profile_name() == "nightly"
 #: Draws of a test, of which the first is the simplest one.
 CASES = int(os.environ.get("RECD_FUZZ_CASES", "8" if _ALONE else "2"))
-#: Longest that a command may take; most take a hundredth of it.
-SECONDS = 60.0
 #: One rank, in this process: `recd run` takes it for a rank that torchrun started.
 ONE_RANK = {
     "RANK": "0",
@@ -95,10 +90,8 @@ class Case:
                     byte ^ 1 << self.number(0, 7, "bit") for byte in changed[place : place + 1]
                 )
             return bytes(changed)
-        if how == "swap":
-            half = data[at:]
-            return half + data[:at]
         return {
+            "swap": data[at:] + data[:at],
             "cut": data[:at],
             "zeros": data[:at] + bytes(min(count, len(data) - at)) + data[at + count :],
             "insert": data[:at] + b"\x07" * count + data[at:],
@@ -149,19 +142,9 @@ def wrong(message: str) -> NoReturn:
     raise AssertionError(message)
 
 
-class _HangError(BaseException):
-    """Not an Exception: nothing may take it for an error of the input."""
-
-
 @dataclass(frozen=True)
 class Done:
-    """A command that ended as a command should.
-
-    Attributes:
-        arguments: of ``recd``.
-        ok: whether it succeeded.
-        output: all that it wrote, white space made single.
-    """
+    """A command that ended as it should, and its output in single spaces."""
 
     arguments: tuple[str, ...]
     ok: bool
@@ -182,20 +165,10 @@ class Done:
 def recd(
     *arguments: object, leaves: Iterable[str] = (), environ: dict[str, str] | None = None
 ) -> Done:
-    """Run a command in this process and this folder.
-
-    Args:
-        arguments: of ``recd``.
-        leaves: names of files and folders that may be there after it failed.
-        environ: more of the environment.
-
-    Raises:
-        AssertionError: a traceback, a hang, no message, or a failure that left something else.
-    """
+    """Run a command here; fail on a traceback, no message, or files changed but ``leaves``."""
     before = _tree(leaves)
     given = tuple(map(str, arguments))
-    with _limited(given):
-        result = CliRunner(env={**ONE_RANK, **(environ or {})}).invoke(main, given)
+    result = CliRunner(env={**ONE_RANK, **(environ or {})}).invoke(main, given)
     error = result.exception
     notes = getattr(error, "__notes__", [])  # of plugins, whose errors the program shows
     output = "\n".join([result.output, *notes])
@@ -210,25 +183,6 @@ def recd(
         if changed := {name for name, _ in before.items() ^ _tree(leaves).items()}:
             wrong(f"{done} failed and changed {', '.join(sorted(changed))}: {done.output[-400:]}")
     return done
-
-
-@contextmanager
-def _limited(arguments: tuple[str, ...]) -> Iterator[None]:
-    """Raise in the main thread after a time; another timer of the process goes on afterwards."""
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        raise _HangError
-
-    handler = signal.signal(signal.SIGALRM, end)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    except _HangError:
-        where = f"recd {' '.join(arguments)} was not done after {SECONDS:g} s"
-        wrong(f"{where}\n{traceback.format_exc()[-2000:]}")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def _tree(without: Iterable[str]) -> dict[str, str]:

@@ -77,21 +77,14 @@ def write_two(folder: str = "table") -> None:
 def registry(path: str = "table", *, where: object = (), buckets: int | None = NUM_IDS) -> str:
     """A registry that trains on a table in some steps, ids hashed into ``buckets``."""
     options = {"path": path, "prefetch": 0, **({"where": where} if where else {})}
-    hashing = (
-        ""
-        if buckets is None
-        else (
-            "preprocessing:\n  - {use: recd.sigrid_hash, features: ['*'], "
-            f"options: {{buckets: {buckets}}}}}\n"
-        )
-    )
+    hashed = "{use: recd.sigrid_hash, features: ['*'], options: {buckets: %s}}"
+    hashing = "" if buckets is None else f"preprocessing:\n  - {hashed % buckets}\n"
+    mlps = "bottom_mlp: [4], top_mlp: [4]"
     return (
         "version: 1\n"
         f"dataset: {{use: recd.session_parquet, options: {json.dumps(options)}}}\n"
-        "converter: {use: recd.ikjt}\n"
-        f"{hashing}"
-        "model: {embedding_dim: 4, "
-        f"num_embeddings: {NUM_IDS}, bottom_mlp: [4], top_mlp: [4]}}\n"
+        f"converter: {{use: recd.ikjt}}\n{hashing}"
+        f"model: {{embedding_dim: 4, num_embeddings: {NUM_IDS}, {mlps}}}\n"
         f"training: {{batch_size: {BATCH}, steps: {STEPS}, learning_rate: 0.5, device: cpu}}\n"
     )
 

@@ -16,13 +16,13 @@ STEPS = 8
 _KEPT = tempfile.TemporaryDirectory(prefix="recd-fuzz-checkpoints-")
 
 
-def write_registry(old: str = "", new: str = "") -> None:
+def write_registry() -> None:
     text = tables.registry().replace(f"steps: {tables.STEPS}", f"steps: {STEPS}, epochs: 2")
-    text = text.replace(
-        "device: cpu", "device: cpu, checkpoint: {path: checkpoints, every: 2, keep: 3}"
+    tables.write_registry(
+        text.replace(
+            "device: cpu", "device: cpu, checkpoint: {path: checkpoints, every: 2, keep: 3}"
+        )
     )
-    assert old in text
-    tables.write_registry(text.replace(old, new, 1))
 
 
 @cache
@@ -136,66 +136,3 @@ def test_json_of_a_checkpoint(case: Case) -> None:
         text = json.dumps(said)
     path.write_text(text, encoding="utf-8", errors="replace")
     judge()
-
-
-@fuzz
-def test_a_folder_that_is_none(case: Case) -> None:
-    start()
-    what = case.one_of(["file", "empty", "loop", "gone"], "what")
-    shutil.rmtree(FOLDER)
-    if what == "file":
-        FOLDER.write_bytes(b"x")
-    elif what == "loop":
-        FOLDER.symlink_to(FOLDER.name)
-    elif what == "empty":
-        FOLDER.mkdir()
-    judge(same=what in ("empty", "gone"))
-
-
-@fuzz
-def test_every_checkpoint_damaged(case: Case) -> None:
-    """None is left to go on from: that is no reason to begin anew without a word."""
-    for folder in start():
-        path = case.one_of(files(folder), "file")
-        data = path.read_bytes()
-        path.write_bytes(data[: len(data) // 2])
-    recd("run", "registry.yaml", "--resume", leaves=["checkpoints"]).refused("checkpoints")
-
-
-@fuzz
-def test_another_run(case: Case) -> None:
-    """A registry that changes the meaning of the weights does not go on from them silently."""
-    start()
-    mlp = "bottom_mlp: [4]"
-    old, new = case.one_of(
-        [
-            ("buckets: 40", "buckets: 20"),
-            ("num_embeddings: 40", "num_embeddings: 41"),
-            ("embedding_dim: 4", "embedding_dim: 8"),
-            (mlp, "bottom_mlp: [8]"),
-            (mlp, f"{mlp}, bag_pooling: mean"),
-            (mlp, f"{mlp}, architecture: dcn"),
-            ("top_mlp: [4]", "top_mlp: [4, 4]"),
-            ("device: cpu", "device: cpu, optimizer: sgd"),
-            ("batch_size: 8", "batch_size: 4"),
-            ("learning_rate: 0.5", "learning_rate: 0.25"),
-        ],
-        "change",
-    )
-    write_registry(old, new)
-    recd("run", "registry.yaml", "--resume", leaves=["checkpoints"]).refused("checkpoints")
-
-
-@fuzz
-def test_other_data(case: Case) -> None:
-    start()
-    seed = case.number(1, 9, "seed")
-    which = case.one_of(["rows", "fewer", "file more"], "what")
-    if which == "rows":
-        tables.write("table/b.parquet", tables.table(tables.rows(seed=seed)).slice(24))
-    elif which == "fewer":
-        tables.write("table/b.parquet", tables.table().slice(24, 24 - seed))
-    else:
-        tables.write("table/c.parquet", tables.table().slice(0, seed))
-    done = recd("run", "registry.yaml", "--resume", leaves=["checkpoints"])
-    done.refused("checkpoints" if "checkpoints" in done.output else "table")

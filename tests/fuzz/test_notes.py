@@ -10,28 +10,10 @@ from typing import Any
 
 from click.testing import CliRunner
 from tests.fuzz import tables
-from tests.fuzz.cases import Case, fuzz, json_values, no_json, recd, wrong
+from tests.fuzz.cases import Case, fuzz, no_json, recd, wrong
 
 from recd_plugins.cli import main
 
-TOPOLOGY: dict[str, Any] = {
-    "device": "cuda",
-    "ranks_per_node": 4,
-    "nodes": 2,
-    "hbm_bytes": 42949672960,
-    "hbm_bandwidth": 1.555e12,
-    "ddr_bytes": 137438953472,
-    "ddr_bandwidth": 40.0e9,
-    "hbm_to_ddr_bandwidth": 31.5e9,
-    "intra_node_bandwidth": 300.0e9,
-    "inter_node_bandwidth": 12.5e9,
-    "flops": 19.5e12,
-    "collectives": {
-        name: {"bytes_per_second": 9.0e9, "seconds": 1.0e-3}
-        for name in ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
-    },
-    "tiers": {"memory_multiplier": 2.3, "saved_activations": 0.5},
-}
 CRITEO = (
     "version: 1\ndataset: {use: dlrm.criteo, options: {path: days, buckets: 8, prefetch: 0, "
     "evaluate: nothing}}\nconverter: {use: recd.kjt}\nmodel: {embedding_dim: 4, "
@@ -53,28 +35,6 @@ def change_json(case: Case, path: Path) -> None:
         case.damage(path)
     else:
         path.write_text(case.draw(no_json, "text"), encoding="utf-8")
-
-
-@fuzz
-def test_topologies(case: Case) -> None:
-    tables.write_two()
-    tables.write_registry()
-    spec = json.loads(json.dumps(TOPOLOGY))
-    inside = [("collectives", "a2a_global", "seconds"), ("tiers", "memory_multiplier")]
-    place = case.one_of([*((name,) for name in (*spec, "more")), *inside], "place")
-    value = case.draw(json_values, "value")
-    inner = spec
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    text = json.dumps(spec).replace("Infinity", ".inf").replace("NaN", ".nan")
-    damaged = case.flag("damaged")
-    Path("t.yaml").write_bytes(case.damaged(text.encode()) if damaged else text.encode())
-    done = recd("plan", "registry.yaml", "--topology", "t.yaml")
-    if not done.ok:
-        done.refused()
-    elif isinstance(value, (str, list, bool)) and not damaged:
-        wrong(f"{done} took {place}: {value!r}")
 
 
 def shown(path: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 from tests.fuzz import tables
-from tests.fuzz.cases import Case, fuzz, recd, wrong
+from tests.fuzz.cases import Case, fuzz, wrong
 from tests.fuzz.tables import FILES, READ, ROWS, rows, table, use, with_column, write, write_two
 
 COMPARE = {"==": ops.eq, "!=": ops.ne, "<": ops.lt, "<=": ops.le, ">": ops.gt, ">=": ops.ge}
@@ -97,30 +97,6 @@ def as_type(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array([convert(value) for value in values], kind)
 
 
-def lists_of(lists: list[list[int]], case: Case) -> pa.Array:
-    """Lists of ids in another type of lists, items, or both."""
-    item = case.one_of([kind for kind in SCALARS if not pa.types.is_nested(kind)], "items")
-    flat = as_type([value for each in lists for value in each], item)
-    offsets = [0]
-    for each in lists:
-        offsets.append(offsets[-1] + len(each))
-    which = case.one_of(["list", "large", "fixed", "struct", "nested", "map"], "lists")
-    if which == "large":
-        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
-    if which == "fixed":
-        padded = as_type([[*each, 0, 0, 0][at] for each in lists for at in range(3)], item)
-        return pa.FixedSizeListArray.from_arrays(padded, 3)
-    plain = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
-    if which == "struct":
-        return pa.StructArray.from_arrays([plain], ["ids"])
-    if which == "nested":
-        return pa.ListArray.from_arrays(pa.array(range(len(lists) + 1), pa.int32()), plain)
-    if which == "map":
-        keys = pa.array([str(at) for at in range(len(flat))])
-        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, flat)
-    return plain
-
-
 def use_as_it_is(case: Case, expected: list[dict[str, Any]]) -> None:
     """Training takes rows that mean ``expected``; all else keeps the values as they come."""
     which = case.one_of(["run", "cluster", "log"], "use")
@@ -163,27 +139,6 @@ def test_other_types(case: Case) -> None:
 
 
 @fuzz
-def test_lists_of_another_type(case: Case) -> None:
-    """Of a feature in one file, or in all."""
-    if case.flag("in one file"):
-        write_two()
-        data = table().slice(0, ROWS // 2)
-        write(FILES[0], with_column(data, "items", lists_of(data["items"].to_pylist(), case)))
-        use_as_it_is(case, rows())
-        return
-    lists = lists_of(table()["items"].to_pylist(), case)
-    write(FILES[0], with_column(table(), "items", lists))
-    is_list = pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)
-    if is_list and pa.types.is_integer(lists.type.value_type):
-        use(case, rows())
-    elif (done := recd("cluster", "table", "clustered")).ok:
-        # No feature then, so only what keeps the column as it is can be held to it.
-        tables.check_rows("clustered", tables.rows_in("table"))
-    else:
-        done.refused("table", "items")
-
-
-@fuzz
 def test_columns_of_one_file(case: Case) -> None:
     """Missing, more or in another order: features stand in the order of the first file."""
     write_two()
@@ -197,38 +152,6 @@ def test_columns_of_one_file(case: Case) -> None:
         data = data.select(case.draw(st.permutations(tables.SCHEMA.names), "order"))
     write(FILES[1], data)
     use(case, rows() if which == "order" else None)
-
-
-@fuzz
-def test_labels_and_numbers_that_are_none(case: Case) -> None:
-    name, value, kind = case.one_of(
-        [
-            *(("label", value, pa.float64()) for value in (0.5, 1e-40, 1 + 1e-12)),
-            *(("label", value, pa.int64()) for value in (2, -1, 256, 1 << 32, (1 << 53) + 1)),
-            *(("label", value, pa.float32()) for value in (float("nan"), float("inf"))),
-            ("label", None, pa.int8()),
-            *(("price", value, pa.float64()) for value in (1e39, -1e39, 1.7e308, float("-inf"))),
-            ("price", None, pa.float32()),
-        ],
-        "value",
-    )
-    values: list[Any] = table()[name].to_pylist()
-    values[case.number(0, READ - 1, "row")] = value
-    write(FILES[0], with_column(table(), name, pa.array(values, kind)))
-    use(case, None, "run")
-
-
-@fuzz
-def test_nulls(case: Case) -> None:
-    name = case.one_of(["session_id", "ts", "user", "items", "in a list"], "column")
-    column = "items" if name == "in a list" else name
-    values = table()[column].to_pylist()
-    at = case.number(0, READ - 1, "row")
-    values[at] = [*values[at], None, 1] if name == "in a list" else None
-    write(
-        FILES[0], with_column(table(), column, pa.array(values, tables.SCHEMA.field(column).type))
-    )
-    use(case, None, *(["cluster"] if name in ("session_id", "ts") else ["run", "cluster"]))
 
 
 @fuzz

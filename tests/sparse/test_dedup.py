@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from recd_plugins.sparse.dedup import ALL_BITS, Deduplicator
 from recd_plugins.sparse.unique_groups import first_equal_rows
 
-LARGEST = 2**63 - 1
-
 
 def make_column(rows, dtype=np.int64, offsets_dtype=np.int32, first=0):
     """A jagged column whose first row starts at ``first`` in its values."""
@@ -124,21 +122,6 @@ def test_neighbours_only_stores_a_row_that_recurs_once_more():
         assert both.lengths.tolist() == [2, 1, 2, 2, 0, 1, 1, 1, 1, 1]
 
 
-def test_ids_up_to_the_largest():
-    rows = [[LARGEST], [LARGEST - 1], [-LARGEST - 1], [LARGEST]]
-    (unique,) = Deduplicator()([[make_column(rows)]], 4)
-    check(unique, [rows])
-
-
-def test_results_stay_when_the_next_batch_comes():
-    deduplicate = Deduplicator()
-    first_batch, second_batch = [[1], [1], [2]], [[5], [6], [7]]
-    (first,) = deduplicate([[make_column(first_batch)]], 3)
-    (second,) = deduplicate([[make_column(second_batch)]], 3)
-    check(first, [first_batch])
-    check(second, [second_batch])
-
-
 class WithACallBetween(list):
     """Groups of columns; before they are gone through there is a call of another thread."""
 
@@ -183,13 +166,6 @@ def test_groups_that_are_copied_at_once_stand_next_to_others(before):
         columns = [[make_column(rows) for rows in group] for group in batch]
         for found, group in zip(deduplicate(columns, 6), batch, strict=True):
             check(found, group)
-
-
-def test_results_own_their_memory():
-    values, offsets = make_column([[1], [2]])
-    (unique,) = Deduplicator()([[(values, offsets)]], 2)
-    values[:] = 0
-    assert unique.values[0].tolist() == [1, 2]
 
 
 def test_no_groups():

@@ -44,7 +44,7 @@ def test_rows_with_the_same_codes_become_one(drawn):
         assert unique.inverse_lookup.tolist() == [distinct.index(row) for row in rows]
         stored = [group[at][0][code] for at in range(len(group)) for (code,) in _of(distinct, at)]
         assert unique.lengths.tolist() == [len(ids) for ids in stored]
-        assert unique.values.tolist() == [i for ids in stored for i in ids]
+        assert unique.values[0].tolist() == [i for ids in stored for i in ids]
 
 
 def test_a_broken_list_is_an_error_that_names_the_column():

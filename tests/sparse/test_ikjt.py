@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,47 +113,19 @@ def test_weights_of_any_width(rows, dtype):
     assert_same_kjt(ikjt.to_kjt(), kjt)
 
 
-def test_rows_that_differ_in_one_feature_of_the_group_stay_apart():
-    kjt = make_kjt({"a": [[1], [1], [1]], "b": [[2], [2], [3]]})
-    together, alone = (
-        InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]]),
-        InverseKeyedJaggedTensor.from_kjt(kjt, [["a"], ["b"]]),
-    )
-    assert together[0].inverse_lookup().tolist() == [0, 0, 1]
-    assert [ikjt.num_unique() for ikjt in alone] == [1, 2]
-
-
-def test_rows_that_differ_in_weights_only_stay_apart():
-    kjt = make_kjt({"a": [[1], [1], [1]]}, weights=torch.tensor([0.5, 0.5, 0.25]))
+def test_what_cannot_be_deduplicated_is_refused():
+    kjt = make_kjt({"a": [[1], [1]]})
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
-    assert ikjt.inverse_lookup().tolist() == [0, 0, 1]
-    assert ikjt.weights().tolist() == [0.5, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ([["a", "nope"]], "no feature 'nope'"),
-        ([["a"], ["a"]], "named twice"),
-        ([[]], "without features"),
-    ],
-)
-def test_wrong_groups_are_refused(groups, message):
-    with pytest.raises(ValueError, match=message):
-        InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1]]}), groups)
-
-
-def test_from_kjt_refuses_a_variable_batch():
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1], [1]]}), [["a"]])
+    with pytest.raises(ValueError, match="no feature 'nope'"):
+        InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "nope"]])
     with pytest.raises(ValueError, match="variable batch"):
         InverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt(), [["a"]])
-
-
-def test_from_kjt_refuses_weights_that_learn():
-    """Of two equal rows each has a gradient of its own, which one that is stored cannot have."""
-    kjt = make_kjt({"a": [[1], [1]]}, weights=torch.ones(2, requires_grad=True))
+    weighted = make_kjt({"a": [[1], [1]]}, weights=torch.ones(2, requires_grad=True))
     with pytest.raises(ValueError, match="weights that require a gradient"):
-        InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+        InverseKeyedJaggedTensor.from_kjt(weighted, [["a"]])
+    for keys in ([], ["a", "a"]):
+        with pytest.raises(ValueError, match="keys that are all different"):
+            InverseKeyedJaggedTensor(keys, torch.zeros(2), torch.zeros(2), lengths=torch.ones(2))
 
 
 def test_the_forms_for_torchrec():
@@ -171,46 +141,6 @@ def test_the_forms_for_torchrec():
     assert keys == ["a", "b"]
     assert inverse.tolist() == [[0, 0, 1], [0, 0, 1]]
     assert ikjt.dedupe_factor() == pytest.approx(7 / 4)
-
-
-def test_concat_joins_what_changes_together_only():
-    kjt = make_kjt({"a": [[1], [1], [2]], "b": [[3], [3], [4]], "c": [[5], [6], [6]]})
-    a, b, c = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"], ["b"], ["c"]])
-    joined = InverseKeyedJaggedTensor.concat([a, b])
-    assert_same_kjt(
-        joined.to_kjt(), InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])[0].to_kjt()
-    )
-    with pytest.raises(ValueError, match="do not change together"):
-        InverseKeyedJaggedTensor.concat([a, c])
-    with pytest.raises(ValueError, match="no IKJTs"):
-        InverseKeyedJaggedTensor.concat([])
-    with pytest.raises(ValueError, match="all different"):
-        InverseKeyedJaggedTensor.concat([a, a])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"keys": []}, "needs keys"),
-        ({"keys": ["a", "a"]}, "all different"),
-        ({"lengths": None}, "lengths or offsets"),
-        ({"lengths": torch.tensor([1, 1, 1])}, "do not divide"),
-        ({"offsets": torch.tensor([0, 1])}, "offsets has shape"),
-        ({"weights": torch.ones(3)}, "one weight"),
-        ({"values": torch.ones(1, 2)}, "one dimension"),
-        ({"lengths": torch.tensor([], dtype=torch.int32)}, "no unique row"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(change, message):
-    right: dict[str, Any] = {
-        "keys": ["a", "b"],
-        "values": torch.tensor([1, 2]),
-        "inverse_lookup": torch.tensor([0, 0]),
-        "lengths": torch.tensor([1, 1]),
-    }
-    InverseKeyedJaggedTensor(**right)
-    with pytest.raises(ValueError, match=message):
-        InverseKeyedJaggedTensor(**{**right, **change})
 
 
 def test_moves_between_devices_and_through_pytrees():
@@ -236,5 +166,3 @@ def test_other_values_for_the_same_rows():
     assert other.to_kjt()["a"].values().tolist() == [10, 20, 30, 10]
     assert other.weights().tolist() == [0.5, 0.25, 1.0]
     assert ikjt.values().tolist() == [1, 2, 3]
-    with pytest.raises(ValueError, match=r"\[2\], expected \[3\]"):
-        ikjt.with_values(torch.tensor([10, 20]))

@@ -87,18 +87,6 @@ def test_gradcheck(width: int, dtype: torch.dtype) -> None:
     assert torch.autograd.gradcheck(select, (values, weights), eps=0.5, atol=1e-4)
 
 
-def test_wide_embeddings_go_through_fbgemm() -> None:
-    for width, node in ((2, "IndexSelect"), (128, "JaggedIndexSelect")):
-        values = torch.randn(5, width, requires_grad=True)
-        selected = jagged_index_select(
-            JaggedTensor(values, lengths=torch.tensor([2, 0, 3])), torch.tensor([2])
-        )
-        function = selected.values().grad_fn
-        assert function is not None
-        names = {function.name(), *(f.name() for f, _ in function.next_functions if f)}
-        assert any(name.removesuffix("Backward0").endswith(node) or node in name for name in names)
-
-
 def test_memory_follows_the_values_that_are_taken_and_not_the_longest_row() -> None:
     lengths = torch.tensor([1000, *[1] * 99])
     values = torch.randn(int(lengths.sum()), 128, requires_grad=True)

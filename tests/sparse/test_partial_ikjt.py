@@ -1,7 +1,6 @@
 """PartialInverseKeyedJaggedTensor: rows that share ids, exact whatever they share."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -76,11 +75,11 @@ def test_there_and_back(rows, dtype):
 def test_kernel_and_torch_store_the_same(rows):
     kjt = kjt_of(rows)
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=MAX_SHIFT)
-    expected = by_torch(kjt, [0, 1], MAX_SHIFT)
-    assert partial.values().equal(expected.values)
-    assert partial.offsets().equal(expected.offsets)
-    assert partial.lengths().equal(expected.lengths)
-    assert partial.length_per_key() == expected.length_per_key
+    expected = by_torch(kjt, ["a", "b"], MAX_SHIFT)
+    assert partial.values().equal(expected.values())
+    assert partial.offsets().equal(expected.offsets())
+    assert partial.lengths().equal(expected.lengths())
+    assert partial.length_per_key() == expected.length_per_key()
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -149,36 +148,11 @@ def test_what_cannot_be_packed_is_refused():
     with pytest.raises(ValueError, match="no feature 'c'"):
         PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["c"])
     for keys in (["a", "a"], []):
-        with pytest.raises(ValueError, match="expected features that are all different"):
-            PartialInverseKeyedJaggedTensor.from_kjt(kjt, keys)
+        with pytest.raises(ValueError, match="keys that are all different"):
+            PartialInverseKeyedJaggedTensor(keys, torch.zeros(0), *[torch.zeros(0)] * 2, [0])
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
     with pytest.raises(ValueError, match="variable batch"):
         PartialInverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"keys": []}, "keys"),
-        ({"keys": ["a", "a"], "length_per_key": [1, 2]}, "different"),
-        ({"lengths": torch.tensor([2])}, "each row has one of both"),
-        ({"offsets": torch.tensor([[0, 1]])}, "one dimension"),
-        ({"keys": ["a", "b", "c"]}, "do not divide"),
-        ({"length_per_key": [2]}, "adds up to 2"),
-        ({"length_per_key": [1, 2]}, "expected 1 counts"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(change, message):
-    fields: dict[str, Any] = {
-        "keys": ["a"],
-        "values": torch.tensor([1, 2, 3]),
-        "offsets": torch.tensor([0, 1]),
-        "lengths": torch.tensor([2, 2]),
-        "length_per_key": [3],
-    }
-    PartialInverseKeyedJaggedTensor(**fields)
-    with pytest.raises(ValueError, match=message):
-        PartialInverseKeyedJaggedTensor(**(fields | change))
 
 
 def test_it_is_a_pytree_and_moves():
@@ -191,4 +165,3 @@ def test_it_is_a_pytree_and_moves():
     assert moved.values().is_meta
     assert moved.offsets().is_meta
     assert moved.stride() == 2
-    assert "keys=['a']" in repr(moved)

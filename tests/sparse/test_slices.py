@@ -1,26 +1,17 @@
 import numpy as np
 import torch
 
-from recd_plugins.sparse.jagged import adjacent, adjacent_runs, tensors_of
+from recd_plugins.sparse.jagged import adjacent_runs, tensors_of
 
 
 def test_slices_of_one_array_are_one_tensor_again():
     array = np.arange(10)
     parts = tensors_of([array[1:3], array[3:3], array[3:7]])
     assert [part.tolist() for part in parts] == [[1, 2], [], [3, 4, 5, 6]]
-    together = adjacent(parts)
-    assert together is not None
-    assert together.tolist() == [1, 2, 3, 4, 5, 6]
+    ((count, together),) = adjacent_runs(parts)
+    assert (count, together.tolist()) == (3, [1, 2, 3, 4, 5, 6])
     array[1] = 11
     assert together[0] == parts[0][0] == 11, "nothing is copied"
-
-
-def test_a_gap_another_order_or_a_stride_is_not_adjacent():
-    whole = torch.arange(10)
-    assert adjacent([whole[:2], whole[3:5]]) is None
-    assert adjacent([whole[2:4], whole[:2]]) is None
-    assert adjacent([whole[::2]]) is None
-    assert adjacent([whole[2:4]]).tolist() == [2, 3]
 
 
 def test_runs_end_where_memory_does():

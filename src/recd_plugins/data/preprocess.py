@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise, product
@@ -28,19 +27,23 @@ from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
-from recd_plugins.sparse.jagged import adjacent, adjacent_runs, offsets_of
+from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 # Bytes of feature rows that one pass over the table keeps in memory.
 _KEPT_BYTES = 1 << 28
 
 _Chain = tuple[Preprocessing, ...]
-_Rows = tuple[Tensor, Tensor]
+#: Values and lengths of rows.
+_Jagged = tuple[Tensor, Tensor]
 _Partial = PartialInverseKeyedJaggedTensor
+Steps = dict[str, _Chain]
+#: Tensors by number of the entry, feature ("" where all share one) and name, in a name as JSON.
+FittedState = Mapping[str, Tensor]
 
 
 @contextmanager
-def step_call(step: Preprocessing, what: str) -> Iterator[None]:
+def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
     """Call code of a step; errors name its entry."""
     try:
         with plugin_call(step, what):
@@ -50,15 +53,12 @@ def step_call(step: Preprocessing, what: str) -> Iterator[None]:
     except RecdError as error:
         if step.stands_at is None:
             raise
-        problem = Problem(*step.stands_at, f"{step.name}: {error}")
-        if isinstance(error, DataError):
-            raise DataError(str(problem)) from error
-        raise RegistryError([problem]) from error
+        raise DataError(f"{step.title}: {error}") from error
 
 
 def apply_steps(
     steps: Sequence[Preprocessing], features: Sequence[str], values: Tensor, lengths: Tensor
-) -> _Rows:
+) -> _Jagged:
     """Return new values and lengths of the rows of ``features``, one feature after the other."""
     for step in steps:
         if step.scope == "id":
@@ -70,12 +70,14 @@ def apply_steps(
 
 
 def _apply_to_ids(step: Preprocessing, features: Sequence[str], values: Tensor) -> Tensor:
-    """A step whose scope is one id: rows do not matter, so all values go as one row."""
+    """Apply a step of scope ``id``: rows do not matter, so all values go as one row."""
     return _apply(step, features, values, torch.tensor([0, values.numel()]))[0]
 
 
-def _apply(step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor) -> _Rows:
-    with step_call(step, f"transform of {', '.join(features)}"):
+def _apply(
+    step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor
+) -> _Jagged:
+    with _step_call(step, f"transform of {', '.join(features)}"):
         return step.transform(values, offsets)
 
 
@@ -85,7 +87,7 @@ class Preprocess:
     Neighbouring features with the same steps are transformed in one call, as more rows.
 
     Args:
-        steps: by feature; features that a batch lacks do not matter.
+        steps: by feature.
         dense: names of the columns of a batch's dense features, in order.
     """
 
@@ -98,7 +100,7 @@ class Preprocess:
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
-        """Return the batch with transformed features; ``batch`` itself is left as it is."""
+        """Return a batch with transformed features."""
         partials, exact = self._transform_partials(batch.partials)
         return replace(
             batch,
@@ -111,7 +113,7 @@ class Preprocess:
     def _transform_ikjts(
         self, ikjts: Sequence[InverseKeyedJaggedTensor]
     ) -> Iterator[InverseKeyedJaggedTensor]:
-        """Those with the same steps in one call, if they lie one after the other in memory."""
+        """Transform those with the same steps in one call, if they are adjacent in memory."""
         for steps, run in groupby(ikjts, self._common_steps):
             group = list(run)
             if steps:
@@ -122,7 +124,7 @@ class Preprocess:
                 yield from map(self._transform_ikjt, group)
 
     def _common_steps(self, ikjt: InverseKeyedJaggedTensor) -> _Chain | None:
-        """The steps of its features, or None if they differ."""
+        """Return the steps of its features, or None if they differ."""
         chains = {self._steps.get(key, ()) for key in ikjt.keys()}  # noqa: SIM118
         return chains.pop() if len(chains) == 1 else None
 
@@ -144,7 +146,7 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Partials, and the features that are exact now because a step looked beyond one id."""
+        """Return partials, and features that are exact now as a step looked beyond one id."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
@@ -167,15 +169,15 @@ class Preprocess:
             shared += _concat(parts)
         return tuple(shared), tuple(exact)
 
-    def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Rows:
-        """Values and lengths of the rows that are stored, feature by feature."""
+    def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Jagged:
+        """Return values and lengths of the stored rows, feature by feature."""
         keys, values, lengths = rows.keys(), rows.values(), rows.lengths()
         runs = list(self._runs(keys))
         if len(runs) == 1:
             return apply_steps(runs[0][1], keys, values, lengths)
         by_feature = lengths.view(len(keys), -1)
         ids_per_feature = by_feature.sum(1).tolist()
-        parts: list[_Rows] = []
+        parts: list[_Jagged] = []
         feature, value = 0, 0
         for features, steps in runs:
             last = feature + len(features)
@@ -187,7 +189,7 @@ class Preprocess:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], _Chain]]:
-        """Neighbouring features with the same steps."""
+        """Yield neighbouring features with the same steps."""
         for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
             yield list(run), steps
 
@@ -214,10 +216,9 @@ class Preprocess:
 def _transform_together(
     steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
 ) -> list[InverseKeyedJaggedTensor]:
-    """All features of ``ikjts`` by the same steps, in one call where memory allows it.
+    """Transform all features by the same steps, in one call for IKJTs that are adjacent in memory.
 
-    A call costs as much as thousands of ids, and a batch has dozens of IKJTs. Those of one
-    converter lie one after the other, as rows of one large jagged tensor would.
+    A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
     """
     transformed: list[InverseKeyedJaggedTensor] = []
     for count, values in adjacent_runs([ikjt.values() for ikjt in ikjts]):
@@ -235,8 +236,8 @@ def _transform_run(
             values = _apply_to_ids(step, keys, values)
         parts = torch.split(values, [ikjt.values().numel() for ikjt in ikjts])
         return [ikjt.with_values(part) for ikjt, part in zip(ikjts, parts, strict=True)]
-    all_lengths = adjacent([ikjt.lengths() for ikjt in ikjts])
-    if all_lengths is None:
+    ((_, all_lengths), *others) = adjacent_runs([ikjt.lengths() for ikjt in ikjts])
+    if others:
         return [
             _with_rows(ikjt, *apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
             for ikjt in ikjts
@@ -256,24 +257,23 @@ def _transform_run(
 def _with_rows(
     ikjt: InverseKeyedJaggedTensor, values: Tensor, lengths: Tensor
 ) -> InverseKeyedJaggedTensor:
-    """The same IKJT with other unique rows."""
     return InverseKeyedJaggedTensor(
         keys=ikjt.keys(), values=values, inverse_lookup=ikjt.inverse_lookup(), lengths=lengths
     )
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
-    """The same in partial form after ``step``, or None where that looks beyond one id."""
+    """Return the features after ``step``, or None if that looks beyond one id."""
     if step.scope == "id":
         values = _apply_to_ids(step, part.keys(), part.values())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
-    with step_call(step, f"kept_lengths of {', '.join(part.keys())}"):
+    with _step_call(step, f"kept_lengths of {', '.join(part.keys())}"):
         kept = step.kept_lengths(part.lengths())
     return None if kept is None else _shortened(part, kept.to(part.lengths().dtype))
 
 
 def _shortened(part: _Partial, lengths: Tensor) -> _Partial:
-    """Rows cut at their end; ids that no row has any longer are dropped."""
+    """Cut rows at their end, and drop ids that no row has any longer."""
     values, offsets, length_per_key = [], [], []
     new_lengths = lengths.view(len(part.keys()), -1)
     for (_, ids, starts, _), kept in zip(part.split(), new_lengths, strict=True):
@@ -294,7 +294,7 @@ def _used(num_ids: int, starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _features(partial: _Partial, first: int, last: int) -> _Partial:
-    """Neighbouring features; nothing is copied."""
+    """Return neighbouring features without a copy."""
     sizes, stride = partial.length_per_key(), partial.stride()
     start = sum(sizes[:first])
     return _Partial(
@@ -329,44 +329,19 @@ def _transform_columns(
     num_rows, num_features = columns.shape
     values = columns.t().flatten()
     offsets = torch.arange(values.numel() + 1)
-    stages = [values]
     for step in steps:
         values, offsets = _apply(step, features, values, offsets)
-        stages.append(values)
-    values = stages[-1] = values.float()
-    if not all_finite(values):
-        shape = (num_features, num_rows, -1)
-        raise _not_finite(steps, features, [each.view(shape) for each in stages], rows)
-    by_feature = values.view(num_features, num_rows, -1)
+    by_feature = values.float().view(num_features, num_rows, -1)
+    if not all_finite(by_feature):
+        feature, row, _ = (~by_feature.isfinite()).nonzero()[0].tolist()
+        name = features[feature]
+        where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
+        raise DataError(
+            f"{where}: {', then '.join(step.title for step in steps)} make "
+            f"{by_feature[feature, row].tolist()} of {columns[row, feature].item()}; keep the "
+            "number between bounds by a step before, or leave the row out"
+        )
     return by_feature.transpose(0, 1).reshape(num_rows, -1)
-
-
-def _not_finite(
-    steps: Sequence[Preprocessing],
-    features: Sequence[str],
-    stages: Sequence[Tensor],
-    rows: Rows | None,
-) -> DataError:
-    """The error for numbers ``[num_features, num_rows, width]`` before the first step and after."""
-    feature, row, _ = (~stages[-1].isfinite()).nonzero()[0].tolist()
-    passed = [stage[feature, row] for stage in stages]
-    # A step may mend the result of one before it: the last run of steps is at fault.
-    finite = [all_finite(numbers) for numbers in passed]
-    first = len(finite) - 1 - finite[::-1].index(True) if True in finite else 0
-    name = features[feature]
-    where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
-    return DataError(
-        f"{where}: {steps[first].title} makes {passed[first + 1].tolist()} of "
-        f"{passed[first].tolist()}; keep them between bounds by a step before it, or leave the "
-        "row out"
-    )
-
-
-Steps = dict[str, tuple[Preprocessing, ...]]
-#: Tensors by number of the entry, feature ("" where all share one) and name, in a name as JSON.
-FittedState = Mapping[str, Tensor]
-_Jagged = tuple[Tensor, Tensor]
-_Key = tuple[int | None, str]
 
 
 def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
@@ -374,6 +349,10 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
 
     A pattern chooses among the features that the step takes: ``*`` stands for all sparse features
     where a step takes ids.
+
+    Raises:
+        RegistryError: a pattern matches no feature, or none that its step takes; or a feature has
+            two vocabularies.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
     names = dict.fromkeys((*schema.sparse, *schema.dense))
@@ -387,15 +366,11 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
             found = matched(pattern, names)
             if taken[entry.field].isdisjoint(found):
                 kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
-                problems.append(
-                    Problem(
-                        str(registry.path),
-                        entry.line,
-                        f"{entry.field}.features",
-                        f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
-                        f"{pattern} matches {', '.join(found)}: {kind}",
-                    )
+                message = (
+                    f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
+                    f"{pattern} matches {', '.join(found)}: {kind}"
                 )
+                problems.append(_problem(registry, entry, message))
     chains = {
         name: [entry for entry in entries if name in taken[entry.field]]
         for name, entries in claims.items()
@@ -405,32 +380,28 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
         for entry in chain:
             known = first.setdefault(entry.plugin.name, entry)
             if known is not entry and num_ids_of(entry.plugin) is not None:
-                problems.append(
-                    Problem(
-                        str(registry.path),
-                        entry.line,
-                        f"{entry.field}.features",
-                        f"{name} has its {entry.plugin.name} in {known.field} (line {known.line}), "
-                        "and this one would number the ids of that one; leave the feature out of "
-                        "one of them",
-                    )
+                message = (
+                    f"{name} has its {entry.plugin.name} in {known.field} (line {known.line}), and "
+                    "this one would number its ids again; leave the feature out of one of them"
                 )
+                problems.append(_problem(registry, entry, message))
     if problems:
         raise RegistryError(problems)
     return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
 
 
+def _problem(registry: RunConfig, entry: Entry[Preprocessing], message: str) -> Problem:
+    return Problem(str(registry.path), entry.line, f"{entry.field}.features", message)
+
+
 def num_ids_of(step: Preprocessing) -> int | None:
-    """Return how many ids a step makes, which is asked before it is fitted."""
+    """Return how many ids a step makes; it need not be fitted."""
     with plugin_call(step, "num_ids, which is asked before fit,"):
         return step.num_ids
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
-    """Refuse to number the features of one table by more than one numbering.
-
-    An id would have another row by each of the features.
-    """
+    """Refuse to number the features of one table apart: an id would have several rows."""
     numbering = [
         entry for entry in _fitted_entries(registry) if num_ids_of(entry.plugin) is not None
     ]
@@ -442,9 +413,8 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
             continue
         message = (
             f"{' and '.join(table.features)} look up the rows of one table, {table.name}, and "
-            f"{entry.plugin.name} numbers the ids of {' and of '.join(those)} by themselves: the "
-            "same id would be another row. Name all of them in one entry that is fitted to them "
-            "together, as a vocabulary with shared: true is"
+            f"{entry.plugin.name} numbers the ids of {' and of '.join(those)} apart: the same id "
+            "would be another row. Name all of them in one entry with shared: true"
         )
         problems.append(Problem(str(registry.path), entry.line, entry.field, message))
     if problems:
@@ -452,67 +422,49 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
 
 
 def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
-    """Return the columns of ``Batch.dense_features`` after preprocessing, which may widen features.
-
-    Raises:
-        RegistryError: as ``feature_steps``.
-    """
+    """Return the number of columns of ``Batch.dense_features`` after preprocessing."""
     steps = feature_steps(registry, schema)
     return sum(math.prod(step.width for step in steps.get(name, ())) for name in schema.dense)
 
 
 def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
-    """Return the preprocessing of a registry, fitting the steps that are not fitted yet.
-
-    Raises:
-        DataError: a step is fitted, and the data is missing or wrong.
-        PluginError: ``fit`` failed.
-        RegistryError: a pattern matches no feature, or none that its step takes.
-    """
+    """Return the preprocessing of a registry, with ``fitted_steps``."""
     return Preprocess(fitted_steps(registry, schema), schema.dense)
 
 
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return the fitted steps of each feature that has some, in file order.
+    """Return the steps of each feature that has some, in file order, fitting those that are not.
 
-    An entry that nobody has fitted yet is fitted to the rows as the entries before it leave them,
-    the same in every process.
+    An entry is fitted to the training rows as the entries before it leave them, the same in every
+    process.
 
     Raises:
         DataError: the data is missing or wrong, or a step refuses it.
-        PluginError: ``fit`` or a step before it failed.
         RegistryError: as ``feature_steps``.
     """
     steps = feature_steps(registry, schema)
-    fitting = [entry.plugin for entry in _fitted_entries(registry)]
-    stored = _StoredRows(
-        registry,
-        schema,
-        Counter(
-            (plugin.fit_rows, name)
-            for plugin in fitting
-            if plugin.fitted is None
-            for name, chain in steps.items()
-            if plugin in chain
-        ),
-    )
-    for plugin in fitting:
+    for entry in _fitted_entries(registry):
+        plugin = entry.plugin
+        claimed = {name: chain for name, chain in steps.items() if plugin in chain}
         if plugin.fitted is None:
-            claimed = {name: chain for name, chain in steps.items() if plugin in chain}
-            # Not the plugin itself: where fitting fails and is tried again, it begins with nothing.
-            shared = _unfitted(plugin)
-            plugin.fitted = {
-                name: _fitted(
-                    stored,
-                    shared if plugin.fits_together else _unfitted(plugin),
-                    name,
-                    chain[: chain.index(plugin)],
-                )
-                for name, chain in claimed.items()
-            }
-        for name, step in plugin.fitted.items():
+            # Not the plugin itself: if fitting fails and is tried again, it begins with nothing.
+            shared, fitted = _unfitted(plugin), {}
+            for name, rows in _training_rows(registry, schema, list(claimed), plugin.fit_rows):
+                step = shared if plugin.fits_together else _unfitted(plugin)
+                before = claimed[name][: claimed[name].index(plugin)]
+                _fit(step, name, (apply_steps(before, [name], *part) for part in rows))
+                fitted[name] = step
+            plugin.fitted = fitted
+        for name, step in (plugin.fitted or {}).items():
             steps[name] = tuple(step if each is plugin else each for each in steps[name])
     return steps
+
+
+def _fit(step: Preprocessing, feature: str, rows: Iterable[_Jagged]) -> None:
+    parts = ((values, offsets_of(lengths)) for values, lengths in rows)
+    what = f"fitting {step.name} to {feature}"
+    with doing(what, long=True), _step_call(step, f"fit to {feature}"):
+        step.fit(feature, parts)
 
 
 def _fitted_entries(registry: RunConfig) -> list[Entry[Preprocessing]]:
@@ -525,93 +477,48 @@ def _unfitted(plugin: Preprocessing) -> Preprocessing:
     return type(plugin)(plugin.options).placed(plugin.stands_at)
 
 
-class _StoredRows:
-    """Training rows of features as they are stored, read for many features at once.
+def _training_rows(
+    registry: RunConfig, schema: FeatureSchema, features: Sequence[str], limit: int | None
+) -> Iterator[tuple[str, Iterable[_Jagged]]]:
+    """Yield each feature with its first ``limit`` training rows, as they are stored.
 
     To read one column of a table takes about as long as to read all, so a pass over the table keeps
-    the rows of as many features as fit into ``_KEPT_BYTES``. If those of one feature do not fit,
-    each feature has a pass of its own, which keeps nothing.
-
-    Args:
-        wanted: how often each feature will be asked for, by the limit of rows and its name.
+    as many features as fit into ``_KEPT_BYTES``. A feature that does not fit alone is streamed.
     """
-
-    def __init__(self, registry: RunConfig, schema: FeatureSchema, wanted: Counter[_Key]) -> None:
-        self._registry, self._schema, self._wanted = registry, schema, wanted
-        self._kept: dict[_Key, list[_Jagged]] = {}
-        self._keeps = True
-
-    def of(
-        self, feature: str, limit: int | None, advance: Callable[[int], None]
-    ) -> Iterator[_Jagged]:
-        """Yield values and lengths of a feature, some of its first ``limit`` rows at a time."""
-        key = (limit, feature)
-        self._wanted[key] -= 1
-        if key in self._kept:
-            for values, lengths in self._kept.pop(key):
-                yield values, lengths
-                advance(len(lengths))
-        elif self._keeps and self._keep(feature, limit, advance):
-            yield from self._kept.pop(key)
-        else:
-            for rows in training_rows(self._registry, limit):
-                yield _jagged(rows, feature, self._schema)
+    left = list(features)
+    while left:
+        kept: dict[str, list[_Jagged]] = {name: [] for name in left}
+        size = 0
+        with _bar(f"reading rows to fit {left[0]}", limit) as advance:
+            for rows in training_rows(registry, limit):
+                for name, parts in kept.items():
+                    parts.append(_jagged(rows, name, schema))
+                    size += _num_bytes(parts[-1:])
+                while kept and size > _KEPT_BYTES:
+                    size -= _num_bytes(kept.popitem()[1])
+                if not kept:
+                    break
                 advance(len(rows))
-
-    def _keep(self, first: str, limit: int | None, advance: Callable[[int], None]) -> bool:
-        """Cache rows of ``first`` and of other features still needed.
-
-        Return whether ``first`` fits in memory.
-        """
-        others = (
-            name
-            for (of, name), times in self._wanted.items()
-            if of == limit and times and (of, name) not in self._kept
-        )
-        kept: dict[str, list[_Jagged]] = {name: [] for name in (first, *others)}
-        size, read = sum(map(_num_bytes, self._kept.values())), 0
-        for rows in training_rows(self._registry, limit):
-            for name, parts in kept.items():
-                parts.append(_jagged(rows, name, self._schema))
-                size += _num_bytes(parts[-1:])
-            while kept and size > _KEPT_BYTES:
-                size -= _num_bytes(kept.popitem()[1])
-            if not kept:
-                self._keeps = bool(self._kept)
-                advance(-read)  # they are read again
-                return False
-            advance(len(rows))
-            read += len(rows)
-        self._kept.update({(limit, name): parts for name, parts in kept.items()})
-        return True
+        yield from kept.items()
+        if not kept:
+            first = left[0]
+            yield first, (_jagged(rows, first, schema) for rows in training_rows(registry, limit))
+        left = left[max(1, len(kept)) :]
 
 
 def _num_bytes(parts: Sequence[_Jagged]) -> int:
     return sum(values.nbytes + lengths.nbytes for values, lengths in parts)
 
 
-def _fitted(
-    stored: _StoredRows, step: Preprocessing, feature: str, before: Sequence[Preprocessing]
-) -> Preprocessing:
-    """``step``, fitted to ``feature`` behind the steps ``before``."""
-    doing_it = f"fitting {step.name} to {feature}"
-    with doing(doing_it, long=True), _bar(doing_it, step.fit_rows) as advance:
-        parts = stored.of(feature, step.fit_rows, advance)
-        rows = (apply_steps(before, [feature], *part) for part in parts)
-        with step_call(step, f"fit to {feature}"):
-            step.fit(feature, ((values, offsets_of(lengths)) for values, lengths in rows))
-    return step
-
-
 def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar of rows, in one of the ranks that all do the same."""
+    """Show a bar of rows, in one of the ranks that all do the same."""
     if dist.is_initialized() and dist.get_rank():
         return nullcontext(lambda _: None)
     return row_progress(what, rows)
 
 
 def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
-    """Values and lengths of a feature, sparse or dense, one number a row."""
+    """Return values and lengths of a sparse feature, or a dense one with one number a row."""
     if feature in schema.sparse:
         kjt = kjt_from_columns({feature: sparse_column(rows, feature)}, len(rows))
         return kjt.values(), kjt.lengths()
@@ -622,12 +529,12 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
 
 
 def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
-    """Return the fitted state of each entry that has one, as tensors that a checkpoint keeps."""
+    """Return the fitted state of each entry that has one, for a checkpoint."""
     found = {}
     for number, entry in _entries_with_state(registry):
         for feature, step in (entry.plugin.fitted or {}).items():
             of = "" if step.fits_together else feature
-            with step_call(step, f"fitted_state of {feature}"):
+            with _step_call(step, f"fitted_state of {feature}"):
                 for name, tensor in step.fitted_state().items():
                     found[json.dumps([number, of, name])] = tensor.detach().cpu()
     return found
@@ -659,7 +566,7 @@ def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collecti
 
 def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) -> Preprocessing:
     step = plugin if plugin.fits_together else _unfitted(plugin)
-    with step_call(step, f"load_fitted_state of {feature}"):
+    with _step_call(step, f"load_fitted_state of {feature}"):
         step.load_fitted_state(state)
     return step
 

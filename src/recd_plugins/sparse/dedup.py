@@ -45,7 +45,7 @@ class UniqueRows:
 
 @dataclass(frozen=True)
 class UniqueColumns:
-    """The distinct rows of F columns, each column for itself, in the order in which they occur.
+    """The distinct rows of F columns, each column by itself, in the order in which they occur.
 
     Attributes:
         values: one column after the other.
@@ -65,10 +65,8 @@ class UniqueColumns:
 class Deduplicator:
     """Stores equal rows once, and keeps its working memory from batch to batch.
 
-    Threads may share it: readers of two splits have one converter. What it returns is new memory;
-    the arrays of one call are slices of a few large ones, which the allocator serves faster than
-    many small ones. From the second batch on it knows how much to expect, and copies a row when it
-    first sees it.
+    Threads may share it. It returns new memory, slices of a few large arrays. From the second batch
+    on it knows how much to expect, and copies a row when it first sees it.
 
     Args:
         neighbours_only: compare a row with the one before it and no other, which is less work. A
@@ -106,9 +104,9 @@ class Deduplicator:
         positions: NDArray[np.int64],
         num_rows: int,
     ) -> UniqueColumns:
-        """Deduplicate columns that lie in one array, each for itself, into one array.
+        """Deduplicate columns that lie in one array, each by itself, into one array.
 
-        What ``__call__`` finds of as many groups of one column, without work in Python for each.
+        The result is that of ``__call__`` for groups of one column, without Python for each.
 
         Args:
             values: of all columns, one after the other; with offsets as in ``JaggedColumn``.
@@ -165,10 +163,9 @@ class Deduplicator:
         NDArray[np.bool_],
         NDArray[np.int64],
     ]:
-        """Number the rows of each group: what ``kernels.find_unique_rows`` fills in.
+        """Return ``inverse``, ``num_unique``, ``sizes``, ``copied`` and ``copies``.
 
-        Returns:
-            ``inverse``, ``num_unique``, ``sizes``, ``copied`` and ``copies``.
+        ``kernels.find_unique_rows`` says what they are.
         """
         inverse = np.empty((len(ends), num_rows), np.int64)
         num_unique = np.empty(len(ends), np.int64)
@@ -195,7 +192,7 @@ class Deduplicator:
         return inverse, num_unique, sizes, copied, copies
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
-        """Working memory that no other call has."""
+        """Return working memory that no other call has."""
         shape = num_groups, group_size, num_rows
         try:
             room = self._idle.pop()
@@ -223,7 +220,7 @@ def _allocate(
     copied: Sequence[bool],
     copies: NDArray[np.int64],
 ) -> tuple[list[UniqueRows], NDArray[np.int64]]:
-    """The unique rows, or room for them, and addresses for each column's values and lengths."""
+    """Return unique rows, or room for them, and addresses of each column's values and lengths."""
     is_copied = [flag for group, flag in zip(groups, copied, strict=True) for _ in group]
     to_copy = sum(size for size, done in zip(sizes, is_copied, strict=True) if not done)
     all_values = np.empty(to_copy, np.int64)
@@ -257,7 +254,7 @@ def _allocate(
 
 
 def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
-    """Values that the groups may have room for together; none unless all are of 8 bytes."""
+    """Return the number of all values; 0 unless all are of 8 bytes."""
     columns = [column for group in groups for column in group]
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
@@ -266,12 +263,12 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
 
 @numba.njit(cache=True)
 def address_of(array: Any) -> Any:
-    """Address of an array's first item; compiled, since numpy's own way takes several times it."""
+    """Return the address of an array's first item; compiled, as numpy's own way is slower."""
     return array.ctypes.data
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
-    """A column as the kernels take it, after a look at what they cannot check."""
+    """Return a column as the kernels take it, checked since they cannot."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
     if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":

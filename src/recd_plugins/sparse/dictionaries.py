@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.sparse.dedup import address_of
+from recd_plugins.sparse.dedup import UniqueRows, address_of
 from recd_plugins.sparse.memory import copy_bytes, int32_at
 
 u64 = np.uint64
@@ -50,31 +50,19 @@ class DictionaryColumn:
     data: NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class UniqueLists:
-    """The distinct rows of a group of columns, in the order in which they occur.
+def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) -> list[UniqueRows]:
+    """Deduplicate each group of a batch: rows merge that have the same codes in all columns.
 
-    Rows that differ in their codes stay apart, even where a dictionary has a list twice.
-
-    Attributes:
-        values: ids, one column after the other.
-        lengths: of the unique rows, column by column, int32 ``[num_columns * U]``.
-        inverse_lookup: the unique row of each row, int64 ``[B]``.
-    """
-
-    values: NDArray[np.int64]
-    lengths: NDArray[np.int32]
-    inverse_lookup: NDArray[np.int64]
-
-
-def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) -> list[UniqueLists]:
-    """The unique rows of each group of a batch: rows merge that have the same codes in all columns.
+    Rows that differ in their codes stay apart, even if a dictionary has a list twice.
 
     Raises:
         BrokenListError: a list whose bytes are no whole number of ids.
     """
     columns = [column for group in groups for column in group]
-    described = np.array([_describe(column) for column in columns], np.int64).reshape(-1, 4)
+    described = np.empty((len(columns), 4), np.int64)
+    for row, column in zip(described, columns, strict=True):
+        row[:2] = address_of(column.codes), address_of(column.bounds)
+        row[2:] = column.bounds.size - 1, address_of(column.data)
     ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
     heads = np.empty(max((column.bounds.size for column in columns), default=0), np.int32)
     first_rows = np.empty((len(groups), num_rows + 1), np.int32)
@@ -100,22 +88,13 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
     value_ends = np.cumsum(sizes)[ends - 1].tolist()
     length_ends = accumulate(counts)
     return [
-        UniqueLists(
-            values[first_value:last_value], lengths[last_length - count : last_length], rows
+        UniqueRows(
+            (values[first_value:last_value],), lengths[last_length - count : last_length], rows
         )
         for first_value, last_value, last_length, count, rows in zip(
             [0, *value_ends], value_ends, length_ends, counts, inverse, strict=False
         )
     ]
-
-
-def _describe(column: DictionaryColumn) -> tuple[int, int, int, int]:
-    return (
-        address_of(column.codes),
-        address_of(column.bounds),
-        column.bounds.size - 1,
-        address_of(column.data),
-    )
 
 
 @numba.njit(inline="always")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn, UniqueRows
 from recd_plugins.sparse.dictionaries import DictionaryColumn, unique_lists
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import tensors_of
@@ -19,7 +18,7 @@ from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
-    """A plain KJT of one or more columns by name: values are copied, lengths are int32."""
+    """Return a plain KJT of one or more columns by name: values are copied, lengths are int32."""
     values = [ids[offsets[0] : offsets[-1]] for ids, offsets in columns.values()]
     lengths = [np.diff(offsets) for _, offsets in columns.values()]
     return KeyedJaggedTensor(
@@ -33,58 +32,42 @@ def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> Keye
 def ikjts_from_columns(
     groups: Sequence[Mapping[str, JaggedColumn]], num_rows: int, deduplicate: Deduplicator
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
-    """An IKJT for each group of columns by name; lengths are int32.
-
-    The columns of one group have one dtype.
-    """
-    unique_rows = deduplicate([list(group.values()) for group in groups], num_rows)
-    return _ikjts(
-        groups,
-        [unique.values[0] for unique in unique_rows],
-        [unique.lengths for unique in unique_rows],
-        [unique.inverse_lookup for unique in unique_rows],
-    )
+    """Return an IKJT for each group of columns of one dtype by name; lengths are int32."""
+    return _ikjts(groups, deduplicate([list(group.values()) for group in groups], num_rows))
 
 
 def ikjts_from_dictionaries(
     groups: Sequence[Mapping[str, DictionaryColumn]], num_rows: int
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
-    """An IKJT for each group of columns by name, from their codes; lengths are int32.
+    """Return an IKJT for each group of columns by name, from their codes; lengths are int32.
 
     Raises:
         BrokenListError: a list whose bytes are no whole number of ids.
     """
-    unique = unique_lists([list(group.values()) for group in groups], num_rows)
-    return _ikjts(
-        groups,
-        [lists.values for lists in unique],
-        [lists.lengths for lists in unique],
-        [lists.inverse_lookup for lists in unique],
-    )
+    return _ikjts(groups, unique_lists([list(group.values()) for group in groups], num_rows))
 
 
 def _ikjts(
-    groups: Sequence[Mapping[str, object]],
-    values: Sequence[NDArray[Any]],
-    lengths: Sequence[NDArray[np.int32]],
-    lookups: Sequence[NDArray[np.int64]],
+    groups: Sequence[Mapping[str, object]], unique: Sequence[UniqueRows]
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
     # Slices that know of each other: preprocessing then runs on all of them at once.
-    tensors = zip(
-        groups, tensors_of(values), tensors_of(lengths), map(torch.from_numpy, lookups), strict=True
-    )
+    values = tensors_of([rows.values[0] for rows in unique])
+    lengths = tensors_of([rows.lengths for rows in unique])
     return tuple(
         InverseKeyedJaggedTensor(
-            keys=list(group), values=values, inverse_lookup=lookup, lengths=lengths
+            keys=list(group),
+            values=ids,
+            inverse_lookup=torch.from_numpy(rows.inverse_lookup),
+            lengths=sizes,
         )
-        for group, values, lengths, lookup in tensors
+        for group, rows, ids, sizes in zip(groups, unique, values, lengths, strict=True)
     )
 
 
 def partial_from_columns(
     columns: Mapping[str, JaggedColumn], num_rows: int, pack: RowPacker
 ) -> PartialInverseKeyedJaggedTensor:
-    """A partial IKJT of one or more columns of one dtype by name."""
+    """Return a partial IKJT of one or more columns of one dtype by name."""
     packed = pack(list(columns.values()), num_rows)
     return PartialInverseKeyedJaggedTensor(
         keys=list(columns),
@@ -98,14 +81,14 @@ def partial_from_columns(
 def partial_from_dictionaries(
     columns: Mapping[str, DictionaryColumn], num_rows: int, pack: RowPacker
 ) -> PartialInverseKeyedJaggedTensor:
-    """A partial IKJT of one or more columns by name: only distinct lists are looked at.
+    """Return a partial IKJT of one or more columns by name; only distinct lists are compared.
 
     Raises:
         BrokenListError: a list whose bytes are no whole number of ids.
     """
     unique = unique_lists([[column] for column in columns.values()], num_rows)
     rows = max(lists.lengths.size for lists in unique)
-    packed = pack([(lists.values, _offsets(lists.lengths, rows)) for lists in unique], rows)
+    packed = pack([(lists.values[0], _offsets(lists.lengths, rows)) for lists in unique], rows)
     lookups = torch.from_numpy(np.stack([lists.inverse_lookup for lists in unique]))
     return PartialInverseKeyedJaggedTensor(
         keys=list(columns),
@@ -117,7 +100,7 @@ def partial_from_dictionaries(
 
 
 def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
-    """Of rows with these lengths and, up to ``num_rows``, empty ones, ``[num_rows + 1]``."""
+    """Return offsets ``[num_rows + 1]`` of rows with these lengths, and of empty ones behind."""
     offsets = np.empty(num_rows + 1, np.int64)
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1 : lengths.size + 1])

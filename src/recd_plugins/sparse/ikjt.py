@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -33,8 +32,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
             given instead of ``lengths`` or with them.
 
     Raises:
-        ValueError: shapes that do not fit together, no keys, or a key twice. Only shapes are
-            looked at, so that nothing waits for a device.
+        ValueError: neither lengths nor offsets, no keys, or a key twice.
 
     Example:
         Three rows, of which the first two are equal::
@@ -60,7 +58,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
             if offsets is None:
                 raise ValueError("an IKJT needs lengths or offsets")
             lengths = torch.diff(offsets)
-        _check_shapes(keys, values, inverse_lookup, weights, lengths, offsets)
+        if not keys or len(set(keys)) < len(keys):
+            raise ValueError(f"an IKJT needs keys that are all different, got {list(keys)}")
         self._keys = list(keys)
         self._values = values
         self._inverse_lookup = inverse_lookup
@@ -94,36 +93,6 @@ class InverseKeyedJaggedTensor(Pipelineable):
                 lengths=unique.lengths,
             )
             for group, unique in zip(groups, deduplicate(kjt, groups), strict=True)
-        )
-
-    @staticmethod
-    def concat(ikjts: Sequence[InverseKeyedJaggedTensor]) -> InverseKeyedJaggedTensor:
-        """One IKJT of the features of several that share their inverse lookup.
-
-        Raises:
-            ValueError: nothing to join, a key twice, weights in some only, or lookups that differ:
-                features that do not change together cannot share one.
-        """
-        if not ikjts:
-            raise ValueError("no IKJTs to join")
-        first = ikjts[0]
-        for other in ikjts[1:]:
-            if other.num_unique() != first.num_unique() or not torch.equal(
-                other.inverse_lookup(), first.inverse_lookup()
-            ):
-                raise ValueError(
-                    f"{', '.join(other.keys())} and {', '.join(first.keys())} do not change "
-                    "together: their inverse lookups differ, so they stay separate IKJTs"
-                )
-        weights = [ikjt.weights() for ikjt in ikjts if ikjt.weights_or_none() is not None]
-        if weights and len(weights) < len(ikjts):
-            raise ValueError("some of the IKJTs have weights and some have none")
-        return InverseKeyedJaggedTensor(
-            keys=list(chain.from_iterable(ikjt.keys() for ikjt in ikjts)),
-            values=torch.cat([ikjt.values() for ikjt in ikjts]),
-            inverse_lookup=first.inverse_lookup(),
-            weights=torch.cat(weights) if weights else None,
-            lengths=torch.cat([ikjt.lengths() for ikjt in ikjts]),
         )
 
     def keys(self) -> list[str]:
@@ -175,7 +144,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Ids of the batch over ids that are stored (the paper's DedupeFactor), 1.0 if no ids."""
+        """Return ids of the batch over stored ids (the paper's DedupeFactor), 1.0 if no ids."""
         stored = self._values.numel()
         if stored == 0:
             return 1.0
@@ -183,21 +152,13 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
 
     def with_values(self, values: Tensor) -> InverseKeyedJaggedTensor:
-        """The same rows with another id in place of each, ``[num_values]``; weights stay.
-
-        Raises:
-            ValueError: not as many values as there are.
-        """
-        if values.shape != self._values.shape:
-            raise ValueError(
-                f"values has shape {list(values.shape)}, expected {list(self._values.shape)}"
-            )
+        """Return the same rows with other ids, ``[num_values]``; weights stay."""
         other = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
         other.__dict__.update(self.__dict__, _values=values)
         return other
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
+        """Return a plain KJT of all B rows: the exact inverse of ``from_kjt``."""
         first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()
         rows = (first_rows.unsqueeze(1) + self._inverse_lookup).flatten()
         every_row = jagged_index_select(
@@ -212,10 +173,10 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def to_vbe_kjt(self) -> KeyedJaggedTensor:
-        """A KJT with variable batch per feature: TorchRec's own form of what is stored here.
+        """Return a KJT with variable batch per feature, for an EmbeddingBagCollection only.
 
-        An EmbeddingBagCollection that gets it sends and looks up U rows and returns B. No other
-        module may have it: docs/sparse.md says why.
+        That sends and looks up U rows and returns B. docs/sparse.md says why no other module may
+        have it.
         """
         num_keys = len(self._keys)
         return KeyedJaggedTensor(
@@ -228,7 +189,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def to_unique_kjt(self) -> KeyedJaggedTensor:
-        """A plain KJT of the U unique rows."""
+        """Return a plain KJT of the U unique rows."""
         return KeyedJaggedTensor(
             keys=self._keys,
             values=self._values,
@@ -239,15 +200,15 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> InverseKeyedJaggedTensor:
-        """The same on another device."""
+        """Return a copy on ``device``."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> InverseKeyedJaggedTensor:
-        """The same in page-locked memory."""
+        """Return a copy in page-locked memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has done what it was given so far."""
+        """Keep the memory until ``stream`` has done its work so far."""
         for tensor in _flatten(self)[0]:
             if tensor is not None:
                 tensor.record_stream(stream)
@@ -265,56 +226,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def __repr__(self) -> str:
-        unique, stride = self.num_unique(), self.stride()
-        head = f"InverseKeyedJaggedTensor({unique} unique of {stride} rows, {self.device()}"
-        if self._values.device.type == "meta":
-            return f"{head}, keys={self._keys})"
-        offsets, lines = self.offsets().tolist(), [head]
-        more = f", ... {unique - 5} more" if unique > 5 else ""
-        for index, key in enumerate(self._keys):
-            bounds = offsets[index * unique : (index + 1) * unique + 1][:6]
-            rows = [self._values[start:end].tolist() for start, end in pairwise(bounds)]
-            lines.append(f"    {key!r}: [{', '.join(map(_short, rows))}{more}]")
-        lines.append(f"    inverse_lookup: {_short(self._inverse_lookup.tolist())}")
-        return ",\n".join(lines) + "\n)"
-
-
-def _short(numbers: list[int]) -> str:
-    if len(numbers) <= 8:
-        return str(numbers)
-    return f"[{', '.join(map(str, numbers[:8]))}, ... {len(numbers) - 8} more]"
-
-
-def _check_shapes(
-    keys: Sequence[str],
-    values: Tensor,
-    inverse_lookup: Tensor,
-    weights: Tensor | None,
-    lengths: Tensor,
-    offsets: Tensor | None,
-) -> None:
-    if not keys or len(set(keys)) < len(keys):
-        raise ValueError(f"an IKJT needs keys that are all different, got {list(keys)}")
-    for name, tensor in (
-        ("values", values),
-        ("inverse_lookup", inverse_lookup),
-        ("lengths", lengths),
-    ):
-        if tensor.dim() != 1:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, expected one dimension")
-    if lengths.numel() % len(keys):
-        raise ValueError(f"{lengths.numel()} lengths do not divide into {len(keys)} keys")
-    if offsets is not None and offsets.shape != (lengths.numel() + 1,):
-        raise ValueError(
-            f"offsets has shape {list(offsets.shape)}, expected [{lengths.numel() + 1}]"
-        )
-    if weights is not None and weights.shape != values.shape:
-        raise ValueError(
-            f"weights has shape {list(weights.shape)}, values {list(values.shape)}: "
-            "each value has one weight"
-        )
-    if inverse_lookup.numel() and not lengths.numel():
-        raise ValueError(f"{inverse_lookup.numel()} rows, but no unique row for them")
+        rows = f"{self.num_unique()} unique of {self.stride()} rows"
+        return f"{type(self).__name__}(keys={self._keys}, {rows}, device={self.device()})"
 
 
 def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:

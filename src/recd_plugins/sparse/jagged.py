@@ -14,18 +14,16 @@ from recd_plugins.sparse.dedup import address_of
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where rows start and end, ``[num_rows + 1]`` from 0, in the dtype of ``lengths``."""
+    """Return where rows start and end, ``[num_rows + 1]`` from 0, in the dtype of ``lengths``."""
     offsets = lengths.new_zeros(lengths.numel() + 1)
     torch.cumsum(lengths, 0, dtype=lengths.dtype, out=offsets[1:])
     return offsets
 
 
 def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the values of some rows stand.
+    """Return positions of the values of ``rows``, int64, and the lengths ``[n]`` of these rows.
 
-    Returns:
-        Positions of the values of ``rows`` one row after the other, int64, and the lengths ``[n]``
-        of these rows in the dtype of ``offsets``.
+    Lengths have the dtype of ``offsets``.
     """
     starts = offsets.index_select(0, rows)
     lengths = offsets.index_select(0, rows + 1) - starts
@@ -33,7 +31,7 @@ def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
-    """The positions from ``starts[i]`` up to ``starts[i] + lengths[i]``, one range after the other.
+    """Return the positions from ``starts[i]`` up to ``starts[i] + lengths[i]``, range by range.
 
     Args:
         starts: integer ``[n]``.
@@ -49,7 +47,7 @@ def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = Non
 
 
 def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Which rows differ from the row before in any column.
+    """Find the rows that differ from the row before in any column.
 
     Returns:
         ``first_rows``, int64 ``[U]``: where each run of equal rows begins, ascending; and the run
@@ -77,9 +75,9 @@ def rounded_borders(borders: Tensor) -> Tensor:
 
 
 def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-    """Tensors of one-dimensional arrays, without a copy.
+    """Return tensors of one-dimensional arrays, without a copy.
 
-    Slices of one array that come in the order in which they lie there share one storage.
+    Slices of one array in ascending order share one storage.
     """
     tensors: dict[int, Tensor] = {}
     slices: dict[int, list[int]] = {}
@@ -116,16 +114,15 @@ def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 
 
 def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """The longest runs of ``parts``, in their order, that lie one after the other.
+    """Return the longest runs of ``parts``, in their order, that are adjacent in memory.
 
     Returns:
-        How many parts each run has, and these as one tensor, without a copy. No run begins with a
-        part of no items, unless that is all it has.
+        The number of parts of each run, and these as one tensor, without a copy. No run begins with
+        an empty part, unless that is all it has.
     """
-    # Of each run: its first part, how many parts and items it has.
+    # First part, number of parts and of items of each run.
     runs: list[list[Any]] = []
-    # Addresses: where the run ends, and the storage of its first part, which others share if it
-    # reaches as far.
+    # Addresses of the end of the run, and of the storage of its first part.
     end, end_of_storage = -1, 0
     for part in parts:
         size = part.numel()
@@ -146,21 +143,3 @@ def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
         (count, first if count == 1 else first.as_strided((size,), (1,)))
         for first, count, size in runs
     ]
-
-
-def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """One tensor of ``parts`` in their order, without a copy; None where they do not lie so."""
-    filled = [part for part in parts if part.numel()]
-    if not filled:
-        return parts[0]
-    storage = filled[0].untyped_storage().data_ptr()
-    start = end = filled[0].storage_offset()
-    for part in filled:
-        if (
-            part.untyped_storage().data_ptr() != storage
-            or part.storage_offset() != end
-            or not part.is_contiguous()
-        ):
-            return None
-        end += part.numel()
-    return filled[0].as_strided((end - start,), (1,), start)

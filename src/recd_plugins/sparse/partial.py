@@ -1,8 +1,7 @@
-"""Rows of jagged columns in memory that share ids with the row before: those are stored once.
+"""Partial deduplication of jagged columns in memory (RecD, section 7).
 
-Data clustered by session has the rows of a session next to each other. A history of which the
-oldest ids fall out while new ones are appended then shares most ids with the row before it, though
-the rows differ (RecD, section 7).
+In data clustered by session, a history shares most ids with the row before: the oldest ones fall
+out while new ones are appended. Shared ids are stored once.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class PackedRows:
 
 
 class RowPacker:
-    """Packs rows, and takes as much memory for them as the batch before lets it expect.
+    """Packs rows into new memory, whose size it expects from the batch before.
 
-    Threads may share it. What it returns is new memory.
+    Threads may share it.
 
     Args:
         max_shift: values by which a row may have moved on from the one before.
@@ -56,9 +55,7 @@ class RowPacker:
 
     def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
         """Pack columns of ``num_rows`` rows and one dtype."""
-        if not columns:
-            raise ValueError("no columns to pack")
-        total = _count(columns)
+        total = sum(int(offsets[-1]) - int(offsets[0]) for _, offsets in columns)
         described = np.array([describe(column, num_rows) for column in columns], np.int64)
         sizes = np.empty(len(columns), np.int64)
         shape = (len(columns), num_rows)
@@ -80,21 +77,6 @@ class RowPacker:
         if total:
             self._share = min(1.0, SPARE * values.size / total)
         return PackedRows(values, offsets, lengths, tuple(sizes.tolist()))
-
-
-def _count(columns: Sequence[JaggedColumn]) -> int:
-    """Values of all columns, after a look at what the kernel cannot check."""
-    total = 0
-    for values, offsets in columns:
-        if values.dtype != columns[0][0].dtype:
-            raise ValueError(
-                f"columns of {columns[0][0].dtype} and of {values.dtype}: pack one dtype a call"
-            )
-        size = int(offsets[-1]) - int(offsets[0])
-        if size > np.iinfo(np.int32).max:
-            raise ValueError(f"{size} values in a column of one batch; 2^31 - 1 is the most")
-        total += size
-    return total
 
 
 @numba.njit(cache=True, nogil=True)

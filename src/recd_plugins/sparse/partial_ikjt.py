@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -35,8 +34,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         length_per_key: ids stored of each feature; they add up to ``num_values``.
 
     Raises:
-        ValueError: shapes that do not fit together, no keys, or a key twice. Only shapes are
-            looked at, so that nothing waits for a device.
+        ValueError: no keys, or a key twice.
 
     Example:
         Three rows: [7, 8, 9], the same moved on by one to [8, 9, 5], and that once more::
@@ -58,7 +56,8 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         lengths: Tensor,
         length_per_key: Sequence[int],
     ) -> None:
-        _check_shapes(keys, values, offsets, lengths, length_per_key)
+        if not keys or len(set(keys)) < len(keys):
+            raise ValueError(f"a partial IKJT needs keys that are all different, got {list(keys)}")
         self._keys = list(keys)
         self._values = values
         self._offsets = offsets
@@ -83,10 +82,11 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
                 weights or whose number of rows differs from key to key.
         """
         keys = kjt.keys() if keys is None else keys
-        packed = pack(kjt, keys, max_shift)
-        return PartialInverseKeyedJaggedTensor(
-            keys, packed.values, packed.offsets, packed.lengths, packed.length_per_key
-        )
+        _check(kjt, keys)
+        values = kjt.values()
+        readable = values.is_contiguous() and values.element_size() in (4, 8)
+        pack = _by_kernel if values.device.type == "cpu" and readable else by_torch
+        return pack(kjt, keys, max_shift)
 
     def keys(self) -> list[str]:
         """Names of the F features."""
@@ -117,23 +117,22 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Ids of the batch over ids that are stored (the paper's DedupeFactor), 1.0 if no ids."""
+        """Return ids of the batch over stored ids (the paper's DedupeFactor), 1.0 if no ids."""
         stored = self._values.numel()
         return float(self._lengths.sum().item()) / stored if stored else 1.0
 
     def split(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Each feature's key, stored ids, and offsets and lengths ``[B]`` of the rows."""
-        parts = zip(
+        """Yield each feature's key, stored ids, and offsets and lengths ``[B]`` of the rows."""
+        return zip(
             self._keys,
             torch.split(self._values, self._length_per_key),
             self._offsets.view(len(self._keys), -1),
             self._lengths.view(len(self._keys), -1),
             strict=True,
         )
-        return iter(parts)
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
+        """Return a plain KJT of all B rows: the exact inverse of ``from_kjt``."""
         starts = self._offsets.long().view(len(self._keys), -1) + self._starts().unsqueeze(1)
         positions = positions_of_ranges(starts.flatten(), self._lengths)
         return KeyedJaggedTensor(
@@ -146,38 +145,29 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def to_ikjt(
         self, groups: Sequence[Sequence[str]] | None = None
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        """The exact form: a row with the same segments as the row before it is no new row.
+        """Return the exact form, in which equal rows that follow each other become one.
 
         Equal rows that do not follow each other stay apart, unlike in ``from_kjt`` of an IKJT.
 
         Args:
             groups: features that share an inverse lookup; by default each has its own.
-
-        Raises:
-            ValueError: an empty group, or a key that this one lacks or that is named twice.
         """
         groups = [[key] for key in self._keys] if groups is None else groups
-        names = [key for group in groups for key in group]
-        if [] in map(list, groups) or len(set(names)) < len(names):
-            raise ValueError(f"groups without features, or with one twice: {list(groups)}")
-        unknown = set(names) - set(self._keys)
-        if unknown:
-            raise ValueError(f"no feature {min(unknown)!r}, only {', '.join(self._keys)}")
         features = {key: rest for key, *rest in self.split()}
         return tuple(_unique_rows(group, [features[key] for key in group]) for group in groups)
 
     def to(
         self, device: torch.device, non_blocking: bool = False
     ) -> PartialInverseKeyedJaggedTensor:
-        """The same on another device."""
+        """Return a copy on ``device``."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PartialInverseKeyedJaggedTensor:
-        """The same in page-locked memory."""
+        """Return a copy in page-locked memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has done what it was given so far."""
+        """Keep the memory until ``stream`` has done its work so far."""
         for tensor in (self._values, self._offsets, self._lengths):
             tensor.record_stream(stream)
 
@@ -196,16 +186,8 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         )
 
     def __repr__(self) -> str:
-        head = f"{type(self).__name__}({self.stride()} rows, {self.device()}"
-        if self._values.device.type == "meta":
-            return f"{head}, keys={self._keys})"
-        lines = [head]
-        for key, values, offsets, lengths in self.split():
-            rows = zip(offsets[:5].tolist(), lengths[:5].tolist(), strict=True)
-            more = f", ... {self.stride() - 5} more" if self.stride() > 5 else ""
-            shown = ", ".join(map(str, map(list, rows)))
-            lines.append(f"    {key!r}: {_short(values)}, [offset, length]: [{shown}{more}]")
-        return ",\n".join(lines) + "\n)"
+        rows = f"{self._values.numel()} ids of {self.stride()} rows"
+        return f"{type(self).__name__}(keys={self._keys}, {rows}, device={self.device()})"
 
 
 def _unique_rows(
@@ -226,40 +208,6 @@ def _unique_rows(
         inverse_lookup=inverse_lookup,
         lengths=torch.cat(unique_lengths),
     )
-
-
-def _short(values: Tensor) -> str:
-    numbers = values[:8].tolist()
-    if values.numel() <= 8:
-        return str(numbers)
-    return f"[{', '.join(map(str, numbers))}, ... {values.numel() - 8} more]"
-
-
-def _check_shapes(
-    keys: Sequence[str],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor,
-    length_per_key: Sequence[int],
-) -> None:
-    if not keys or len(set(keys)) < len(keys):
-        raise ValueError(f"a partial IKJT needs keys that are all different, got {list(keys)}")
-    for name, tensor in {"values": values, "offsets": offsets, "lengths": lengths}.items():
-        if tensor.dim() != 1:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, expected one dimension")
-    if lengths.numel() % len(keys):
-        raise ValueError(f"{lengths.numel()} lengths do not divide into {len(keys)} keys")
-    if offsets.shape != lengths.shape:
-        raise ValueError(
-            f"offsets has shape {list(offsets.shape)}, lengths {list(lengths.shape)}: "
-            "each row has one of both"
-        )
-    if len(length_per_key) != len(keys) or min(length_per_key) < 0:
-        raise ValueError(f"length_per_key is {list(length_per_key)}, expected {len(keys)} counts")
-    if sum(length_per_key) != values.numel():
-        raise ValueError(
-            f"length_per_key adds up to {sum(length_per_key)}, there are {values.numel()} values"
-        )
 
 
 def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
@@ -283,52 +231,31 @@ register_pytree_node(
 )
 
 
-@dataclass(frozen=True)
-class PackedFeatures:
-    """F features of B rows, each row a segment of its feature's stored ids.
-
-    Attributes:
-        values: stored ids, feature by feature.
-        offsets: where each row begins in its feature's part of ``values``, int32 ``[F * B]``.
-        lengths: of the rows, int32 ``[F * B]``.
-        length_per_key: ids stored of each feature.
-    """
-
-    values: Tensor
-    offsets: Tensor
-    lengths: Tensor
-    length_per_key: list[int]
-
-
-def pack(kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int) -> PackedFeatures:
-    """Store of each row only the ids that the row before does not have."""
-    _check(kjt, keys)
-    position = {key: index for index, key in enumerate(kjt.keys())}
-    positions = [position[key] for key in keys]
-    values = kjt.values()
-    if values.device.type == "cpu" and values.is_contiguous() and values.element_size() in (4, 8):
-        return _by_kernel(kjt, positions, max_shift)
-    return by_torch(kjt, positions, max_shift)
-
-
-def _by_kernel(kjt: KeyedJaggedTensor, positions: Sequence[int], max_shift: int) -> PackedFeatures:
+def _by_kernel(
+    kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
+) -> PartialInverseKeyedJaggedTensor:
     stride, values, offsets = kjt.stride(), kjt.values().numpy(), kjt.offsets().numpy()
-    columns = [(values, offsets[at * stride : (at + 1) * stride + 1]) for at in positions]
+    places = [kjt.keys().index(key) * stride for key in keys]
+    columns = [(values, offsets[first : first + stride + 1]) for first in places]
     packed = RowPacker(max_shift)(columns, stride)
-    return PackedFeatures(
+    return PartialInverseKeyedJaggedTensor(
+        keys,
         torch.from_numpy(packed.values),
         torch.from_numpy(packed.offsets).flatten(),
         torch.from_numpy(packed.lengths).flatten(),
-        list(packed.sizes),
+        packed.sizes,
     )
 
 
-def by_torch(kjt: KeyedJaggedTensor, positions: Sequence[int], max_shift: int) -> PackedFeatures:
-    """The same by torch operations, on any device: the definition that the kernel has to meet."""
+def by_torch(
+    kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
+) -> PartialInverseKeyedJaggedTensor:
+    """Pack by torch operations, on any device: the definition that the kernel has to meet."""
     stride, kjt_offsets = kjt.stride(), kjt.offsets().long()
     values, offsets, lengths = [], [], []
-    for at in positions:
-        row_offsets = kjt_offsets[at * stride : (at + 1) * stride + 1]
+    for key in keys:
+        first = kjt.keys().index(key) * stride
+        row_offsets = kjt_offsets[first : first + stride + 1]
         row_lengths = torch.diff(row_offsets)
         added = row_lengths - _shared(kjt.values(), row_offsets, row_lengths, max_shift)
         # The ids that a row adds are its last ones, and a row ends where the stored ids so far do.
@@ -336,8 +263,9 @@ def by_torch(kjt: KeyedJaggedTensor, positions: Sequence[int], max_shift: int) -
         values.append(kjt.values().index_select(0, taken))
         offsets.append((torch.cumsum(added, 0) - row_lengths).int())
         lengths.append(row_lengths.int())
-    return PackedFeatures(
-        torch.cat(values), torch.cat(offsets), torch.cat(lengths), [part.numel() for part in values]
+    sizes = [part.numel() for part in values]
+    return PartialInverseKeyedJaggedTensor(
+        keys, torch.cat(values), torch.cat(offsets), torch.cat(lengths), sizes
     )
 
 
@@ -368,8 +296,5 @@ def _check(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
             "the KJT has weights, which an id that rows share cannot have; "
             "use InverseKeyedJaggedTensor.from_kjt"
         )
-    unknown = [key for key in keys if key not in kjt.keys()]  # noqa: SIM118
-    if unknown:
+    if unknown := [key for key in keys if key not in kjt.keys()]:  # noqa: SIM118
         raise ValueError(f"the KJT has no feature {unknown[0]!r}, only {', '.join(kjt.keys())}")
-    if not keys or len(set(keys)) < len(keys):
-        raise ValueError(f"expected features that are all different, got {list(keys)}")

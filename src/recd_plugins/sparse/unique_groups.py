@@ -36,7 +36,7 @@ class UniqueGroup:
 
 
 def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list[UniqueGroup]:
-    """Rows of a group that are equal in all its features, values and weights, become one."""
+    """Merge rows of a group that are equal in all its features, values and weights."""
     _check_groups(kjt, groups)
     position = {key: index for index, key in enumerate(kjt.keys())}
     positions = [[position[key] for key in group] for group in groups]
@@ -46,7 +46,7 @@ def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list
 
 
 def kernels_can_read(kjt: KeyedJaggedTensor) -> bool:
-    """Whether it lies in CPU memory as compiled code takes it."""
+    """Return whether it lies in CPU memory as compiled code takes it."""
     weights = kjt.weights_or_none()
     return all(
         tensor.device.type == "cpu"
@@ -115,19 +115,11 @@ def _check_groups(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> No
     weights = kjt.weights_or_none()
     if weights is not None and weights.requires_grad:
         raise ValueError(
-            "the KJT has weights that require a gradient: of rows that are equal the first alone "
-            "would get one, the sum of all; detach() them, or make weights of the unique rows"
+            "the KJT has weights that require a gradient, which equal rows would share; "
+            "detach() them, or make weights of the unique rows"
         )
-    known, seen = set(kjt.keys()), set[str]()
-    for group in groups:
-        if not group:
-            raise ValueError("a group without features")
-        for key in group:
-            if key not in known:
-                raise ValueError(f"the KJT has no feature {key!r}, only {', '.join(kjt.keys())}")
-            if key in seen:
-                raise ValueError(f"feature {key!r} is named twice")
-            seen.add(key)
+    for key in {key for group in groups for key in group} - set(kjt.keys()):
+        raise ValueError(f"the KJT has no feature {key!r}, only {', '.join(kjt.keys())}")
 
 
 def first_equal_rows(
