@@ -149,7 +149,7 @@ def test_what_cannot_be_packed_is_refused():
         PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["c"])
     for keys in (["a", "a"], []):
         with pytest.raises(ValueError, match="keys that are all different"):
-            PartialInverseKeyedJaggedTensor(keys, torch.zeros(0), *[torch.zeros(0)] * 2, [0])
+            PartialInverseKeyedJaggedTensor(keys, kjt.values(), kjt.values(), kjt.values(), [4])
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
     with pytest.raises(ValueError, match="variable batch"):
         PartialInverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt())
