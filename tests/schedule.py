@@ -69,11 +69,11 @@ SLOW = (
     "model/test_plugin.py::test_it_trains",
     "test_upstream_noise.py::test_tables",
     "recd_plugin_tuning/tests/test_cluster.py::test_a_run_on_several",
-    "training/test_breakdown.py::test_a_rank_waits",
+    "training/test_measurement.py::test_a_rank_waits",
     "recd_plugin_tuning/tests/test_cluster.py::test_costs_are",
     "training/test_deferred.py::test_every_sharding_starts_as_whole_tables_do[4]",
     "training/test_evaluation.py::test_every_row_is_scored_once",
-    "training/test_optimizer_entries.py::test_parity",
+    "training/test_optimizers.py::test_parity",
     "training/test_pipeline_plugin.py",
     # What takes seconds and seldom breaks alone.
     "test_internals.py::test_they_are_listed",
@@ -92,7 +92,7 @@ SLOW = (
     "recd_plugin_flexshard/tests/test_plan_report.py",
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",
-    "training/test_checkpoint_flips.py",
+    "training/test_checkpoint_files.py",
     # Matrices of plans, optimizers, numbers of ranks and of datasets.
     "recd_plugin_flexshard/tests/runtime/test_parity.py",
     "recd_plugin_scars/tests/runtime/test_coalesced.py",
@@ -223,11 +223,11 @@ IN_TURN = {
     "test_third_party_*.py::test_training": 3,
     "test_upstream_noise.py::test_tables": 2,
     "testing/test_ingestion_contract.py": 3,
-    "training/test_evaluation.py": 2,
+    "training/test_evaluation.py::test_every_row": 2,
     "training/test_every_part.py": 2,
     "training/test_finite.py": 2,
     "training/test_lookahead.py::test_training_goes_on": 2,
-    "training/test_optimizer_entries.py::test_parity": 2,
+    "training/test_optimizers.py::test_parity": 2,
     "training/test_pipeline_plugin.py::test_caches": 2,
     "training/test_pipeline_plugin.py::test_losses": 2,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli import programs
-from tests.training.metric_cases import METRIC
+from tests.training.test_evaluation import METRIC
 
 REGISTRY = """version: 1
 dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 9, item: 90}}}}}}

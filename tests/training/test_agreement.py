@@ -1,14 +1,106 @@
-"""Ranks that decide differently are refused at their start, with both sides named."""
+"""Rank 1 differs in one thing, and every rank says so."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from tests.training import agreement_cases as cases
+import torch
+import torch.distributed as dist
+from tests.training.test_deferred import Model, sharded
+from torch import nn
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import recd_plugins
+from recd_plugins import load_registry
+from recd_plugins.planning import choosing
+from recd_plugins.runtime.errors import NoPlanError, SetupError
+from recd_plugins.runtime.rank_agreement import check_agreement
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.assembly import assemble
+
+CPU = torch.device("cpu")
+Case = Callable[[bool], Any]
+
+
+def features(names: list[str]) -> KeyedJaggedTensor:
+    ids, lengths = torch.arange(8) % 4, torch.ones(8, dtype=torch.int64)
+    return KeyedJaggedTensor(names, ids, lengths=lengths)
+
+
+def plan(differs: bool) -> None:
+    """Ranks that plan without one another."""
+    with patch.object(
+        recd_plugins.planning.planner.RegistryPlanner,
+        "collective_plan",
+        lambda self, module, sharders, _: self.plan(module, sharders),
+    ):
+        sharded(Model(), "table_wise" if differs else "row_wise")
+
+
+def loader(differs: bool) -> None:
+    """One rank's batches go through ``dedup``, and not the other's."""
+    dmp, batch = sharded(Model(), "row_wise"), {"bags": features(["b0", "b1"])}
+    if differs:
+        batch = recd_plugins.wrap(Model()).dedup.batch(batch)
+    dmp(batch["bags"], features(["e0", "e1"]))
+
+
+def run(differs: bool, path: Any) -> None:
+    """`recd run`, which is told another seed, or data of which fewer rows repeat."""
+    registry = load_registry(path)
+    assemble(registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU)
+
+
+def auto_finds_nothing(differs: bool, path: Any) -> None:
+    """Rank 0 chooses, and fails."""
+
+    def find(*_: Any) -> None:
+        assert not differs, "rank 0 alone chooses"
+        raise NoPlanError("nothing fits here")
+
+    with patch.object(choosing, "_find", find):
+        assemble(load_registry(path), "plugins", CPU)
+
+
+def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
+    """The entries that rank 0 chose, of its search on one rank."""
+    found = assemble(load_registry(path), "plugins", CPU)
+    entries = found.prepared.registry.sharding
+    return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
+
+
+def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:
+    """What each case is refused with."""
+    return [_said(case, rank, *paths) for case in cases]
+
+
+def _said(case: Case, rank: int, *paths: Any) -> str:
+    try:
+        case(rank == 1, *paths)
+    except SetupError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+    return "nothing"
+
+
+def counted(rank: int, world_size: int) -> tuple[int, str]:
+    """Bytes that agreement counts as, and what objects without plain values are told as."""
+    with CollectiveBytes() as counter:
+        check_agreement("a test", {"objects": [nn.Linear(1, 1), object(), counted, {3, 1}]})
+        sharders = get_default_sharders()
+        check_agreement("a test", {"sharders": sharders, "a lambda": lambda: rank})
+    try:
+        check_agreement("a test", {"long": {"value": "x" * 100 + str(rank)}, "same": 1})
+    except SetupError as error:
+        return counter.total, str(error)
+    raise AssertionError
+
 
 REGISTRY = """version: 1
 dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
@@ -16,31 +108,24 @@ converter: {use: recd.ikjt}
 training: {batch_size: 16, device: cpu}
 model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
 """
-#: The same trained on Parquet files.
-OF_FILES = (
-    "dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}",
-    "recd.session_parquet, options: {path: .}",
-)
-NUMBERS = range(2000)  # more rows than a profile looks at
-ROWS = pa.table(
-    {
-        "session_id": pa.array(NUMBERS, pa.int64()),
-        "ts": pa.array(NUMBERS, pa.float64()),
-        "label": pa.array([number % 2 for number in NUMBERS], pa.int8()),
-        **{name: [[number % 40] for number in NUMBERS] for name in "ab"},
-    }
-)
 OF_TRAINERS = {
-    cases.plan: (
+    plan: (
         '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
     ),
-    cases.loader: (
+    loader: (
         "rank 0 is at the form of the first batch of bags, rank 1 at the first "
         "batch of dedup(loader)"
     ),
 }
-#: Plugins that decide by their rank.
-PLUGINS = '''
+
+
+def test_a_trainer_is_told_what_differs() -> None:
+    for told in run_on_ranks(said, 2, list(OF_TRAINERS)):
+        for text, expected in zip(told, OF_TRAINERS.values(), strict=True):
+            assert expected in text
+
+
+PLUGIN = '''
 import torch.distributed as dist
 from recd_plugins.api import Sharding, hookimpl
 
@@ -52,85 +137,46 @@ class Constrains(Sharding):
         kinds = ["table_wise" if dist.get_rank() else "row_wise"]
         return {table.name: ParameterConstraints(sharding_types=kinds) for table in tables}
 
-class Rewrites(Sharding):
-    """A row more on rank 1."""
-    name = "acme.rewrites"
-    def rewrite(self, model, tables, setting):
-        names = [table.name for table in tables]
-        for module in model.modules():
-            for config in getattr(module, "embedding_bag_configs", list)():
-                config.num_embeddings += dist.get_rank() * (config.name in names)
-        return model
-
 @hookimpl
 def register_plugins():
-    return [Constrains, Rewrites]
+    return [Constrains]
 '''
-#: What differs, and the entry whose plugin decided it.
-BY_ENTRIES = {
-    cases.constraints_by_rank: (
-        'what plugins ask of the plan, acme.constrains.t_b.sharding_types: ["row_wise"] on rank 0',
-        "constrains.yaml:6 sharding[0]: acme.constrains (t_b);",
-    ),
-    cases.rewritten_by_rank: (
-        "the model's tables, bags.t_b.num_embeddings: 50 on rank 0, 51 on rank 1",
-        "rewrites.yaml:6 sharding[0]: acme.rewrites (t_b);",
-    ),
-}
-OF_RUNS = {
-    cases.run: "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1",
-    cases.started_on_another_device: (
-        '(starting): what training.device comes to: "cuda" on rank 0, "cpu" on rank 1'
-    ),
-    cases.run_where_a_file_is_missing: "(looking at the data): its rows, train.2.parquet.bytes: ",
-}
 
 
-def test_a_trainer_is_told_what_differs() -> None:
-    for told in run_on_ranks(cases.said, 2, list(OF_TRAINERS)):
-        for text, expected in zip(told, OF_TRAINERS.values(), strict=True):
-            assert expected in text
+def constrains(_: bool, path: Any) -> None:
+    """`recd run` with an entry whose plugin decides by its rank."""
+    registry = load_registry(path.with_name("constrains.yaml"), plugins_dir=path.parent / "plugins")
+    assemble(registry, "plugins", CPU)
 
 
 def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY)
-    (tmp_path / "files.yaml").write_text(REGISTRY.replace(*OF_FILES))
-    for folder, files in (("all", "12"), ("fewer", "1")):
-        (tmp_path / folder).mkdir()
-        for name in files:
-            pq.write_table(ROWS, tmp_path / folder / f"{name}.parquet")
-    for told in run_on_ranks(cases.said, 2, list(OF_RUNS), path):
-        for text, expected in zip(told, OF_RUNS.values(), strict=True):
-            assert expected in text
-            assert "give all ranks one installation, one command, one registry file" in text
-
-
-def test_the_entry_of_what_differs_is_named(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    for name in ("constrains", "rewrites"):
-        entry = f"sharding: [{{use: acme.{name}, tables: [t_b]}}]\n"
-        (tmp_path / f"{name}.yaml").write_text(REGISTRY + entry)
-    path = tmp_path / "registry.yaml"
-    for told in run_on_ranks(cases.said, 2, list(BY_ENTRIES), path):
-        for text, (differs, entry) in zip(told, BY_ENTRIES.values(), strict=True):
-            assert differs in text
-            assert f"Entries of what differs: {tmp_path}/{entry}" in text
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
+    entry = "sharding: [{use: acme.constrains, tables: [t_b]}]\n"
+    (tmp_path / "constrains.yaml").write_text(REGISTRY + entry)
+    for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
+        assert "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1" in seeds
+        assert "give all ranks one installation, one command, one registry file" in seeds
+        differs = 'acme.constrains.t_b.sharding_types: ["row_wise"] on rank 0'
+        assert f"what plugins ask of the plan, {differs}" in plans
+        line = f"{tmp_path}/constrains.yaml:6 sharding[0]: acme.constrains (t_b);"
+        assert f"Entries of what differs: {line}" in plans
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY + "sharding: [{use: auto}]\n")
-    for told in run_on_ranks(cases.said, 2, [cases.auto_finds_nothing], path):
+    for told in run_on_ranks(said, 2, [auto_finds_nothing], path):
         assert told == ["nothing fits here"]
-    first, second = run_on_ranks(cases.chosen, 2, path)
+    first, second = run_on_ranks(chosen, 2, path)
     assert first == second
     assert first[0].startswith("auto takes ")
 
 
 def test_it_counts_no_bytes_and_no_addresses() -> None:
-    for num_bytes, text in run_on_ranks(cases.counted, 2):
+    for num_bytes, text in run_on_ranks(counted, 2):
         assert num_bytes == 0
         shown = f'"{"x" * 56}...'
         assert f"(a test): long, value: {shown} on rank 0, {shown} on rank 1." in text

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
+from tests.small_disk import small_disk
 from tests.training.checkpoint_cases import Trainer
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.generators import seed_generators
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training import checkpoint
+from recd_plugins.training import checkpoint, checkpoint_dcp
 from recd_plugins.training.checkpoint import Checkpoints
-from recd_plugins.training.checkpoint_files import Progress
+from recd_plugins.training.checkpoint_files import Progress, problems, put
+from recd_plugins.training.rank_state import (
+    broadcast_state,
+    copy_weights,
+)
 
 
 def save_three(rank: int, world_size: int, folder: Path, die_at: str | None) -> Any:
@@ -106,14 +120,6 @@ def test_a_checkpoint_of_another_model(whole: tuple[Path, Any]) -> None:
         launch(load_into_a_larger_table, 1, whole[0])
 
 
-def test_a_damaged_checkpoint(tmp_path: Path, whole: tuple[Path, Any]) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(whole[0], damaged)
-    (damaged / "step-000000003" / "progress.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RecdError, match=r"no checkpoint is whole .*progress.json: has 1 bytes"):
-        launch(load, 1, damaged)
-
-
 def test_a_folder_in_use_or_not_to_be_written(tmp_path: Path, whole: tuple[Path, Any]) -> None:
     with (
         pytest.raises(RecdError, match="--resume"),
@@ -143,3 +149,177 @@ def meet_names(rank: int, world_size: int, folder: Path) -> None:
 def test_parameters_that_would_have_one_name(tmp_path: Path) -> None:
     run_on_ranks(meet_names, 1, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    being_written = tmp_path / ".step-000000001.0123abcd.partial"
+    with Checkpoints(tmp_path, keep=1).reserve(resume=False):
+        being_written.mkdir()
+        for resume in (False, True):
+            with (
+                pytest.raises(RecdError, match=rf"process {os.getpid()} on .* is writing there"),
+                Checkpoints(tmp_path, keep=1).reserve(resume),
+            ):
+                pass
+        assert being_written.exists(), "the living run writes it"
+    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+        assert not being_written.exists()
+
+
+def save_one(rank: int, world_size: int, folder: Path, step: int) -> str:
+    """One checkpoint, of which one is kept; what is said."""
+    trainer = Trainer(world_size)
+    with redirect_stderr(StringIO()) as said:
+        Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(step))
+    return said.getvalue()
+
+
+def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
+    """A run that counts anew would have each of its checkpoints deleted in favour of that one."""
+    run_on_ranks(save_one, 1, tmp_path, 7)
+    told = r"step-000000003: is of an earlier step than step-000000007, which would"
+    with pytest.raises(RecdError, match=told):
+        run_on_ranks(save_one, 1, tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
+    run_on_ranks(save_one, 1, tmp_path, 7)
+
+
+@pytest.mark.parametrize(("renamed", "kept"), [(1, "before"), (2, "after")])
+def test_a_kill_between_two_names_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, kept: str
+) -> None:
+    """The one that was to go has its name back as the next run starts, where no other has it."""
+    checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
+    for folder, file in ((checkpoint, "before"), (partial, "after")):
+        folder.mkdir()
+        (folder / file).touch()
+    replace, left = os.replace, [None] * renamed
+
+    def killed(old: Path, new: Path) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            put(partial, checkpoint)
+    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+        assert list(tmp_path.glob(".step-*.before")) == []
+    assert [path.name for path in checkpoint.iterdir()] == [kept]
+
+
+def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:
+    """A checkpoint that fits, and others that do not: what is said of each."""
+    trainer = Trainer(world_size)
+    checkpoints = Checkpoints(folder, keep=2)
+    said = []
+    # Pages that are free: enough for all of it, for nothing, or for all but its last files.
+    for step, pages in enumerate((16, 0, 1, 2, 3, 4, 5), 1):
+        if rank == 0:
+            filler = folder / "filler"
+            filler.unlink(missing_ok=True)
+            filler.write_bytes(bytes(max(0, shutil.disk_usage(folder).free - pages * 4096)))
+        dist.barrier()
+        try:
+            checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
+        except RecdError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+    return said
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "64k") as mounted:
+        yield mounted
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
+    first, second = run_on_ranks(save_on_a_full_disk, 2, disk)
+    assert first == second
+    assert first[0] == ""
+    failed = [step for step, said in enumerate(first, 1) if said]
+    assert len(failed) >= 3
+    for step in failed:
+        assert re.search(
+            rf"step-{step:09d}: cannot be written \(No space left on device\); --resume goes on",
+            first[step - 1],
+        )
+    names = sorted(path.name for path in disk.iterdir() if path.name != "filler")
+    assert names == [f"step-{step:09d}" for step in range(1, 8) if step not in failed]
+    for name in names:
+        assert problems(disk / name) == ([], [])
+
+
+def draws() -> list[Any]:
+    return [
+        torch.rand(3).tolist(),
+        np.random.rand(),
+        np.random.randn(),
+        random.random(),
+        random.gauss(0, 1),
+    ]
+
+
+def loaded(rank: int, world_size: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    """A rank's own buffer and draws after a checkpoint, and after a new trainer has loaded it."""
+    trainer, again = Trainer(world_size), Trainer(world_size)
+    trainer.dmp.module.register_buffer("seen", torch.tensor(rank + 0.5))
+    again.dmp.module.register_buffer("seen", torch.tensor(0.0))
+    seed_generators(rank)
+    Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(1))
+    expected = draws()
+    Checkpoints(folder, keep=1).load(again.dmp, again.optimizer)
+    return [rank + 0.5, expected], [again.dmp.module.seen.item(), draws()]
+
+
+def test_a_trainer_that_loads_a_checkpoint_goes_on_with_what_each_rank_had(tmp_path: Path) -> None:
+    (one, one_loaded), (other, other_loaded) = run_on_ranks(loaded, 2, tmp_path)
+    assert (one_loaded, other_loaded) == (one, other)
+    assert one != other
+
+
+def made_alike(rank: int, world_size: int) -> list[list[Any]]:
+    generator = torch.Generator().manual_seed(rank)
+    tensors = [
+        torch.rand(3, 2, generator=generator).T,
+        torch.tensor(rank),
+        torch.tensor([rank == 0]),
+        torch.zeros(0, 2),
+        torch.full((2,), rank + 0.5, dtype=torch.bfloat16),
+    ]
+    broadcast_state(tensors)
+    return [tensor.tolist() for tensor in tensors]
+
+
+def test_tensors_are_made_those_of_rank_0() -> None:
+    first, second = run_on_ranks(made_alike, 2)
+    assert first == second
+    assert first[1:] == [0, [True], [], [0.5, 0.5]]
+    assert first[0] == torch.rand(3, 2, generator=torch.Generator().manual_seed(0)).T.tolist()
+
+
+def test_a_collision_map_keeps_the_segments_of_its_shards() -> None:
+    name = "maps.t._output_segments_tensor"
+    sharded = {name: torch.tensor([0, 2, 4]), "over.weight": torch.zeros(2)}
+    copy_weights(sharded, {name: torch.tensor([0, 4, -1]), "over.weight": torch.ones(2)})
+    assert sharded[name].tolist() == [0, 2, 4]
+    assert sharded["over.weight"].tolist() == [1, 1]
+
+
+def test_what_a_sharding_keeps_beside_its_tables_is_no_weight(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection([config]), "top": nn.Linear(4, 1)})
+    kept = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    kept["bags.reads"] = torch.arange(3)
+    monkeypatch.setattr(checkpoint_dcp, "read_weights", lambda *_, **__: kept)
+    checkpoint_dcp.load_weights(tmp_path, model)
+    assert all(bool((value == 1).all()) for value in model.state_dict().values())
+    kept["top.scale"] = torch.ones(1)
+    with pytest.raises(RecdError, match=r"top\.scale is there, and the model .* no such parameter"):
+        checkpoint_dcp.load_weights(tmp_path, model)

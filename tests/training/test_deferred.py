@@ -1,15 +1,154 @@
-"""Tables that are made on the meta device start as whole ones do, however they are sharded."""
+"""A model whose tables are made whole, and on the meta device, sharded in every way."""
 
 from __future__ import annotations
 
-import pytest
-from tests.training.deferred_cases import (
-    differing,
-    first_weights_of_sharded,
-    trained_from_meta,
-)
+from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins
+from recd_plugins.model.deferred_tables import deferred_tables
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.rank_state import copy_weights, first_weights
+
+ROWS, DIM = 37, 8
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """Two modules with tables, and a layer after them."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[name]
+                )
+                for name in ("b0", "b1")
+            ],
+            device=device,
+        )
+        self.rows = EmbeddingCollection(
+            [
+                EmbeddingConfig(
+                    name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[name]
+                )
+                for name in ("e0", "e1")
+            ],
+            device=device,
+        )
+        self.top = nn.Linear(DIM, 1, device=device)
+
+    def forward(self, bags: KeyedJaggedTensor, rows: KeyedJaggedTensor) -> Tensor:
+        pooled = self.bags(bags)["b0"].mean(0) + self.rows(rows)["e0"].values().mean(0)
+        loss: Tensor = self.top(pooled).mean()
+        return loss
+
+
+def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:
+    """By ``wrap``, its sharders and its planner."""
+    ready = recd_plugins.wrap(model, batch_size=4)
+    dense = sharding == "data_parallel"
+    of_bags = sharding in ("table_column_wise", "table_row_wise")  # alone
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=["row_wise" if of_bags and name[0] == "e" else sharding],
+            compute_kernels=["dense" if dense else "fused"],
+            min_partition=4,
+        )
+        for name in ("b0", "b1", "e0", "e1")
+    }
+    sharders = ready.sharders(fused_params={"learning_rate": 0.1})
+    planner = ready.planner(constraints=constraints)
+    return DistributedModelParallel(
+        ready.model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=planner.collective_plan(ready.model, sharders, dist.group.WORLD),
+        sharders=sharders,
+    )
+
+
+def parts(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
+    """What this rank has of each tensor."""
+    found: dict[str, list[Tensor]] = {}
+    for name, value in dmp.state_dict().items():
+        whole = not isinstance(value, ShardedTensor)
+        local: Any = [value] if whole else [shard.tensor for shard in value.local_shards()]
+        found[name] = [tensor.detach().clone() for tensor in local]
+    return found
+
+
+def differing(rank: int, world_size: int, shardings: list[str]) -> dict[str, list[str]]:
+    """Names of tensors that differ from those of whole tables, by sharding."""
+    return {each: _differing(each, rank) for each in shardings}
+
+
+def _differing(sharding: str, rank: int) -> list[str]:
+    sides = []
+    for deferred in (False, True):
+        torch.manual_seed(5)
+        if deferred:
+            with deferred_tables():
+                model = Model()
+        else:
+            model = Model()
+        first = first_weights(model)
+        torch.manual_seed(rank)  # what TorchRec draws is another on every rank
+        dmp = sharded(model, sharding)
+        state = dmp.state_dict()
+        copy_weights(state, first)
+        dmp.load_state_dict(state)
+        sides.append((parts(dmp), torch.get_rng_state()))
+    (whole, after), (made, also_after) = sides
+    assert whole.keys() == made.keys()
+    assert torch.equal(after, also_after), "later draws are what they were"
+    return [
+        name
+        for name in whole
+        if len(whole[name]) != len(made[name]) or not all(map(torch.equal, whole[name], made[name]))
+    ]
+
+
+def first_weights_of_sharded(rank: int, world_size: int) -> str:
+    """What those of a sharded model are refused with."""
+    try:
+        first_weights(sharded(Model(), "row_wise"))
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
+def trained_from_meta(rank: int, world_size: int) -> tuple[float, float]:
+    """Of a model that is all on meta: the largest weight that is drawn, and how far one moved."""
+    dmp = sharded(Model(torch.device("meta")), "row_wise")
+    before = parts(dmp)
+    ids = torch.arange(8) % ROWS
+    bags = KeyedJaggedTensor(["b0", "b1"], ids, lengths=torch.ones(8, dtype=torch.int64))
+    rows = KeyedJaggedTensor(["e0", "e1"], ids, lengths=torch.ones(8, dtype=torch.int64))
+    dmp(bags, rows).backward()
+    after = parts(dmp)
+    largest = max(float(t.abs().max()) for each in before.values() for t in each if t.numel())
+    moved = max(
+        float((old - new).abs().max())
+        for name in before
+        for old, new in zip(before[name], after[name], strict=True)
+        if old.numel()
+    )
+    return largest, moved
+
 
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 OF_NODES = ["table_row_wise", "table_column_wise"]

@@ -1,15 +1,150 @@
-"""Evaluation sees every row once, whatever does not fill a batch."""
+"""Evaluation of tables whose rows do not fill batches, for processes of ranks."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.training import evaluation_cases as cases
+from torch import Tensor, nn
 
+from recd_plugins import load_registry
+from recd_plugins.compat.lookup_kernels import step_counts
+from recd_plugins.config.schema import ValidationSpec
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.runtime.errors import RegistryError, in_a_line
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.assembly import assemble
+from recd_plugins.training.checkpoint import FiniteRun
+from recd_plugins.training.checkpoint_files import (
+    Progress,
+    ValidationCurve,
+    chosen_checkpoint,
+    progress_text,
+    step_name,
+)
+from recd_plugins.training.evaluation import (
+    Measured,
+    Metrics,
+    Validation,
+    check_evaluation,
+    evaluate,
+    measure,
+    steps,
+)
+from recd_plugins.training.trainer import Job, train
+
+SESSIONS = """
+from recd_plugins.api import Metric, hookimpl
+
+class Sessions(Metric):
+    "Sessions and their rows."
+    name = "acme.sessions"
+
+    def start(self):
+        return []
+
+    def update(self, state, batch):
+        return state + batch.sessions.tolist()
+
+    def results(self, states):
+        seen = [each for state in states for each in state]
+        return {"rows": len(seen), "sessions": len(set(seen))}
+
+@hookimpl
+def register_plugins():
+    return [Sessions]
+"""
+
+REGISTRY = """
+version: 1
+dataset: {{use: recd.session_parquet, options: {{path: {folder}/train, test_path: {test}}}}}
+converter: {{use: {converter}}}
+pooling: [{{use: recd.mean, features: [tags]}}]
+model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [1]}}
+metrics: [{{use: acme.sessions}}]
+training: {{batch_size: 8, workers: {workers}, device: cpu}}
+"""
+
+
+def write_table(path: Path, num_rows: int) -> None:
+    """Sessions of three rows, named by words, whose rows have the same ``tags``."""
+    rows = range(num_rows)
+    table = {
+        "session_id": pa.array([f"s{row // 3}" for row in rows]),
+        "ts": pa.array(rows, pa.int64()),
+        "label": pa.array([row * 7 % 5 % 2 for row in rows], pa.int8()),
+        "number": pa.array([row % 6 + row / 64 for row in rows], pa.float32()),
+        "item": pa.array([[row % 100] for row in rows], pa.list_(pa.int64())),
+        "tags": pa.array([[row // 3 % 20, 7] for row in rows], pa.list_(pa.int64())),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path, row_group_size=20)
+
+
+def evaluated(
+    rank: int, world_size: int, folder: Path, cases: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Of each registry what ``evaluate`` finds, and logits and labels read by another way."""
+    found = []
+    device = torch.device("cpu")
+    for case in cases:
+        registry = load_registry(folder / f"{case}.yaml", plugins_dir=folder / "plugins")
+        parts = assemble(registry, "plugins", device)
+        prepared, dmp = parts.prepared, parts.dmp
+        # Every rank reads everything, in batches that the rows fill, before a pipeline takes over.
+        ones = prepared.with_training({"batch_size": 5, "workers": 0})
+        logits, labels = [], []
+        with torch.no_grad(), ones.dataloader(rank=0, world_size=1, split="test") as batches:
+            for batch in batches:
+                _, (_, of_batch, their_labels) = dmp(batch)
+                logits.append(of_batch)
+                labels.append(their_labels)
+        pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)
+        finite = FiniteRun(case)
+        quality, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
+        assert quality is not None
+        pair = torch.cat(logits), torch.cat(labels)
+        found.append({**asdict(quality), **metrics, "pair": pair})
+    return found
+
+
+def counted(rank: int, world_size: int, folder: Path, case: str) -> tuple[list[int], list[int]]:
+    """Steps that kernels have counted after two steps, and after an evaluation.
+
+    They count each lookup, as FBGEMM's do on CUDA.
+    """
+    registry = load_registry(folder / f"{case}.yaml", plugins_dir=folder / "plugins")
+    device = torch.device("cpu")
+    parts = assemble(registry, "plugins", device)
+    prepared, dmp = parts.prepared, parts.dmp
+    counts: list[Tensor] = []
+    for module in dmp.modules():
+        for part in chain.from_iterable(each.modules() for each in getattr(module, "_lookups", ())):
+            if own := step_counts([getattr(part, "emb_module", nn.Module())]):
+                counts += own
+                part.register_forward_hook(partial(_count, own))
+    pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)
+    with prepared.dataloader(rank=rank, world_size=world_size) as loader:
+        batches = islice(loader, 2)
+        assert len(list(steps(pipeline, batches, registry, dmp.module))) == 2
+    before = [int(count) for count in counts]
+    evaluate(prepared, dmp, pipeline, rank, world_size, device, FiniteRun(case))
+    return before, [int(count) for count in counts]
+
+
+def _count(counts: list[Tensor], *_: object) -> None:
+    for count in counts:
+        count.add_(1)
+
 
 ROWS = {"long": 45, "short": 5}
 CASES = {
@@ -26,13 +161,13 @@ CASES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluation")
-    cases.write_table(folder / "train" / "a.parquet", 32)
+    write_table(folder / "train" / "a.parquet", 32)
     for name, num_rows in ROWS.items():
-        cases.write_table(folder / name / "a.parquet", num_rows)
+        write_table(folder / name / "a.parquet", num_rows)
     (folder / "plugins").mkdir()
-    (folder / "plugins" / "acme.py").write_text(cases.SESSIONS)
+    (folder / "plugins" / "acme.py").write_text(SESSIONS)
     for case, (test, converter, workers) in CASES.items():
-        text = cases.REGISTRY.format(
+        text = REGISTRY.format(
             folder=folder, test=folder / test, converter=converter, workers=workers
         )
         (folder / f"{case}.yaml").write_text(text)
@@ -41,14 +176,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_row_is_scored_once(folder: Path, world_size: int) -> None:
-    for of_rank in run_on_ranks(cases.evaluated, world_size, folder, list(CASES)):
+    for of_rank in run_on_ranks(evaluated, world_size, folder, list(CASES)):
         for (test, _, _), found in zip(CASES.values(), of_rank, strict=True):
             _check(found, ROWS[test])
 
 
 def test_an_evaluation_is_no_step_to_kernels(folder: Path) -> None:
     case = next(iter(CASES))
-    ((before, after),) = run_on_ranks(cases.counted, 1, folder, case)
+    ((before, after),) = run_on_ranks(counted, 1, folder, case)
     assert before == after
     assert before
     assert min(before) >= 2
@@ -65,3 +200,317 @@ def _check(found: dict[str, Any], num_rows: int) -> None:
     of_base = entropy(torch.full_like(labels, float(labels.mean())), labels)
     ne = entropy(logits.sigmoid(), labels) / of_base
     assert found["normalized_entropy"] == pytest.approx(float(ne), rel=1e-5)
+
+
+METRIC = """
+from recd_plugins.api import Metric, PluginOptions, hookimpl
+
+class Wrong(Metric):
+    "The share of samples whose likelier label is wrong."
+    name = "acme.wrong"
+
+    class Options(PluginOptions):
+        fault: str = ""
+
+    def start(self):
+        return [0, 0]
+
+    def update(self, state, batch):
+        wrong = (batch.predictions > 0.5) != (batch.labels > 0.5)
+        batch.logits.zero_()
+        state[0], state[1] = state[0] + int(wrong.sum()), state[1] + len(wrong)
+        return state
+
+    def results(self, states):
+        if self.options.fault == "results":
+            return 1 / 0
+        wrong, seen = map(sum, zip(*states))
+        name = "log_loss" if self.options.fault == "taken" else "error_rate"
+        return {name: wrong / seen}
+
+@hookimpl
+def register_plugins():
+    return [Wrong]
+"""
+
+
+def results(
+    rank: int, world_size: int, path: Path, faults: Sequence[str], num_batches: int
+) -> list[dict[str, float] | str]:
+    """What the metrics of ``{fault}.yaml`` give, or the error; the last rank sees no sample."""
+    found: list[dict[str, float] | str] = []
+    for fault in faults:
+        registry = load_registry(path / f"{fault}.yaml", plugins_dir=path / "plugins")
+        try:
+            metrics = Metrics(registry.path, registry.entries("metric"))
+            for step in range(num_batches if rank < world_size - 1 else 0):
+                logits = torch.tensor([-1.0, 1.0, 2.0, -2.0])
+                metrics.update(logits, torch.tensor([0.0, 1.0, 0.0, float(step == 0)]))
+            found.append(metrics.results())
+        except Exception as error:
+            found.append(in_a_line(error))
+    return found
+
+
+SAID = {
+    "taken": ":5 metrics[0]: acme.wrong: log_loss is measured already",
+    "results": "acme.wrong: results failed at ",
+    "twice": ":6 metrics[1]: acme.wrong: error_rate is measured already",
+}
+
+
+@pytest.fixture(scope="module")
+def metrics_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Registry files by fault."""
+    folder = tmp_path_factory.mktemp("metrics")
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "acme.py").write_text(METRIC)
+    for fault in (*SAID, ""):
+        entry = f"  - {{use: acme.wrong, options: {{fault: '{fault}'}}}}\n"
+        (folder / f"{fault}.yaml").write_text(
+            "version: 1\n"
+            "dataset: {use: dlrm.random, options: {rows: 64, sparse: {user: 9}}}\n"
+            "converter: {use: recd.kjt}\n"
+            f"metrics:\n{entry * (1 + (fault == 'twice'))}"
+        )
+    return folder
+
+
+def test_samples_of_all_ranks_count(metrics_folder: Path) -> None:
+    for found in run_on_ranks(results, 3, metrics_folder, [""], 2):
+        assert found == [{"error_rate": 3 / 8}]  # 2 of 4, then 1 of 4
+
+
+def test_a_fault_is_told_on_every_rank(metrics_folder: Path) -> None:
+    for found in run_on_ranks(results, 2, metrics_folder, list(SAID), 1):
+        for result, said in zip(found, SAID.values(), strict=True):
+            assert said in str(result)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    logits = torch.randn(500, dtype=torch.double)
+    return logits, (torch.rand(500) < torch.sigmoid(logits)).double()
+
+
+def test_against_definitions() -> None:
+    logits, labels = data()
+    quality = measure(logits, labels)
+
+    probability = torch.sigmoid(logits)
+    entropy = torch.nn.functional.binary_cross_entropy(probability, labels)
+    base = torch.full_like(labels, float(labels.mean()))
+    assert quality.normalized_entropy == pytest.approx(
+        float(entropy / torch.nn.functional.binary_cross_entropy(base, labels)), rel=1e-6
+    )
+    positive, negative = logits[labels == 1], logits[labels == 0]
+    wins = (positive[:, None] > negative).double().mean()
+    assert quality.auc == pytest.approx(float(wins), abs=1e-6)
+    assert quality.num_samples == 500
+    assert quality.log_loss == pytest.approx(float(entropy), rel=1e-6)
+    calibration = probability.sum() / labels.sum()
+    assert quality.calibration == pytest.approx(float(calibration), rel=1e-6)
+
+
+def test_samples_that_tie_count_half() -> None:
+    """Whatever the order of rows, and where float32 has one probability for two logits."""
+    logits, labels = data()
+    order = labels.argsort()
+    for rows in (order, order.flip(0)):
+        of_all = labels[rows]
+        assert measure(torch.zeros_like(of_all), of_all).auc == 0.5
+        assert measure(20 + 5 * of_all, of_all).auc == 1
+        few = logits[rows].round()
+        higher = (few[of_all == 1, None] - few[of_all == 0]).sign()
+        assert measure(few, of_all).auc == pytest.approx(float((higher.mean() + 1) / 2))
+
+
+CLOSE = {
+    "middling": [-1.0, 0, 1e-3, 1.002, 1.003],
+    "ends of the probabilities": [-30.0, -29.99, 17, 17.01, 29.99],
+    "negative": [-9.0, -8.99, -3, -0.5],
+    "huge": [-1e9, -1.0001e9, 1e6, 1.0001e6],
+    "constant": [0.3],
+    "infinite": [-torch.inf, 0, torch.inf],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("name", CLOSE)
+def test_rounding_breaks_no_tie(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exact = torch.tensor(CLOSE[name], dtype=torch.double)[torch.randint(len(CLOSE[name]), (300,))]
+    labels = torch.randint(2, (300,)).double()
+    ulps = torch.randint(-3, 4, (300,)) * torch.finfo(torch.float).eps
+    rounded = (exact + ulps * exact.abs().clamp(1, 1e30)).to(dtype)
+    expected = measure(exact, labels).auc
+    assert measure(rounded.double(), labels).auc == pytest.approx(expected, abs=1e-12)
+    if name != "huge":  # whose probabilities are 0 and 1
+        again = rounded.double().sigmoid().logit()
+        assert measure(again, labels).auc == pytest.approx(expected, abs=1e-12)
+
+
+def test_close_scores_of_a_dense_sample_are_still_ranked() -> None:
+    torch.manual_seed(0)
+    logits = torch.linspace(-0.5, 0.5, 1_500_000, dtype=torch.double)  # all of them close
+    labels = (torch.rand_like(logits) < torch.sigmoid(logits)).double()
+    positives = torch.arange(1, len(logits) + 1)[labels == 1].double()
+    wins = positives.sum() - len(positives) * (len(positives) + 1) / 2
+    exact = float(wins / len(positives) / (len(labels) - len(positives)))
+    assert measure(logits, labels).auc == pytest.approx(exact, abs=1e-6)
+
+
+def run(rank: int, world_size: int, path: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train a registry, or go on from its checkpoints, and return its figures."""
+    return train(rank, world_size, Job(path, settings=settings)).as_json()
+
+
+def measured(entropy: float, auc: float = 0.5) -> Measured:
+    return Quality(entropy, auc, 10), {"gauc": auc}
+
+
+def spec(**options: Any) -> ValidationSpec:
+    return ValidationSpec(every=2, **options)
+
+
+def test_the_least_or_the_most_is_best() -> None:
+    curve = ValidationCurve("auc", "max", [2, 4, 6, 8, 10], [0.5, 0.7, None, 0.7, 0.6])
+    assert (curve.best, curve.best_step, curve.stale) == (1, 4, 3)
+    curve = ValidationCurve("log_loss", "min", [2, 4], [None, 0.7])
+    assert (curve.best_step, curve.stale) == (4, 0)
+    curve = ValidationCurve("log_loss", "min", [2], [None])
+    assert (curve.best_step, curve.stale) == (None, 1)
+
+
+def test_it_stops_where_nothing_better_came() -> None:
+    validation = Validation(spec(patience=2))
+    assert [validation.due(step) for step in range(1, 5)] == [False, True, False, True]
+    for step, entropy, best in ((2, 0.9, True), (4, 0.8, True), (6, 0.8, False)):
+        assert validation.add(step, measured(entropy)) == best
+        assert not validation.stops
+        assert not validation.due(step), "it is done"
+    assert not validation.add(8, measured(math.nan))
+    assert validation.stops
+    assert str(validation.report()) == (
+        "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
+        "after step 4, with no improvement in the next 2 validations. Test figures are those of "
+        "step 4"
+    )
+    again = Validation(spec(patience=2), validation.curve)
+    assert again.stops
+    assert Validation(spec(metric="auc"), validation.curve).curve.values == []
+    # The last step of an earlier run is validated whenever it comes, and counts for no patience.
+    ended = Validation(spec(patience=2))
+    for step, entropy in ((2, 0.8), (4, 0.9), (5, 0.9)):
+        ended.add(step, measured(entropy))
+    assert not ended.stops
+    # A run that went on without validations since, and has them again, is not over.
+    later = Validation(spec(patience=2), validation.curve, step=validation.curve.steps[-1] + 1)
+    assert not later.stops
+
+
+def write_progress(folder: Path, step: int, curve: ValidationCurve | None) -> Path:
+    (checkpoint := folder / step_name(step)).mkdir(parents=True)
+    text = progress_text(Progress(step, validation=curve))
+    (checkpoint / "progress.json").write_text(text)
+    return checkpoint
+
+
+def curve(*values: float | None, every: int = 2) -> ValidationCurve:
+    steps = [every * (number + 1) for number in range(len(values))]
+    return ValidationCurve("normalized_entropy", "min", steps, list(values))
+
+
+@pytest.mark.parametrize(
+    ("validation", "known", "step", "taken", "said"),
+    [
+        ("{every: 2}", curve(0.8, 0.7, 0.9), 6, 4, "the best is taken; --checkpoint newest"),
+        ("null", curve(0.8, 0.7, 0.9), 9, 9, ""),
+        ("{every: 2}", curve(0.8, 0.7, 0.6), 6, 6, ""),
+        ("{every: 2}", None, 1, 1, ""),
+        ("{every: 1}", curve(0.8, 0.9, every=1), 2, 2, ""),
+        ("null", None, 3, 3, ""),
+    ],
+)
+def test_the_best_checkpoint_of_a_validated_run_is_taken(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    validation: str,
+    known: ValidationCurve | None,
+    step: int,
+    taken: int,
+    said: str,
+) -> None:
+    path = tmp_path / "r.yaml"
+    kept = f"{validation}, checkpoint: {{path: {tmp_path / 'kept'}}}"
+    path.write_text(VALIDATED.format(test_rows=4, validation=kept))
+    for each in {4, step} if known and known.best_step == 4 else {step}:
+        write_progress(tmp_path / "kept", each, known)
+    registry = load_registry(path)
+    assert chosen_checkpoint(registry).name == step_name(taken)
+    shown = capsys.readouterr().err
+    assert said in shown if said else not shown
+    assert chosen_checkpoint(registry, "newest").name == step_name(step)
+    assert not capsys.readouterr().err
+
+
+def test_test_figures_are_those_of_the_best_step(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    kept, without_end = tmp_path / "kept", tmp_path / "whole"
+    kept.mkdir()
+    without_end.mkdir()
+    path.write_text(OVERFITTED.format(folder=kept))
+    result = run_on_ranks(run, 2, path)[0]
+    found = result["validation"]
+    assert found["steps"] == [4, 8, 12, 16, 18]
+    best = found["steps"].index(found["best_step"])
+    assert best < 4, "it does not overfit"
+    assert result["test"]["accuracy"] == pytest.approx(found["values"][best], abs=1e-12)
+    again = run_on_ranks(run, 2, path)[0]
+    assert again["first_step"] == 18
+    assert again["test"] == pytest.approx(result["test"], abs=1e-9)
+    assert again["validation"] == found
+    longer = run_on_ranks(run, 2, path, ("training.steps=22",))[0]
+    whole = path.read_text().replace(str(kept), str(without_end))
+    path.write_text(whole.replace("steps: 18", "steps: 22"))
+    assert longer["losses"] == run_on_ranks(run, 2, path)[0]["losses"]
+
+
+OVERFITTED = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 64, test_rows: 50, sparse: {{user: 90, item: 90}}}}}}
+converter: {{use: recd.kjt}}
+metrics: [{{use: torchrec.rec_metrics, options: {{names: [accuracy]}}}}]
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [16]}}
+training:
+  {{batch_size: 8, ranks: 2, device: cpu, epochs: 9, steps: 18, learning_rate: 0.3,
+   validation: {{every: 4, metric: accuracy, mode: max}}, checkpoint: {{path: {folder}, keep: 1}}}}
+"""
+
+
+VALIDATED = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 8, test_rows: {test_rows}, sparse: {{user: 9}}}}}}
+converter: {{use: recd.kjt}}
+model: {{}}
+training: {{batch_size: 2, validation: {validation}}}
+"""
+
+
+def load_and_check(path: Path) -> None:
+    check_evaluation(load_registry(path))
+
+
+@pytest.mark.parametrize(
+    ("test_rows", "validation", "wrong"),
+    [
+        (4, "{every: 2, metric: gauc}", "metric gauc needs mode: min or max, which is known of no"),
+        (4, "{every: 2, metric: auc, mode: min}", "mode: min of auc is its worst; leave out mode"),
+        (0, "{every: 2}", "measures the test split, and dlrm.random has no test split"),
+    ],
+)
+def test_what_could_measure_nothing(
+    tmp_path: Path, test_rows: int, validation: str, wrong: str
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(VALIDATED.format(test_rows=test_rows, validation=validation))
+    with pytest.raises(RegistryError, match=wrong):
+        load_and_check(path)

@@ -1,4 +1,4 @@
-"""Signals: all ranks end after one step, a second signal ends them at once."""
+"""Ranks of which one gets a signal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,34 @@ import os
 import signal
 import subprocess
 import time
+from multiprocessing.util import Finalize
 from typing import Any
 
 import pytest
-from tests.training.interrupt_cases import asked_at_its_end, steps_until_asked
 
 from recd_plugins.runtime.errors import RunInterrupted, SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.runtime.signals import Interrupts, passed_on
 from recd_plugins.testing.gloo import run_on_ranks
+
+
+def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:
+    """The step after which a rank is to end, and the signal, where only rank 1 gets one."""
+    with Interrupts(rank, world_size) as interrupts:
+        for step in range(1, 1000):
+            if rank == 1 and step == 20:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.001 * rank)
+            if number := interrupts.asked():
+                return step, number
+    raise AssertionError("nobody was asked")
+
+
+def asked_at_its_end(rank: int, _world_size: int, command: int) -> int:
+    """The rank; one of them sends the process of the command a signal as it leaves."""
+    if rank == 0:
+        Finalize(None, os.kill, (command, signal.SIGTERM), exitpriority=10)
+    return rank
 
 
 def test_all_ranks_end_after_the_same_step() -> None:
@@ -55,7 +74,7 @@ def rank() -> Any:
     made.process.wait()
 
 
-def run(rank: Any, signals: int, error: Exception) -> None:
+def run_ranks(rank: Any, signals: int, error: Exception) -> None:
     """What ``launch`` does, with what ranks answer to signals of this process."""
     with passed_on([rank]):
         for _ in range(signals):
@@ -68,18 +87,18 @@ def test_the_first_is_passed_on(rank: Any, capfd: pytest.CaptureFixture[str]) ->
     before = signal.getsignal(signal.SIGTERM)
     of_rank = RunInterrupted.by(signal.SIGINT, "the run was ended after step 3")
     with pytest.raises(RunInterrupted, match="SIGTERM: the run was ended after step 3"):
-        run(rank, 1, of_rank)
+        run_ranks(rank, 1, of_rank)
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(RunInterrupted, match="before its first step"):
-        run(rank, 1, SetupError("rank 0 was killed by SIGTERM"))
+        run_ranks(rank, 1, SetupError("rank 0 was killed by SIGTERM"))
     with pytest.raises(SetupError, match="another one"):
-        run(rank, 0, SetupError("another one"))
+        run_ranks(rank, 0, SetupError("another one"))
     assert "a second one ends the run at once" in capfd.readouterr().err
 
 
 def test_the_second_ends_them(rank: Any) -> None:
     with pytest.raises(RunInterrupted, match="ended at once"):
-        run(rank, 2, RuntimeError("not reached"))
+        run_ranks(rank, 2, RuntimeError("not reached"))
 
 
 def test_a_signal_while_ranks_end_leaves_their_results(capfd: pytest.CaptureFixture[str]) -> None:

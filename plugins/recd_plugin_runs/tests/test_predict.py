@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import settings
-from tests.training import evaluation_cases
+from tests.training import test_evaluation
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.quant.embedding_modules import (

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tests import forked
+
+from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files import Progress
-from recd_plugins.training.trainer import BatchSource
+from recd_plugins.training.trainer import BatchSource, Job, train
 
 
 @dataclass(frozen=True)
@@ -83,3 +89,63 @@ def test_groups_are_those_of_batches_that_were_trained_on() -> None:
     feeding.trained()
     assert [*feeding.groups.steps] == ["hot", "normal", "mixed"]
     assert feeding.groups.samples == {"hot": 5, "normal": 7}
+
+
+REGISTRY = """version: 1
+dataset: {{use: {dataset}, options: {{rows: 64, test_rows: 0, sparse: {{user: 90}}}}}}
+converter: {{use: recd.kjt}}
+callbacks: [{{use: trackers.jsonl, options: {{path: {folder}/run.jsonl}}}}]
+sharding: [{{use: torchrec.table_wise, tables: ["*"]}}]
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 16, ranks: 1, steps: 3, device: cpu}}
+"""
+
+
+def write(folder: Path, dataset: str = "dlrm.random") -> Path:
+    path = folder / "registry.yaml"
+    path.write_text(REGISTRY.format(dataset=dataset, folder=folder), encoding="utf-8")
+    return path
+
+
+def test_ranks_have_what_the_run_began_with(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace("steps: 3", "steps: 5"))
+    (result,) = run_on_ranks(train, 1, Job(path, text=text))
+    assert len(result.losses) == 3
+    first, *_ = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
+    assert first["registry"] == text
+
+
+OF_TORCHRUN = """
+version: 1
+dataset: {use: recd.session_parquet, options: {path: train}}
+converter: {use: recd.kjt}
+training: {device: cpu}
+"""
+#: Each rank finds a checkpoint of its own to be the newest.
+PROGRAM = """
+import os
+from pathlib import Path
+from recd_plugins.api import load_registry
+from recd_plugins.api import TrainedJob, on_ranks
+
+class Job(TrainedJob):
+    def prepare(self):
+        print("prepares", self.checkpoint.name)
+
+def tell(rank, world_size, job):
+    print("scores by", job.checkpoint.name)
+
+path = Path("registry.yaml")
+job = Job(path, Path(f"kept/step-00000000{os.environ['RANK']}"))
+on_ranks(load_registry(path), tell, job)
+"""
+
+
+def test_all_ranks_take_the_checkpoint_of_rank_0(tmp_path: Path) -> None:
+    (tmp_path / "registry.yaml").write_text(OF_TORCHRUN, encoding="utf-8")
+    done = forked.torchrun([sys.executable, "-c", PROGRAM], ranks=2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = ["prepares step-000000000", *["scores by step-000000000"] * 2]
+    assert done.stdout.splitlines() == expected

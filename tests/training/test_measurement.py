@@ -26,8 +26,10 @@ from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training import progress_bar as module
 from recd_plugins.training.measurement import (
     PROFILED_STEP,
+    Meter,
     Span,
     StepEvents,
     StepProfile,
@@ -36,6 +38,7 @@ from recd_plugins.training.measurement import (
     memory_of_step,
 )
 from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.result import StepMemory
 
 CPU = torch.device("cpu")
@@ -212,3 +215,46 @@ def profiled_products(rank: int, world_size: int) -> tuple[StageTimes, float, fl
             for _ in range(20):
                 x = x @ x / 4096
     return profile.stages(), profile.step_seconds, profile.memory().peak
+
+
+@pytest.mark.parametrize(
+    ("stretches", "timed", "counted"),
+    [
+        ([8], 3, True),
+        ([7, 7], 2 + 7, True),
+        # The second stretch is counted anew; those that cannot be are timed whole.
+        ([4, 8], 3, True),
+        ([4] * 5, 3 * 4, False),
+        ([1] * 5, 3, False),
+        ([4, 4, 20], 20, False),
+    ],
+)
+def test_stretches_too_short_to_count_are_timed(stretches, timed, counted):
+    meter = Meter(torch.nn.Linear(1, 1), torch.device("cpu"))
+    for steps in stretches:
+        for _ in range(steps):
+            with meter.step():
+                pass
+        meter.ran_dry()
+    assert len(meter.step_seconds()) == timed
+    assert (meter.per_step() is not None) == counted
+
+
+def test_lines_of_a_log_file(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with progress_bar(0, "plugins", 10, 30, samples=64, waiting=lambda: 0.25) as advance:
+        for step in range(1, 11):
+            now += 3
+            advance(torch.tensor(1 / step))
+            if step == 5:
+                with advance.paused():
+                    now += 1000
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "plugins: step=14 of=30 loss=0.25 samples_per_second=21 eta_seconds=48 waiting=0.250",
+        "plugins: step=18 of=30 loss=0.125 samples_per_second=21 eta_seconds=36 waiting=0.250",
+        "plugins: step=20 of=30 loss=0.1 samples_per_second=21 eta_seconds=30 waiting=0.250",
+    ]

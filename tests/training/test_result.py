@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from recd_plugins.data.stalls import Stalls
+from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.runtime.files import write_json
+from recd_plugins.training import result as module
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.result import (
+    MIXED,
     Comparison,
+    GroupCount,
+    GroupReport,
     Result,
     ShardingComparison,
+    StallReport,
     StepMemory,
     ValidationReport,
     figures,
@@ -43,25 +52,17 @@ def compared(*rounds: tuple[Result, Result]) -> Comparison:
 
 
 def test_figures() -> None:
-    comparison = compared((result([0.5, 0.25]), result([0.5, 0.75], 400.0)))
+    stages = StageTimes(0.1, 0.2, 0.05, 0.01, 0.14)
+    profiled = replace(result([0.5, 0.25]), stages=stages, step_memory=StepMemory(4096.0, 2048.0))
+    assert list(figures(profiled))[2:7] == [f"{stage}_seconds" for stage in STAGES]
+    assert figures(profiled)["step_peak_bytes"] == (4096.0, "B")
+    comparison = compared((profiled, result([0.5, 0.75], 400.0)))
     assert comparison.loss_max_abs_diff("plugins") == 0.5
-    report = comparison.as_json()
+    report = json.loads(json.dumps(comparison.as_json()))
+    assert sum(report["baseline"]["stages"].values()) == stages.total == 0.5
     assert report["ratios"]["samples_per_second"] == 4.0
     assert report["ratios"]["collective_bytes"] == 1.0
     assert report["baseline"]["losses"] == [0.5, 0.25]
-
-
-def test_stages_stand_under_the_step() -> None:
-    stages = StageTimes(0.1, 0.2, 0.05, 0.01, 0.14)
-    profiled = replace(result([0.5]), stages=stages, step_memory=StepMemory(4096.0, 2048.0))
-    comparison = compared((profiled, replace(profiled, stages=stages.scaled(0.25))))
-    names = list(figures(profiled))
-    assert names[2:7] == [f"{stage}_seconds" for stage in STAGES]
-    report = json.loads(json.dumps(comparison.as_json()))
-    assert sum(report["baseline"]["stages"].values()) == stages.total == 0.5
-    assert report["ratios"]["all_to_all_seconds"] == 0.5
-    assert report["plugins"]["step_memory"] == {"peak": 4096.0, "mean": 2048.0}
-    assert not {"gemm_seconds", "step_peak_bytes"} & figures(result([0.5])).keys()
 
 
 def test_nan_is_not_agreement(tmp_path: Path) -> None:
@@ -134,3 +135,90 @@ def test_the_first_is_the_yardstick() -> None:
     assert report["loss_max_abs_diff"] == {"a.x": 0, "b.y": 0.5}
     other_way = ShardingComparison({name: compared.results[name] for name in ("b.y", "a.x")})
     assert other_way.ratios("a.x")["all_to_all_bytes"] is None
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
+
+
+def stalls(
+    *waited: float, training: float = 1.0, making: float = 0.0, arrival: float = 0.0
+) -> Stalls:
+    """A trainer that trains ``training`` seconds a step and waits so many, by cause."""
+    seconds = dict(zip(STALL_CAUSES, waited, strict=True))
+    return Stalls(
+        steps=10,
+        step_seconds=training + sum(waited),
+        seconds=seconds,
+        making=MakingTimes(fill=making, transfer=arrival, arrival=arrival),
+    )
+
+
+def report(*ranks: Stalls, workers: int = 0, ingestion: str | None = None) -> StallReport:
+    found = StallReport.of(ranks, workers, ingestion=ingestion)
+    assert found is not None
+    return found
+
+
+def test_mean_and_worst_rank() -> None:
+    found = report(stalls(0.0, 0.0, 1.0, 0.0), stalls(2.0, 0.0, 1.0, 0.0))
+    assert found.mean_shares() == {
+        "fill": pytest.approx(0.25),
+        "convert": 0.0,
+        "preprocess": pytest.approx((1 / 2 + 1 / 4) / 2),
+        "transfer": 0.0,
+    }
+    assert found.share == pytest.approx((0.5 + 0.75) / 2)
+    assert (found.worst_rank, found.worst.share) == (1, 0.75)
+    written = found.as_json()
+    assert written["worst"]["rank"] == 1
+    assert written["worst"]["shares"]["fill"] == 0.5
+    assert [rank["step_seconds"] for rank in written["ranks"]] == [2.0, 4.0]
+
+
+def test_a_run_too_short_for_one_rank_has_none() -> None:
+    assert StallReport.of([stalls(0.0, 0.0, 0.0, 0.0), None], 0) is None
+    assert StallReport.of([None], 0) is None
+
+
+def test_workers_that_would_do() -> None:
+    found = report(stalls(0.5, 0.5, 2.0, 0.0, making=3.0))
+    assert found.readers == 3
+    assert found.as_json()["readers_needed"] == 3
+    advice = found.advice()
+    assert "75% of a step" in advice
+    assert "preprocess" in advice
+    assert "training.workers: 3" in advice
+    assert "ingestion" not in advice
+
+
+def count(*batches: dict[str, int]) -> GroupCount:
+    counted = GroupCount()
+    for groups in batches:
+        counted.add(groups)
+    return counted
+
+
+HOT, NORMAL, BOTH = {"hot": 4}, {"normal": 4}, {"hot": 1, "normal": 3}
+
+
+def test_shares_batches_and_steps_of_all_ranks() -> None:
+    ranks = [count(HOT, HOT, NORMAL, NORMAL), count(HOT, NORMAL, BOTH, NORMAL)]
+    report = GroupReport.of(ranks, {"hot": 0.4, "normal": 0.6})
+    assert report is not None
+    found = report.as_json()
+    assert {name: (g["samples"], g["batches"], g["steps"]) for name, g in found.items()} == {
+        "hot": (13, 3, 1),
+        "normal": (19, 4, 1),
+        MIXED: (0, 1, 0),
+    }
+    assert found["hot"]["share"] == 13 / 32
+    assert (found["hot"]["expected"], found[MIXED]["expected"]) == (0.4, None)
+    console = Console(width=100, record=True)
+    console.print(report.table("of a run"))
+    shown = console.export_text()
+    assert "samples by group of a run" in shown
+    assert "40.6%" in shown
+    assert len(pickle.dumps(count(*[HOT, NORMAL] * 50_000))) < 201_000, "a rank sends few bytes"
+    assert "40.0%" in shown

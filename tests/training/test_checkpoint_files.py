@@ -1,0 +1,363 @@
+"""Pickles that run a command as they are unpickled, each in another way."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from tests.training.checkpoint_cases import Trainer, reseal, save_two
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from recd_plugins.cli import main
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints, _own
+from recd_plugins.training.checkpoint_dcp import (
+    SafeLoadPlanner,
+    SafeReader,
+    read_metadata,
+)
+from recd_plugins.training.checkpoint_files import (
+    MANIFEST,
+    DamagedError,
+    problems,
+    read_manifest,
+    read_progress,
+    sealed,
+)
+
+
+class Call:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def payloads(mark: Path) -> dict[str, bytes]:
+    """Each makes the file ``mark`` where it is unpickled."""
+    import operator
+    import os
+    import subprocess
+
+    command = f"touch {mark}"
+    text = command.encode()
+    code = f"__import__('os').system({command!r})"
+    getter = Call(operator.attrgetter, "system")
+    return {
+        "os.system": pickle.dumps(Call(os.system, command)),
+        "os.system, protocol 0": pickle.dumps(Call(os.system, command), 0),
+        "eval": pickle.dumps(Call(eval, code)),
+        "subprocess": pickle.dumps(Call(subprocess.Popen, ["touch", str(mark)])),
+        "an attrgetter": pickle.dumps([getter, Call(os.system, command)]),
+        "getattr": b"cbuiltins\ngetattr\n(cos\nsystem\nS'__call__'\ntR(S'" + text + b"'\ntR.",
+        "opcode INST": b"(S'" + text + b"'\nios\nsystem\n.",
+        "a dotted name in a module that is allowed": b"\x80\x04\x8c\x05torch\x8c\x17serialization"
+        b".os.system\x93\x8c" + bytes([len(text)]) + text + b"\x85R.",
+    }
+
+
+#: Pickles that name nothing bad, and are none that a checkpoint has.
+ODDITIES = {
+    "nothing": b"",
+    "cut off": pickle.dumps(list(range(100)))[:-9],
+    "a class and its attributes": b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    b"(N(dS'__setstate__'\nI1\nstb.",
+    "other values": pickle.dumps({"state_dict_metadata": {}}),
+}
+
+
+NAME = "model.bags.embedding_bags.t.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_on_ranks(save_two, 2, folder)
+    return folder / "step-000000002"
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / saved.name))
+
+
+def read(checkpoint: Path) -> torch.Tensor:
+    """The table, read as `recd run` reads it."""
+    assert problems(checkpoint) == ([], []), "the manifest does not give it away"
+    read_progress(checkpoint)
+    contents = read_metadata(checkpoint)
+    document = {"model": {NAME.removeprefix("model."): torch.zeros(16, 4)}}
+    contents.state_dict_metadata = {NAME: contents.state_dict_metadata[NAME]}
+    try:
+        load(document, storage_reader=SafeReader(checkpoint, contents), planner=SafeLoadPlanner())
+    except CheckpointException as error:
+        raise (_own(error) or error) from error
+    return document["model"][NAME.removeprefix("model.")]
+
+
+def test_what_is_read_is_what_torch_reads(checkpoint: Path) -> None:
+    stock = {"model": {NAME.removeprefix("model."): torch.zeros(16, 4)}}
+    load(stock, checkpoint_id=checkpoint)
+    assert torch.equal(read(checkpoint), stock["model"][NAME.removeprefix("model.")])
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    found = read_metadata(checkpoint)
+    assert found.state_dict_metadata.keys() == metadata.state_dict_metadata.keys()
+    assert found.storage_data.keys() == metadata.storage_data.keys()
+
+
+@pytest.mark.parametrize("kind", payloads(Path("mark")))
+def test_metadata_runs_nothing(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    payload = payloads(tmp_path / "ran")[kind]
+    (checkpoint / ".metadata").write_bytes(payload)
+    reseal(checkpoint)
+    with pytest.raises(DamagedError, match=r"\.metadata: names \S+\.\S+, which no checkpoint"):
+        read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+    if "attrgetter" not in kind and "dotted" not in kind:
+        pickle.loads(payload)
+        assert _appears(tmp_path / "ran"), "the payload would have run"
+
+
+def _appears(path: Path) -> bool:
+    for _ in range(500):
+        if path.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("kind", ODDITIES)
+def test_metadata_that_is_none(checkpoint: Path, kind: str) -> None:
+    (checkpoint / ".metadata").write_bytes(ODDITIES[kind])
+    reseal(checkpoint)
+    with pytest.raises(DamagedError, match=r"\.metadata: is damaged"):
+        read(checkpoint)
+    assert "__setstate__" not in vars(dcp.Metadata), "a class of torch was changed"
+
+
+def change_metadata(checkpoint: Path, change: Callable[[Any], None]) -> None:
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    change(metadata)
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    reseal(checkpoint)
+
+
+def put(checkpoint: Path, value: Any, as_bytes: bool) -> None:
+    """Let the table's first chunk be ``value``, behind what is in its file."""
+
+    def change(metadata: Any) -> None:
+        index, info = next(
+            (index, info) for index, info in metadata.storage_data.items() if index.fqn == NAME
+        )
+        path = checkpoint / info.relative_path
+        offset = path.stat().st_size
+        with path.open("ab") as file:
+            torch.save(value, file)
+        place = _StorageInfo(info.relative_path, offset, path.stat().st_size - offset)
+        if as_bytes:
+            metadata.state_dict_metadata[NAME] = dcp.BytesStorageMetadata()
+            for chunk in [chunk for chunk in metadata.storage_data if chunk.fqn == NAME]:
+                del metadata.storage_data[chunk]
+            index = dcp.MetadataIndex(NAME)
+        metadata.storage_data[index] = place
+
+    change_metadata(checkpoint, change)
+
+
+@pytest.mark.parametrize(("as_bytes", "function"), [(False, os.system), (True, eval)])
+def test_a_file_of_tensors_runs_nothing(
+    checkpoint: Path, tmp_path: Path, as_bytes: bool, function: Any
+) -> None:
+    command = f"touch {tmp_path / 'ran'}"
+    argument = command if function is os.system else f"__import__('os').system({command!r})"
+    put(checkpoint, Call(function, argument), as_bytes)
+    with pytest.raises(DamagedError, match=r"names a value \(.*, which no"):
+        read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("path", ["../other/__0_0.distcp", ".."])
+def test_no_file_outside_is_read(checkpoint: Path, path: str) -> None:
+    def change(metadata: Any) -> None:
+        index = next(index for index in metadata.storage_data if index.fqn == NAME)
+        metadata.storage_data[index].relative_path = path
+
+    change_metadata(checkpoint, change)
+    with pytest.raises(DamagedError, match=r"\.metadata: is damaged .*outside of the checkpoint"):
+        read(checkpoint)
+
+
+def test_a_tensor_of_another_type_is_not_cast(checkpoint: Path) -> None:
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata[NAME].properties.dtype = torch.float64
+
+    change_metadata(checkpoint, change)
+    with pytest.raises(CheckpointException, match=r"is torch\.float64 there and torch\.float32"):
+        read(checkpoint)
+
+
+FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "progress.json")
+
+
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_on_ranks(save_two, 2, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved_twice: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_twice, tmp_path / "checkpoints"))
+
+
+def flip(path: Path, place: float) -> None:
+    """Turn over a bit at a share of the file."""
+    content = bytearray(path.read_bytes())
+    bit = int(place * len(content) * 8)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_noticed(saved_twice: Path, name: str) -> None:
+    path = saved_twice / "step-000000002" / name
+    whole = path.read_bytes()
+    places = random.Random(name)
+    for _ in range(12):
+        place = places.random()
+        flip(path, place)
+        try:
+            damage, extra = problems(path.parent)
+        finally:
+            path.write_bytes(whole)
+        assert damage, f"bit at {place} of {name}"
+        assert str(path) in damage[0]
+        assert not extra
+    assert problems(path.parent) == ([], [])
+
+
+def test_a_manifest_of_a_later_version(folder: Path) -> None:
+    path = folder / "step-000000002" / MANIFEST
+    path.write_text(sealed({"format": 2, "files": {}}), encoding="utf-8")
+    with pytest.raises(RecdError, match="is of format 2, and this version reads 1") as caught:
+        read_manifest(path.parent)
+    assert not isinstance(caught.value, DamagedError), "an older one is no substitute"
+
+
+def recd(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["checkpoint", *map(str, arguments)])
+
+
+def test_verify_names_what_is_missing_cut_short_changed_or_too_much(folder: Path) -> None:
+    good = recd("verify", folder)
+    assert good.exit_code == 0, good.output
+    assert good.stdout.splitlines() == [
+        line for line in good.stdout.splitlines() if line.endswith("bytes, ok")
+    ]
+    assert len(good.stdout.splitlines()) == 2
+
+    newest = folder / "step-000000002"
+    (newest / "__1_0.distcp").unlink()
+    (newest / "progress.json").write_text("{}", encoding="utf-8")
+    (newest / "notes.txt").write_text("", encoding="utf-8")
+    (newest / ".metadata").unlink()
+    (newest / ".metadata").symlink_to(folder / "step-000000001" / ".metadata")
+    bad = recd("verify", newest)
+    assert bad.exit_code == 1
+    assert "damaged" in bad.stdout
+    lines = bad.stderr.splitlines()
+    assert f"{newest}/__1_0.distcp: is missing" in lines
+    assert f"{newest}/notes.txt: is no file of this checkpoint" in lines
+    assert f"{newest}/.metadata: cannot be read (no plain file)" in lines
+    assert any("progress.json: has 2 bytes, and had" in line for line in lines)
+    assert recd("list", folder).exit_code == 1
+
+    flip(folder / "step-000000001" / "__0_0.distcp", 0.5)
+    assert "ok" in recd("list", folder / "step-000000001").stdout, "it reads no file"
+    report = recd("verify", folder / "step-000000001", "--json")
+    assert report.exit_code == 1
+    ((told,),) = [each["damage"] for each in json.loads(report.stdout)["checkpoints"]]
+    assert "__0_0.distcp: its content is not what was written" in told
+
+
+def test_show(folder: Path) -> None:
+    shown = json.loads(recd("show", folder, "--json").stdout)
+    assert shown["step"] == 2
+    assert shown["tensors"]["model.bags.embedding_bags.t.weight"] == {
+        "shape": [16, 4],
+        "dtype": "float32",
+    }
+    assert "step 2, epoch 0" in recd("show", folder).stdout
+    flip(folder / "step-000000002" / ".metadata", 0.5)
+    refused = recd("show", folder)
+    assert refused.exit_code == 1
+    assert ".metadata: its content is not what was written" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"step": -1}', "step: is -1"),
+        ('{"step": 2, "losses": [NaN, 1]}', "losses.0: is nan"),
+        ('{"step": 2, "losses": [1]}', "losses: are 1, of 2 steps"),
+        ('{"step": 3}', "step: is 3; name its folder step-000000003"),
+        ("{", "Invalid JSON"),
+    ],
+)
+def test_progress_that_cannot_be(folder: Path, text: str, told: str) -> None:
+    checkpoint = folder / "step-000000002"
+    (checkpoint / "progress.json").write_text(text, encoding="utf-8")
+    reseal(checkpoint)
+    with pytest.raises(DamagedError, match=rf"progress\.json: .*{told}"):
+        read_progress(checkpoint)
+
+
+def load_each(rank: int, world_size: int, folders: list[Path]) -> list[str]:
+    """What loading says, folder by folder: the step, or the error."""
+    trainer = Trainer(world_size)
+    said = []
+    for folder in folders:
+        try:
+            progress = Checkpoints(folder, keep=1).load(trainer.dmp, trainer.optimizer)
+            said.append(f"step {progress.step}")
+        except RecdError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_damaged_one_falls_back_to_the_one_before(saved_twice: Path, tmp_path: Path) -> None:
+    """On all ranks, whichever of them it is that reads the damaged file."""
+    one, none, gone = (
+        Path(shutil.copytree(saved_twice, tmp_path / name)) for name in ("one", "none", "gone")
+    )
+    flip(one / "step-000000002" / "__1_0.distcp", 0.5)
+    flip(none / "step-000000002" / "__0_0.distcp", 0.5)
+    flip(none / "step-000000001" / "progress.json", 0.5)
+    (gone / "step-000000002" / MANIFEST).unlink()
+    first, second = run_on_ranks(load_each, 2, [one, none, gone])
+    assert first == second
+    assert first[0] == first[2] == "step 1"
+    assert "no checkpoint is whole" in first[1]
+    assert "step-000000002/__0_0.distcp: its content" in first[1]
+    assert "step-000000001/progress.json: its content" in first[1]
+    names = {folder.name: sorted(path.name for path in folder.iterdir()) for folder in (one, none)}
+    assert names["one"] == ["step-000000001", "step-000000002.damaged-1"]
+    assert names["none"] == ["step-000000001", "step-000000002"], "nothing is touched"
