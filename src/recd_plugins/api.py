@@ -273,7 +273,8 @@ if TYPE_CHECKING:
         error_console as error_console,
         output_console as output_console,
     )
-    from recd_plugins.planning.compute import Compute as Compute, measure_compute as measure_compute
+    from recd_plugins.planning.compute import measure_compute as measure_compute
+    from recd_plugins.planning.step_cost import Compute as Compute
     from recd_plugins.planning.plan_mode import (
         Measurement as Measurement,
         PlanAnswer as PlanAnswer,

@@ -10,7 +10,8 @@ from tests.small_registry import SPARSE
 from recd_plugins import RunConfig
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
-from recd_plugins.training.identity import identity_of, identity_text, resume_choice
+from recd_plugins.training.assembly import resume_choice
+from recd_plugins.training.identity import identity_of, identity_text
 
 SEQUENCES = ["t_seq_0_0", "t_seq_0_1"]
 ROW_WISE = {"use": "torchrec.row_wise", "tables": ["t_usr_0"]}

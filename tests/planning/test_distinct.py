@@ -15,10 +15,10 @@ from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_trans
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
-from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
 from recd_plugins.planning.report import render
+from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import this_machine
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.planning.compute import Operations, count_operations
+from recd_plugins.planning.compute import count_operations
+from recd_plugins.planning.step_cost import Operations
 
 
 class Products(nn.Module):

@@ -16,8 +16,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recd_plugins import RunConfig, prepare
 from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
-from recd_plugins.planning.compute import Compute, Operations, measure_compute
+from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.report import PlanReport, compressed, render
+from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins
 from recd_plugins.planning.topologies import (
     MACHINE,

@@ -21,8 +21,8 @@ from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.interfaces.step_cost import StepCost
-from recd_plugins.planning.compute import Compute, Operations, measure_compute
-from recd_plugins.planning.step_cost import bytes_of_tables, estimate_step_cost
+from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.step_cost import Compute, Operations, bytes_of_tables, estimate_step_cost
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training.session import session

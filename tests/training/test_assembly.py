@@ -15,7 +15,8 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recd_plugins import load_registry
 from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.compute import NO_COMPUTE, measure_compute
+from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.step_cost import NO_COMPUTE
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import NoPlanError, PluginError

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import settings
-from tests.training import test_evaluation
+from tests.training.test_evaluation import write_table
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.quant.embedding_modules import (
@@ -58,8 +58,8 @@ ROWS = 45
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables, registries, and the checkpoints of each, trained on two ranks."""
     folder = tmp_path_factory.mktemp("predict")
-    evaluation_cases.write_table(folder / "train" / "a.parquet", 64)
-    evaluation_cases.write_table(folder / "test" / "a.parquet", ROWS)
+    write_table(folder / "train" / "a.parquet", 64)
+    write_table(folder / "test" / "a.parquet", ROWS)
     new = pq.read_table(folder / "test" / "a.parquet").drop_columns(["label"])
     pq.write_table(new, folder / "new.parquet", row_group_size=7)
     for name, (converter, sections) in CASES.items():

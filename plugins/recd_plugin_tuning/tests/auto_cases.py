@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from recd_plugin_tuning.auto import Chosen
-from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 
 AUTO = [{"use": "auto"}]

@@ -32,10 +32,9 @@ from recd_plugins.interfaces.step_cost import (
     StageCosts,
 )
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report import render
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
+from recd_plugins.planning.step_cost import Compute, Operations, estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.runtime.errors import NoPlanError, RegistryError, SetupError

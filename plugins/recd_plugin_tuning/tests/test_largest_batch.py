@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import NoPlanError

@@ -25,7 +25,7 @@ from recd_plugins.api import (
     write_topology,
 )
 from recd_plugins.cli import main
-from recd_plugins.planning.compute import NO_COMPUTE
+from recd_plugins.planning.step_cost import NO_COMPUTE
 from recd_plugins.planning.topologies import machine_of
 
 COSTS = StageCosts.model_validate(

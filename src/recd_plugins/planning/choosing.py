@@ -54,7 +54,6 @@ from recd_plugins.interfaces.model_tables import (
 )
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
-from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
 from recd_plugins.planning.prepared import Prepared, prepare_entries
@@ -67,6 +66,7 @@ from recd_plugins.planning.setting import (
     setting_of,
 )
 from recd_plugins.planning.step_cost import (
+    NO_COMPUTE,
     collective_seconds,
     estimate_step_cost,
     predict_stages,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,56 +26,13 @@ from recd_plugins.interfaces.step_cost import stage_of
 from recd_plugins.model.build import build_model, model_code
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
+from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.runtime.errors import RecdError
 
 # Rows to read, and rows to count on, spread over them: neighbours are of one session.
 _ROWS, _COUNTED = 256, 64
 # Operators of Adagrad for one parameter.
 _OPTIMIZER_OPERATORS = 6
-
-
-@dataclass(frozen=True)
-class Operations:
-    """Operations of forward and backward; the fields are those of ``StepCost``."""
-
-    matmul_flops: float = 0.0
-    element_bytes: float = 0.0
-
-    def __sub__(self, other: Operations) -> Operations:
-        """Return what is left without ``other``."""
-        return Operations(
-            self.matmul_flops - other.matmul_flops, self.element_bytes - other.element_bytes
-        )
-
-    def __truediv__(self, count: float) -> Operations:
-        """Return the operations of one of ``count``."""
-        return Operations(self.matmul_flops / count, self.element_bytes / count)
-
-
-@dataclass(frozen=True)
-class Compute:
-    """What a model computes, and keeps for the backward pass, apart from its lookups.
-
-    Attributes:
-        pooling: operations for each row that sequence poolings see.
-        rest: operations for each row of the batch.
-        parameter_bytes: of dense parameters, whose gradients are reduced.
-        operators: of a step, whatever its rows, with those of the dense optimizer.
-        pooling_saved_bytes: activations for each row that sequence poolings see.
-        rest_saved_bytes: other activations for each row of the batch.
-        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
-    """
-
-    pooling: Operations
-    rest: Operations
-    parameter_bytes: int
-    operators: int = 0
-    pooling_saved_bytes: float = 0.0
-    rest_saved_bytes: float = 0.0
-    pools_all_rows: bool = False
-
-
-NO_COMPUTE = Compute(Operations(), Operations(), 0)
 
 
 def measure_compute(registry: RunConfig) -> Compute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from torchrec.distributed.types import (
 from recd_plugins.interfaces import StepShape, Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageCosts, StageTimes, StepCost
-from recd_plugins.planning.compute import Compute
 from recd_plugins.sharding.wire import scalar_bytes
 
 #: Bytes of a float32, of an id, and of a row's place among gradients that are sent once.
@@ -59,6 +58,50 @@ _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value
 _Numbers = NDArray[np.float64]
 # Fields of ``StepCost``: one number for all ranks, or ``[world_size]``.
 _Fields = Mapping[str, float | _Numbers]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of forward and backward; the fields are those of ``StepCost``."""
+
+    matmul_flops: float = 0.0
+    element_bytes: float = 0.0
+
+    def __sub__(self, other: Operations) -> Operations:
+        """Return what is left without ``other``."""
+        return Operations(
+            self.matmul_flops - other.matmul_flops, self.element_bytes - other.element_bytes
+        )
+
+    def __truediv__(self, count: float) -> Operations:
+        """Return the operations of one of ``count``."""
+        return Operations(self.matmul_flops / count, self.element_bytes / count)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a model computes, and keeps for the backward pass, apart from its lookups.
+
+    Attributes:
+        pooling: operations for each row that sequence poolings see.
+        rest: operations for each row of the batch.
+        parameter_bytes: of dense parameters, whose gradients are reduced.
+        operators: of a step, whatever its rows, with those of the dense optimizer.
+        pooling_saved_bytes: activations for each row that sequence poolings see.
+        rest_saved_bytes: other activations for each row of the batch.
+        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
+    """
+
+    pooling: Operations
+    rest: Operations
+    parameter_bytes: int
+    operators: int = 0
+    pooling_saved_bytes: float = 0.0
+    rest_saved_bytes: float = 0.0
+    pools_all_rows: bool = False
+
+
+NO_COMPUTE = Compute(Operations(), Operations(), 0)
 
 
 def estimate_step_cost(

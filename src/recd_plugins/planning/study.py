@@ -32,7 +32,7 @@ from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.choosing import prepare
-from recd_plugins.planning.compute import NO_COMPUTE, Compute, measure_compute
+from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
     activations_of_parts,
@@ -47,6 +47,8 @@ from recd_plugins.planning.profile import as_run_sends
 from recd_plugins.planning.report import PlannedTable, PlanReport, SideReport
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.step_cost import (
+    NO_COMPUTE,
+    Compute,
     estimate_step_cost,
     predict_stages,
     rows_pooled,

@@ -6,21 +6,23 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import click
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.config import RunConfig
-from recd_plugins.interfaces import FeatureSchema, PlanContext, Table
+from recd_plugins.interfaces import Candidate, FeatureSchema, PlanContext, Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.planning.choosing import choose, prepare
+from recd_plugins.planning.choosing import choose, chooser_of, prepare, with_offers
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
@@ -37,7 +39,14 @@ from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import is_overlapped
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.sharders import stock_sharders
-from recd_plugins.training.identity import identity_of_data
+from recd_plugins.training.checkpoint_files import DamagedError
+from recd_plugins.training.identity import (
+    identity_of_data,
+    newest_first,
+    read_identity,
+    read_schema,
+    sharding_identity,
+)
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
 from recd_plugins.training.rank_state import broadcast_state, copy_weights, first_weights
 
@@ -227,3 +236,53 @@ def _whole(
     data = RegistryData(replace(entries, sharding=()), modules)  # a baseline coalesces nothing
     setting = setting_of(entries, modules, topology, device=device, data=data)
     return replace(plain, batch_parts=prepare_parts(entries, plain.tables, setting)), None
+
+
+def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
+    """Replace a chooser by the entries that the newest whole checkpoint was trained with.
+
+    A chooser decides by measurements, which differ from start to start.
+    """
+    chooser = chooser_of(registry)
+    if chooser is None:
+        return registry
+    for checkpoint in newest_first(registry):
+        try:
+            identity = read_identity(checkpoint)
+        except DamagedError:  # reported when weights are loaded
+            continue
+        entries, tables = identity["sharding"], list(identity["model"]["tables"])
+        at = registry.sharding.index(chooser)
+        own = sharding_identity(registry, tables)
+        before, after = own[:at], own[at + 1 :]
+        end = len(entries) - len(after)
+        chosen = entries[at:end]
+        fits = (
+            (end >= at and entries[:at] == before and entries[end:] == after)
+            and read_schema(checkpoint).sparse == tuple(registry.dataset.schema().sparse)
+            and _is_installed(registry, chosen)
+        )
+        if not quiet:
+            takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
+            words = [f"{each['use']} for {len(each['tables'])} tables" for each in chosen]
+            click.echo(
+                f"{chooser.plugin.name} {takes} what {checkpoint} was trained with: "
+                f"{', '.join(words) or 'the planner'}",
+                err=True,
+            )
+        if not fits:
+            return registry
+        offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
+        return with_offers(registry, chooser, offers)
+    return registry
+
+
+def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the installed plugins can repeat a choice."""
+    installed = {cls.name: cls for cls in registry.offering}
+    try:
+        for entry in chosen:
+            installed[entry["use"]].Options.model_validate(entry.get("options", {}))
+    except (KeyError, ValidationError):
+        return False
+    return True

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
-from pydantic import ValidationError
 
 from recd_plugins.config import Entry, RunConfig
 from recd_plugins.config.run_config import plugin_versions
 from recd_plugins.data.prepared import RegistryLookups
 from recd_plugins.data.preprocess import fitted_steps, load_fitted_state
 from recd_plugins.interfaces import (
-    Candidate,
     Dataset,
     DatasetWrapper,
     FeatureSchema,
@@ -31,7 +28,6 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.interfaces.plugin import plugin_call
-from recd_plugins.planning.choosing import chooser_of, with_offers
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.versions import installed_set
@@ -107,7 +103,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
         "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
         "pooling": [_entry(entry, "features", schema.sparse) for entry in registry.pooling],
-        "sharding": [_entry(entry, "tables", names) for entry in registry.sharding],
+        "sharding": sharding_identity(registry, names),
         "cache": [_entry(entry, "tables", names) for entry in registry.cache],
         "model": {
             **(model or {}),
@@ -121,6 +117,12 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
         OBSERVERS: further[True],
         "versions": {"packages": installed_set(), **plugin_versions(registry)},
     }
+
+
+def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the sharding entries with the names of their tables."""
+    names = list(tables)
+    return [_entry(entry, "tables", names) for entry in registry.sharding]
 
 
 def identity_of_data(dataset: Dataset) -> dict[str, Any]:
@@ -273,7 +275,7 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
 
 def resume_fitted(registry: RunConfig) -> None:
     """Restore the fitted preprocessing of the newest whole checkpoint."""
-    for checkpoint in _newest_first(registry):
+    for checkpoint in newest_first(registry):
         try:
             load_fitted(registry, checkpoint)
         except DamagedError:  # reported when weights are loaded
@@ -296,59 +298,10 @@ def check_fitted_alike(registry: RunConfig) -> None:
     check_agreement("fitting preprocessing", decided)
 
 
-def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
-    """Replace a chooser by the entries that the newest whole checkpoint was trained with.
-
-    A chooser decides by measurements, which differ from start to start.
-    """
-    chooser = chooser_of(registry)
-    if chooser is None:
-        return registry
-    for checkpoint in _newest_first(registry):
-        try:
-            identity = read_identity(checkpoint)
-        except DamagedError:  # reported when weights are loaded
-            continue
-        entries, tables = identity["sharding"], list(identity["model"]["tables"])
-        at = registry.sharding.index(chooser)
-        own = [_entry(entry, "tables", tables) for entry in registry.sharding]
-        before, after = own[:at], own[at + 1 :]
-        end = len(entries) - len(after)
-        chosen = entries[at:end]
-        fits = (
-            (end >= at and entries[:at] == before and entries[end:] == after)
-            and read_schema(checkpoint).sparse == tuple(registry.dataset.schema().sparse)
-            and _is_installed(registry, chosen)
-        )
-        if not quiet:
-            takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
-            words = [f"{each['use']} for {len(each['tables'])} tables" for each in chosen]
-            click.echo(
-                f"{chooser.plugin.name} {takes} what {checkpoint} was trained with: "
-                f"{', '.join(words) or 'the planner'}",
-                err=True,
-            )
-        if not fits:
-            return registry
-        offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
-        return with_offers(registry, chooser, offers)
-    return registry
-
-
-def _newest_first(registry: RunConfig) -> Iterator[Path]:
+def newest_first(registry: RunConfig) -> Iterator[Path]:
+    """Yield the checkpoints of a run, newest first."""
     folder = registry.training.checkpoint.path
     return reversed(checkpoints_in(Path(folder)) if folder is not None else [])
-
-
-def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the installed plugins can repeat a choice."""
-    installed = {cls.name: cls for cls in registry.offering}
-    try:
-        for entry in chosen:
-            installed[entry["use"]].Options.model_validate(entry.get("options", {}))
-    except (KeyError, ValidationError):
-        return False
-    return True
 
 
 # Parts of an identity.

@@ -34,7 +34,7 @@ from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
-from recd_plugins.training.assembly import Variant, assemble
+from recd_plugins.training.assembly import Variant, assemble, resume_choice
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
@@ -43,7 +43,6 @@ from recd_plugins.training.evaluation import Measured, Validation, evaluate, ste
 from recd_plugins.training.identity import (
     check_fitted_alike,
     identity_of,
-    resume_choice,
     resume_fitted,
 )
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
