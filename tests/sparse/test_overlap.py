@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins.sparse.memory import int32_at
-from recd_plugins.sparse.overlap import first_difference, next_change, overlap
+from recd_plugins.sparse.overlap import first_difference, int32_at, next_change, overlap
 
 u64 = np.uint64
 

@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from recd_plugins.sparse.memory import float32_at, prefetch
+from recd_plugins.sparse.overlap import float32_at, prefetch
 
 f32 = np.float32
 #: Scalars that FBGEMM squares side by side: a vector register of AVX2. The order of a sum is part

@@ -21,7 +21,7 @@ from recd_plugins.runtime.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recd_plugins.config import RunConfig
+    from recd_plugins.config.run_config import RunConfig
 
 # The rows that fill no batch are read in batches of which one is so much smaller.
 _FINER = 8

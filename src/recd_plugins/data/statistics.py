@@ -15,9 +15,8 @@ from recd_plugins.data.list_dict import id_features
 from recd_plugins.interfaces.data_profile import MAX_SHIFT, FeatureStatistics, TableStatistics
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse.dedup import address_of
-from recd_plugins.sparse.memory import int32_at, int64_at
-from recd_plugins.sparse.overlap import next_change, offset_at, overlap
+from recd_plugins.sparse.jagged import address_of
+from recd_plugins.sparse.overlap import int32_at, int64_at, next_change, offset_at, overlap
 
 u64 = np.uint64
 _MIX = u64(0x9E3779B97F4A7C15)

@@ -12,8 +12,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 #: Parts of making a batch, in order.
 STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")

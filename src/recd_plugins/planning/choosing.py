@@ -28,7 +28,8 @@ from recd_plugins.compat.torchrec_internals import refuse_other_versions
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.prepared import first_rows
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.data.prepared import first_rows, placement_of
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.interfaces import (
     Candidate,
@@ -50,13 +51,15 @@ from recd_plugins.interfaces.model_tables import (
     embedding_modules,
     names_of_several,
     refuse_shared_tables,
+    rows_by_feature,
     tables_of,
 )
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
-from recd_plugins.planning.prepared import Prepared, prepare_entries
+from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
 from recd_plugins.planning.profile import as_run_sends, measure_profile
 from recd_plugins.planning.setting import (
     RegistryData,
@@ -67,9 +70,11 @@ from recd_plugins.planning.setting import (
 )
 from recd_plugins.planning.step_cost import (
     NO_COMPUTE,
+    Compute,
     collective_seconds,
     estimate_step_cost,
     predict_stages,
+    rows_pooled,
 )
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.activity import log_if_slow
@@ -529,3 +534,35 @@ def _meta_copy(model: nn.Module) -> nn.Module:
             f"plans are tried on copies of the model, and {type(model).__name__} cannot be copied "
             f"({error}): name shardings in place of the one that chooses"
         ) from error
+
+
+def activation_bytes(
+    prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
+) -> int:
+    """Return bytes of activations of a rank, without those of sharded lookups."""
+    tables = tables_of(prepared.model)
+    pooled = rows_pooled(tables, profile, kept, batch_size)
+    of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
+    return round(kept.rest_saved_bytes * batch_size + kept.pooling_saved_bytes * pooled + of_parts)
+
+
+def without_plugins(
+    registry: RunConfig, model: nn.Module, device_type: str | None = None
+) -> Prepared:
+    """Prepare the baseline: no deduplication, sharding, cache or pipeline plugin, no overlap, and
+    float32 between ranks."""
+    registry = registry.with_training({"wire": "fp32", "overlap": False})
+    tables = tuple(tables_of(model))
+    claims = registry.claim("sharding", [table.name for table in tables])
+    modules = list(embedding_modules(model))
+    placement = placement_of(modules, {name: entry.plugin for name, entry in claims.items()})
+    put_poolings(registry, model)
+    plain = replace(
+        registry,
+        converter=PlainConverter(PlainConverter.Options()),
+        sharding=(),
+        cache=(),
+        further={**registry.further, "pipeline": ()},
+    )
+    apply_optimizers(plain, modules, tables, device_type, {})
+    return Prepared(plain, model, placement, rows_by_feature(tables), tables)

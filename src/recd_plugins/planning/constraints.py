@@ -22,6 +22,7 @@ from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
+from recd_plugins.planning.search import ON_A_NODE, TableGroup
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.entry_constraints import (
@@ -41,8 +42,6 @@ _COLUMN_WISE = {ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.v
 _BY_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, _GRID}
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
 _ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)
-#: Types whose shards the ranks of one node hold.
-ON_A_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
 
 @dataclass(frozen=True)
@@ -331,45 +330,6 @@ def _not_replicated(
         or (table.pooled and any_coalesced)
         or (table.name not in may and (variable if table.pooled else device_type == "cpu"))
     }
-
-
-@dataclass(frozen=True)
-class TableGroup:
-    """Tables whose ranks table strategies constrain.
-
-    Attributes:
-        tables: their names; several stay on one rank.
-        ranks: ranks that may hold rows of them.
-        places: entries that say so.
-    """
-
-    tables: frozenset[str]
-    ranks: frozenset[int]
-    places: tuple[str, ...]
-
-    @property
-    def is_together(self) -> bool:
-        """Whether they stay on one rank."""
-        return len(self.tables) > 1
-
-    @property
-    def words(self) -> str:
-        """The constraint, for ``recd plan``."""
-        together = f"{shortened(sorted(self.tables))} together " if self.is_together else ""
-        one = "one of " if self.is_together and len(self.ranks) > 1 else ""
-        ranks = shortened([str(rank) for rank in sorted(self.ranks)])
-        plural = "s" * (len(self.ranks) > 1)
-        return f"{together}on {one}rank{plural} {ranks}, says {' and '.join(self.places)}"
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return {"allowed_ranks": sorted(self.ranks), "together": sorted(self.tables)}
-
-    def nodes(self, ranks_per_node: int) -> list[tuple[int, ...]]:
-        """Return the nodes all of whose ranks are allowed."""
-        firsts = range(0, max(self.ranks) + 1, ranks_per_node)
-        nodes = (tuple(range(first, first + ranks_per_node)) for first in firsts)
-        return [node for node in nodes if self.ranks.issuperset(node)]
 
 
 def table_groups(

@@ -38,7 +38,6 @@ from recd_plugins.interfaces.model_tables import (
     tables_of,
 )
 from recd_plugins.planning.constraints import (
-    TableGroup,
     feasible,
     table_constraints,
     table_groups,
@@ -54,7 +53,7 @@ from recd_plugins.planning.estimates import (
     step_rating,
 )
 from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.search import FreeRanks, Option, Placement, search
+from recd_plugins.planning.search import FreeRanks, Option, Placement, TableGroup, search
 from recd_plugins.planning.step_cost import is_variable_table
 from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
 from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError

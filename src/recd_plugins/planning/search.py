@@ -32,7 +32,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.planning.constraints import ON_A_NODE, TableGroup
+from recd_plugins.runtime.text import shortened
 
 Ranks = NDArray[np.int64]
 Proposal = Sequence["Option"]
@@ -50,6 +50,49 @@ _MOST_OF_GRID = 10_000
 # From so many ranks or tables on, an order gives up after so many plans that are no better.
 _MANY_RANKS, _MANY_TABLES = 64, 256
 _PATIENCE, _LEAST_PATIENCE = 32, 8
+
+
+#: Types whose shards the ranks of one node hold.
+ON_A_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables whose ranks table strategies constrain.
+
+    Attributes:
+        tables: their names; several stay on one rank.
+        ranks: ranks that may hold rows of them.
+        places: entries that say so.
+    """
+
+    tables: frozenset[str]
+    ranks: frozenset[int]
+    places: tuple[str, ...]
+
+    @property
+    def is_together(self) -> bool:
+        """Whether they stay on one rank."""
+        return len(self.tables) > 1
+
+    @property
+    def words(self) -> str:
+        """The constraint, for ``recd plan``."""
+        together = f"{shortened(sorted(self.tables))} together " if self.is_together else ""
+        one = "one of " if self.is_together and len(self.ranks) > 1 else ""
+        ranks = shortened([str(rank) for rank in sorted(self.ranks)])
+        plural = "s" * (len(self.ranks) > 1)
+        return f"{together}on {one}rank{plural} {ranks}, says {' and '.join(self.places)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"allowed_ranks": sorted(self.ranks), "together": sorted(self.tables)}
+
+    def nodes(self, ranks_per_node: int) -> list[tuple[int, ...]]:
+        """Return the nodes all of whose ranks are allowed."""
+        firsts = range(0, max(self.ranks) + 1, ranks_per_node)
+        nodes = (tuple(range(first, first + ranks_per_node)) for first in firsts)
+        return [node for node in nodes if self.ranks.issuperset(node)]
 
 
 @dataclass(frozen=True, eq=False)

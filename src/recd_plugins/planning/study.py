@@ -17,32 +17,27 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.config import RunConfig
-from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.prepared import placement_of, smallest_batch, wrapped_dataset
+from recd_plugins.data.prepared import smallest_batch, wrapped_dataset
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import (
     all_tables_of,
     embedding_modules,
     names_of_several,
-    rows_by_feature,
-    tables_of,
 )
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
 from recd_plugins.model.build import build_model
-from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.planning.choosing import prepare
+from recd_plugins.planning.choosing import activation_bytes, prepare, without_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
-    activations_of_parts,
     dense_bytes,
     memory_of_parts,
     row_memory,
     state_bytes,
 )
 from recd_plugins.planning.planner import Planned, RegistryPlanner
-from recd_plugins.planning.prepared import Prepared, apply_optimizers
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.profile import as_run_sends
 from recd_plugins.planning.report import PlannedTable, PlanReport, SideReport
 from recd_plugins.planning.setting import RegistryData, setting_of
@@ -51,7 +46,6 @@ from recd_plugins.planning.step_cost import (
     Compute,
     estimate_step_cost,
     predict_stages,
-    rows_pooled,
 )
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.runtime.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
@@ -119,16 +113,6 @@ class ShardableModel:
         )
 
 
-def activation_bytes(
-    prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
-) -> int:
-    """Return bytes of activations of a rank, without those of sharded lookups."""
-    tables = tables_of(prepared.model)
-    pooled = rows_pooled(tables, profile, kept, batch_size)
-    of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
-    return round(kept.rest_saved_bytes * batch_size + kept.pooling_saved_bytes * pooled + of_parts)
-
-
 def with_plugins(
     registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
 ) -> ShardableModel:
@@ -161,28 +145,6 @@ def data_of_model(registry: RunConfig) -> RegistryData:
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         return RegistryData(registry, list(embedding_modules(model)))
-
-
-def without_plugins(
-    registry: RunConfig, model: nn.Module, device_type: str | None = None
-) -> Prepared:
-    """Prepare the baseline: no deduplication, sharding, cache or pipeline plugin, no overlap, and
-    float32 between ranks."""
-    registry = registry.with_training({"wire": "fp32", "overlap": False})
-    tables = tuple(tables_of(model))
-    claims = registry.claim("sharding", [table.name for table in tables])
-    modules = list(embedding_modules(model))
-    placement = placement_of(modules, {name: entry.plugin for name, entry in claims.items()})
-    put_poolings(registry, model)
-    plain = replace(
-        registry,
-        converter=PlainConverter(PlainConverter.Options()),
-        sharding=(),
-        cache=(),
-        further={**registry.further, "pipeline": ()},
-    )
-    apply_optimizers(plain, modules, tables, device_type, {})
-    return Prepared(plain, model, placement, rows_by_feature(tables), tables)
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse import kernels
+from recd_plugins.sparse.jagged import address_of
 
 #: Values, of 4 or 8 bytes each, which compare by their bits; and the offsets of their rows, int32
 #: or int64 ``[B + 1]``, which need not start at 0.
@@ -259,12 +259,6 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
     return sum(offsets.item(-1) - offsets.item(0) for _, offsets in columns)
-
-
-@numba.njit(cache=True)
-def address_of(array: Any) -> Any:
-    """Return the address of an array's first item; compiled, as numpy's own way is slower."""
-    return array.ctypes.data
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:

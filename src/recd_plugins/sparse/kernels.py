@@ -11,8 +11,16 @@ from typing import Any
 import numba
 import numpy as np
 
-from recd_plugins.sparse.memory import copy_bytes, int32_at, int64_at, prefetch
-from recd_plugins.sparse.overlap import CHUNK, bytes_differ, find_changes, offset_at
+from recd_plugins.sparse.overlap import (
+    CHUNK,
+    bytes_differ,
+    copy_bytes,
+    find_changes,
+    int32_at,
+    int64_at,
+    offset_at,
+    prefetch,
+)
 
 u64 = np.uint64
 _MIX = u64(0x94D049BB133111EB)

@@ -22,14 +22,20 @@ from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.planning.choosing import choose, chooser_of, prepare, with_offers
+from recd_plugins.planning.choosing import (
+    activation_bytes,
+    choose,
+    chooser_of,
+    prepare,
+    with_offers,
+    without_plugins,
+)
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
-from recd_plugins.planning.study import activation_bytes, without_plugins
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
@@ -264,7 +270,11 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         )
         if not quiet:
             takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
-            words = [f"{each['use']} for {len(each['tables'])} tables" for each in chosen]
+            words = [
+                f"{each['use']} for {n} table{'s' * (n != 1)}"
+                for each in chosen
+                for n in [len(each["tables"])]
+            ]
             click.echo(
                 f"{chooser.plugin.name} {takes} what {checkpoint} was trained with: "
                 f"{', '.join(words) or 'the planner'}",
