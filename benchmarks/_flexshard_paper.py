@@ -14,9 +14,9 @@ from recd_plugin_flexshard.planning.costs import (
     PAPER_FLAT,
     ClusterShape,
     CostOptions,
+    TableDemand,
     breakpoints,
 )
-from recd_plugin_flexshard.planning.demand import TableDemand
 
 #: 4 nodes of 8 A100, 4096 samples a rank.
 CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)

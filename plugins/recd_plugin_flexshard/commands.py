@@ -25,8 +25,6 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api import RunConfig, ShardableModel, TopologySpec
@@ -34,18 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and the plans of its sharding entries with tiers, by ``Entry.field``."""
+    """A prepared model, and the plans of its sharding entries with tiers, by entry."""
 
     candidate: ShardableModel
     plans: Mapping[str, TierPlan]
 
 
 def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
-    """Prepare data and model for the ranks of ``spec``.
-
-    Raises:
-        RecdError: no entry has tiers.
-    """
+    """Prepare data and model for the ranks of ``spec``; raise RecdError if no entry has tiers."""
     from recd_plugin_flexshard.part import TieredPart
     from recd_plugins.api import with_plugins, wrapped_dataset
 
@@ -63,18 +57,15 @@ def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
 
 
 class TiersPlan(PlanMode):
-    """The tiers of rows that the registry's entries choose, and what others would give."""
+    """``recd plan --tiers``."""
 
     flag = "--tiers"
     help = (
-        "Plan tiers of rows instead: what flexshard's entries choose, and what others would give. "
-        "--calibrate measures collectives, and memory of copied rows."
+        "Plan tiers of rows instead: what flexshard's entries choose, and what others would give."
     )
-    calibrates = "topology"
     because = "are chosen for a number of rows"
 
     def options(self) -> Sequence[click.Option]:
-        """Other memory, and other overlap."""
         return [
             click.Option(
                 ["--budget", "memory_ratio"],
@@ -90,17 +81,7 @@ class TiersPlan(PlanMode):
             ),
         ]
 
-    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
-        """Measure the ranks of the topology on this machine."""
-        from recd_plugin_flexshard.planning.calibrate import calibrate_tiers
-
-        question.say("measuring collectives, and memory of a few training steps")
-        registry = question.registry.with_training({"batch_size": question.batch_size})
-        planned = planned_tiers(registry, question.spec).plans
-        return calibrate_tiers(registry, planned.values(), question.spec, path)
-
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Read the data where no profile is named, and choose tiers."""
         from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
         from recd_plugins.api import at_entry
 
@@ -191,7 +172,7 @@ def _source(
     candidate: ShardableModel, plan: TierPlan, data: bool, profile_path: Path | None
 ) -> BatchIds:
     from recd_plugin_flexshard.planning import TableDemand
-    from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
+    from recd_plugin_flexshard.planning.simulate import DrawnBatches, RegistryBatches
     from recd_plugins.api import AccessProfile
 
     if data:
@@ -207,4 +188,4 @@ def _source(
         demand = TableDemand.from_access(access, planned.embedding_dim, factor)
         # A profile may know other features.
         demands.append(replace(demand, features=planned.features))
-    return DrawnBatches(plan, demands=demands, name=str(profile_path))
+    return DrawnBatches(plan, demands, str(profile_path))

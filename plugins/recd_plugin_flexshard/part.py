@@ -1,4 +1,4 @@
-"""What tiers of rows do to their tables, from plan to report (FlexShard, arXiv 2301.02959)."""
+"""Strategy of tables with tiers of rows, from plan to report (FlexShard, arXiv 2301.02959)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class TieredPart(TableStrategy):
         self._tables = {table.name: table for table in plan.tables}
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        """All tables: copies are written through to their table when state is saved."""
         why = (
             "has tiers of its rows, whose cold tier cannot be cached: leave one of them out; "
             "torchrec.row_wise shards it alike without tiers"
@@ -132,18 +131,13 @@ class TieredPart(TableStrategy):
         )
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """Return the rows with copies, and the share of the others."""
         tiers = self._tables.get(table)
         if tiers is None:
             return {}
-        return {
-            "hot_rows": tiers.hot,
-            "flex_rows": tiers.flex,
-            "cold_share": tiers.cold_share,
-        }
+        copies = {"hot_rows": tiers.hot, "flex_rows": tiers.flex}
+        return {**copies, "cold_share": tiers.cold_share}
 
     def words(self, table: str) -> Sequence[str]:
-        """Return the rows with copies, in words."""
         tiers = self._tables.get(table)
         if tiers is None:
             return ()
@@ -151,7 +145,6 @@ class TieredPart(TableStrategy):
         return [f"{rows:,} {tier}" for rows, tier in copies if rows]
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """Return the tiers' collectives."""
         from recd_plugin_flexshard.run_report import tiered_modules
 
         return {
@@ -163,7 +156,6 @@ class TieredPart(TableStrategy):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """Return the traffic of the tiers, next to the prediction of their plans."""
         from recd_plugin_flexshard.run_report import report_tiers
 
         return [report_tiers([part.plan for part in parts], run)]

@@ -21,15 +21,13 @@ from recd_plugin_flexshard.planning.plan import (
     sync_bytes,
 )
 from recd_plugin_flexshard.table_plan import memory_of
-from recd_plugins.api import (
-    SetupError,
-    TopologySpec,
-    size_text,
-    topology_line,
-)
+from recd_plugins.api import SetupError, TopologySpec, size_text, topology_line
 
-_STRATEGIES: tuple[Strategy, ...] = ("two_tier", "three_tier", "joint")
-_STRATEGY_NAMES = {"two_tier": "two tiers", "three_tier": "three tiers", "joint": "joint"}
+_STRATEGY_NAMES: dict[Strategy, str] = {
+    "two_tier": "two tiers",
+    "three_tier": "three tiers",
+    "joint": "joint",
+}
 #: Fields of ``Collectives``.
 COLLECTIVE_NAMES = {
     "a2a_global": "all-to-all, all ranks",
@@ -37,8 +35,6 @@ COLLECTIVE_NAMES = {
     "ar_global": "all-reduce, all ranks",
     "ar_cross": "all-reduce, across nodes",
 }
-# Plans of a curve; those of two tiers take less time.
-_TWO_TIER_PLANS, _PLANS = 96, 32
 # Tables with a line each; of more, those with the most accesses.
 _LINES = 16
 
@@ -54,6 +50,8 @@ class TierRows:
     hot_share: float
     flex: int
     flex_share: float
+    cold: int
+    cold_share: float
 
     @classmethod
     def of(cls, name: str, tables: Sequence[TableTiers]) -> TierRows:
@@ -65,15 +63,8 @@ class TierRows:
         )
         rows = sum(table.demand.num_embeddings for table in tables)
         num_hot, num_flex = sum(t.hot for t in tables), sum(t.flex for t in tables)
-        return cls(name, rows, total, num_hot, hot, num_flex, flex)
-
-    @property
-    def cold_share(self) -> float:
-        return max(0.0, 1.0 - self.hot_share - self.flex_share)
-
-    def as_json(self) -> dict[str, Any]:
-        cold = self.rows - self.hot - self.flex
-        return asdict(self) | {"cold": cold, "cold_share": self.cold_share}
+        left = rows - num_hot - num_flex, max(0.0, 1.0 - hot - flex)
+        return cls(name, rows, total, num_hot, hot, num_flex, flex, *left)
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,7 @@ class EntryTiers:
             "plugin": self.plugin,
             "strategy": plan.strategy,
             "options": asdict(plan.options),
-            "tables": [table.as_json() for table in self.tables],
+            "tables": [asdict(table) for table in self.tables],
             "row_wise": {
                 "memory_bytes": plan.row_wise_memory_bytes,
                 "seconds": _seconds_json(plan.row_wise_seconds, plan.options.overlap),
@@ -137,7 +128,7 @@ def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]
         plan = plan_tiers(demands, cluster, plan.strategy, options)
     alternatives: dict[Strategy, TierPlan] = {}
     problems: dict[Strategy, str] = {}
-    for strategy in _STRATEGIES:
+    for strategy in _STRATEGY_NAMES:
         try:
             same = strategy == plan.strategy
             found = plan if same else plan_tiers(demands, cluster, strategy, options)
@@ -165,7 +156,7 @@ def rows_by_tier(plan: TierPlan) -> dict[str, dict[str, int]]:
 
 def _plan_json(plan: TierPlan) -> dict[str, Any]:
     return {
-        "merged": TierRows.of("all", plan.tables).as_json(),
+        "merged": asdict(TierRows.of("all", plan.tables)),
         "tables": rows_by_tier(plan),
         "memory_bytes": plan.memory_bytes,
         "a2a_reduction": plan.a2a_reduction,
@@ -197,11 +188,10 @@ def render(report: TiersReport) -> RenderableType:
 
 def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     plan, options = entry.plan, entry.plan.options
-    budget = "the memory of row-wise"
+    times = "" if options.memory_ratio == 1 else f"{options.memory_ratio:g} times "
+    budget = f"{times}the memory of row-wise"
     if options.memory_bytes is not None:
         budget = size_text(options.memory_bytes)
-    elif options.memory_ratio != 1:
-        budget = f"{options.memory_ratio:g} times the memory of row-wise"
     yield Text(
         f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:.3g}, "
         f"c = {options.saved_activations:.3g}, least {options.minimise} within {budget}"
@@ -209,50 +199,39 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     yield _tables(entry)
     yield _strategies(entry)
     yield _times(entry)
-    if syncs := "; ".join(_syncs(plan)):
-        yield Text(f"Gradients of copies, bytes of a rank: {syncs}")
-    for strategy, problem in entry.problems.items():
-        yield Text(f"no {_STRATEGY_NAMES[strategy]}: {problem}")
-    more = plan.memory_ratio - 1
-    change = f"{abs(more):.1%} {'more' if more > 0 else 'less'}" if abs(more) > 5e-4 else "the same"
-    yield Text(
-        f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
-        f"ranks, {change} memory of a rank"
-    )
-
-
-def _syncs(plan: TierPlan) -> Iterator[str]:
     words = {"dense": "all rows", "sparse": "touched rows"}
     for tier, by_sync in sync_bytes(plan).items():
         if any(getattr(table, tier) for table in plan.tables):
-            chosen = getattr(plan.syncs, tier)
-            others = "".join(
-                f" ({words[sync]}: {size_text(sent)})"
-                for sync, sent in by_sync.items()
-                if sync != chosen
-            )
-            yield f"{tier} {size_text(by_sync[chosen])} of {words[chosen]}{others}"
+            each = ", ".join(f"of {words[sync]} {size_text(n)}" for sync, n in by_sync.items())
+            chosen = words[getattr(plan.syncs, tier)]
+            yield Text(f"Gradients of {tier} copies: {chosen}; bytes of a rank {each}")
+    for strategy, problem in entry.problems.items():
+        yield Text(f"no {_STRATEGY_NAMES[strategy]}: {problem}")
+    yield Text(
+        f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
+        f"ranks, {plan.memory_ratio - 1:+.1%} memory of a rank"
+    )
 
 
 def _tables(entry: EntryTiers) -> Table:
-    """Like table 5 of FlexShard."""
+    """Table 5 of FlexShard."""
     table = _new_table(
         "Rows by tier (DP: data-parallel), share of ids",
-        "table",
-        *("rows", "ids", "DP", "", "flex", "", "row-wise"),
+        *("table", "rows", "ids", "DP", "", "flex", "", "row-wise"),
     )
-    tables = entry.tables
-    most_read = sorted(tables, key=lambda table: -table.length)[:_LINES]
-    sections = [most_read if len(tables) > _LINES else tables]
-    if len(tables) > 1:
-        sections.append([TierRows.of("all", entry.plan.tables)])
-    for rows in sections:
-        for each in rows:
-            numbers = (f"{each.rows:,}", f"{each.length:,.1f}", *_tiers(each))
-            table.add_row(each.name, *numbers, f"{each.cold_share:.1%}")
-        if len(tables) > _LINES and rows is most_read:
-            table.add_row(f"and {len(tables) - _LINES:,} with fewer accesses")
-        table.add_section()
+    most_read = sorted(entry.tables, key=lambda table: -table.length)
+    rows = entry.tables if len(most_read) <= _LINES else most_read[:_LINES]
+    if len(most_read) > 1:
+        rows = [*rows, TierRows.of(f"all {len(most_read):,}", entry.plan.tables)]
+    for each in rows:
+        table.add_row(
+            each.name,
+            f"{each.rows:,}",
+            f"{each.length:,.1f}",
+            *_tiers(each),
+            f"{each.cold_share:.1%}",
+            end_section=each is rows[-2:][0],
+        )
     return table
 
 
@@ -264,8 +243,7 @@ def _tiers(rows: TierRows) -> Iterator[str]:
 def _strategies(entry: EntryTiers) -> Table:
     table = _new_table(
         "Strategies: rows of all tables, and what they save",
-        "",
-        *("DP", "", "flex", "", "a2a saved", "memory", "x RW"),
+        *("", "DP", "", "flex", "", "a2a saved", "memory", "x RW"),
     )
     memory = entry.plan.row_wise_memory_bytes
     table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size_text(memory), "1.00")
@@ -273,33 +251,32 @@ def _strategies(entry: EntryTiers) -> Table:
         table.add_row(
             _marked(entry, strategy),
             *_tiers(TierRows.of("all", plan.tables)),
-            *_saved(plan),
-            style="bold" if strategy == entry.plan.strategy else None,
+            f"{plan.a2a_reduction:.1%}",
+            size_text(plan.memory_bytes),
+            f"{plan.memory_ratio:,.2f}",
         )
     table.caption = "* of the registry; a2a: bytes of the all-to-all of all ranks"
     table.caption_justify = "left"
     return table
 
 
-def _saved(plan: TierPlan) -> tuple[str, str, str]:
-    ratio = plan.memory_ratio
-    times = f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
-    return f"{plan.a2a_reduction:.1%}", size_text(plan.memory_bytes), times
-
-
 def _times(entry: EntryTiers) -> Table:
-    """Like table 6 of FlexShard."""
+    """Table 6 of FlexShard."""
     columns = {"row-wise": entry.plan.row_wise_seconds} | {
         _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
     }
     table = _new_table("Collectives of a step, predicted milliseconds", "", *columns)
-    for field, name in COLLECTIVE_NAMES.items():
-        table.add_row(name, *(_milliseconds(getattr(each, field)) for each in columns.values()))
-    table.add_section()
+    lines = {
+        name: [getattr(each, field) for each in columns.values()]
+        for field, name in COLLECTIVE_NAMES.items()
+    }
     # Nothing hides the all-to-all of all ranks.
     for overlap in sorted({0.0, entry.plan.options.overlap, 1.0}):
         name = f"exposed at {overlap:.0%} overlap" if overlap else "total"
-        table.add_row(name, *(_milliseconds(each.exposed(overlap)) for each in columns.values()))
+        lines[name] = [each.exposed(overlap) for each in columns.values()]
+    for name, seconds in lines.items():
+        cells = (f"{1e3 * each:,.{3 if each < 1e-3 else 1}f}" if each else "-" for each in seconds)
+        table.add_row(name, *cells)
     return table
 
 
@@ -316,8 +293,3 @@ def _new_table(title: str, first: str, *numbers: str) -> Table:
 
 def _marked(entry: EntryTiers, strategy: Strategy) -> str:
     return _STRATEGY_NAMES[strategy] + (" *" if strategy == entry.plan.strategy else "")
-
-
-def _milliseconds(seconds: float) -> str:
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:,.{3 if milliseconds < 1 else 1}f}" if seconds else "-"

@@ -16,6 +16,7 @@ from recd_plugins.api import Section, TrainedRun, bytes_of_tables, bytes_text, g
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport
+    from recd_plugins.api import DataProfile
 
 _SHOWN_RETIERINGS = 10
 _GROUPS = {"global": "all ranks", "node": "each node", "cross": "across nodes"}
@@ -28,7 +29,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes of all ranks in one step; ``observed`` is None for a run too short to tell."""
+    """Bytes of all ranks in one step; ``observed`` is None in a run too short to tell."""
 
     tier: Tier
     collective: str
@@ -38,7 +39,6 @@ class TierBytes:
 
     @property
     def ratio(self) -> float | None:
-        """Observed over predicted."""
         if self.observed is None or not self.predicted:
             return None
         return self.observed / self.predicted
@@ -79,23 +79,15 @@ class TierReport(Section):
         others: OtherTables = NO_OTHERS,
         retierings: Sequence[RetierReport] = (),
     ) -> TierReport:
-        """Return the report of a run."""
         tiers = []
         for tier in TIERS:
             parts = [traffic(plan)[tier] for plan in plans]
-            sizes = [plan.cluster.world_size for plan in plans]
-            predicted = sum(n * part.bytes for n, part in zip(sizes, parts, strict=True))
+            predicted = others.predicted if tier == "cold" else 0.0
+            predicted += sum(p.cluster.world_size * traffic(p)[tier].bytes for p in plans)
             # Entries of one collection sum alike: touched rows if one of them does.
             collective = max((part.collective for part in parts), key="sparse".__eq__)
-            tiers.append(
-                TierBytes(
-                    tier,
-                    collective,
-                    parts[0].group,
-                    None if observed is None else observed.get(tier, 0.0),
-                    predicted + (others.predicted if tier == "cold" else 0.0),
-                )
-            )
+            seen = None if observed is None else observed.get(tier, 0.0)
+            tiers.append(TierBytes(tier, collective, parts[0].group, seen, predicted))
         return cls(
             tuple(tiers),
             others.predicted + sum(_row_wise(plan, deduplicated=True) for plan in plans),
@@ -106,7 +98,7 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """The saved share of ``plain_row_wise``: observed, and predicted."""
+        """Saved share of ``plain_row_wise``, observed and predicted."""
         cold = self.tiers[TIERS.index("cold")]
         if not self.plain_row_wise:
             return None, 0.0
@@ -114,7 +106,6 @@ class TierReport(Section):
         return observed, 1 - cold.predicted / self.plain_row_wise
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values; bytes are those of all ranks in one step."""
         observed, predicted = self.a2a_reduction
         tiers = {tier.tier: asdict(tier) | {"ratio": tier.ratio} for tier in self.tiers}
         for values in tiers.values():
@@ -132,7 +123,6 @@ class TierReport(Section):
         }
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return a table, and a line for each of the last new choices of rows."""
         lines = [str(report) for report in self.retierings[-_SHOWN_RETIERINGS:]]
         if (more := len(self.retierings) - len(lines)) > 0:
             lines.insert(0, f"{more} choices of tiers before these; --json has all")
@@ -193,26 +183,24 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
         if name not in planned
     }
     tables = [table for table in run.tables if table.name in shardings]
-    others = NO_OTHERS
-    if tables:
-        setting, profile = run.setting, run.setting.data.profile()
-        predicted, plain = (
-            sum(
-                bytes_of_tables(
-                    tables,
-                    shardings,
-                    known,
-                    batch_size=setting.batch_size,
-                    world_size=setting.world_size,
-                    wire_bytes=setting.wire_bytes,
-                ).values()
-            )
-            for known in (
-                replace(profile, gradients=gradients_sent_once(setting)),
-                profile.plain(),
-            )
+    if not tables:
+        return TierReport.of(plans, run.sent, retierings=retierings)
+    setting, profile = run.setting, run.setting.data.profile()
+
+    def sent(known: DataProfile) -> float:
+        by_table = bytes_of_tables(
+            tables,
+            shardings,
+            known,
+            batch_size=setting.batch_size,
+            world_size=setting.world_size,
+            wire_bytes=setting.wire_bytes,
         )
-        others = OtherTables(tuple(table.name for table in tables), predicted, plain)
+        return sum(by_table.values())
+
+    deduplicated = replace(profile, gradients=gradients_sent_once(setting))
+    names = tuple(table.name for table in tables)
+    others = OtherTables(names, sent(deduplicated), sent(profile.plain()))
     return TierReport.of(plans, run.sent, others, retierings)
 
 

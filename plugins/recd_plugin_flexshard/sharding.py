@@ -39,11 +39,9 @@ class TieredSharding(Sharding):
 
     @property
     def coalesces(self) -> bool:
-        """As the option says."""
         return self.options.coalesce
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
-        """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``."""
         from recd_plugin_flexshard.runtime.collection import RowTiers, with_tiers
 
         plan = self._plan(tables, setting)
@@ -53,7 +51,6 @@ class TieredSharding(Sharding):
         return with_tiers(model, rows, self.options.retier_every, plan.syncs.sparse)
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> TieredPart | None:
-        """Return the tiers of ``tables``, planned together."""
         from recd_plugin_flexshard.part import TieredPart
 
         plan = self._plan(tables, setting)
@@ -67,10 +64,8 @@ class TieredSharding(Sharding):
             names = shortened([table.name for table in pooled])
             features = shortened([feature for table in pooled for feature in table.features])
             raise SetupError(
-                f"{self.name} is for tables of sequences, and {names} "
-                f"{'is' if len(pooled) == 1 else 'are'} looked up in bags (an "
-                f"EmbeddingBagCollection): name {features} in a pooling: entry if these are "
-                "sequences, or use torchrec.row_wise"
+                f"{self.name} is for tables of sequences, but bags look up {names}: name "
+                f"{features} in a pooling: entry if these are sequences, or use torchrec.row_wise"
             )
         key = (tuple(tables), setting)
         if self._planned is None or self._planned[0] != key:
@@ -80,7 +75,6 @@ class TieredSharding(Sharding):
         return self._planned[1]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Row-wise, with the kernel whose optimizer runs in the backward pass."""
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {
@@ -89,7 +83,6 @@ class TieredSharding(Sharding):
         }
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        """Return the sharder of TieredEmbeddingCollections."""
         from recd_plugin_flexshard.runtime import TieredEmbeddingCollectionSharder
 
         return [
@@ -125,7 +118,6 @@ class ThreeTier(TieredSharding):
         )
 
         def cost_options(self) -> dict[str, Any]:
-            """See the base class."""
             return {**super().cost_options(), "stop": self.stop}
 
 
@@ -137,7 +129,6 @@ class Joint(TieredSharding):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """For sequences, plain and coalesced; between nodes with more memory, too."""
         if setting.world_size == 1 or any(table.pooled for table in tables):
             return []
         offers: list[dict[str, Any]] = [{}, {"coalesce": True}]

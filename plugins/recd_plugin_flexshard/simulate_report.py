@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_flexshard.plan_report import rows_by_tier, topology_json
-from recd_plugin_flexshard.planning.plan import TIERS, Tier, traffic
+from recd_plugin_flexshard.planning.plan import Tier, traffic
 from recd_plugin_flexshard.planning.simulate import Counts, PlayedSide, Simulation, imbalance
 from recd_plugins.api import TopologySpec, size_text, topology_line
 
@@ -28,26 +28,26 @@ def as_json(topology: str, spec: TopologySpec, entries: Mapping[str, Simulation]
     """Return JSON values; bytes are those of a step."""
     return {
         "topology": topology_json(topology, spec),
-        "entries": {field: _entry_json(played) for field, played in entries.items()},
-    }
-
-
-def _entry_json(played: Simulation) -> dict[str, Any]:
-    plan = played.plan
-    predicted = {
-        "tiers": {tier: asdict(sent) for tier, sent in traffic(plan).items()},
-        "seconds": asdict(plan.seconds),
-        "memory_bytes": plan.memory_bytes,
-    }
-    return {
-        "strategy": plan.strategy,
-        "batch_size": plan.cluster.batch_size,
-        "source": played.source,
-        "steps": played.steps,
-        "tables": rows_by_tier(plan),
-        "a2a_reduction": {"simulated": played.a2a_reduction, "predicted": plan.a2a_reduction},
-        "tiered": _side_json(played.tiered) | {"predicted": predicted},
-        "row_wise": _side_json(played.row_wise),
+        "entries": {
+            field: {
+                "strategy": played.plan.strategy,
+                "batch_size": played.plan.cluster.batch_size,
+                "source": played.source,
+                "steps": played.steps,
+                "tables": rows_by_tier(played.plan),
+                "a2a_reduction": {
+                    "simulated": played.a2a_reduction,
+                    "predicted": played.plan.a2a_reduction,
+                },
+                "predicted": {
+                    "tiers": {name: asdict(sent) for name, sent in traffic(played.plan).items()},
+                    "seconds": asdict(played.plan.seconds),
+                },
+                "tiered": _side_json(played.tiered),
+                "row_wise": _side_json(played.row_wise),
+            }
+            for field, played in entries.items()
+        },
     }
 
 
@@ -55,11 +55,7 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
     return {
         "tiers": {
             name: {
-                "collective": tier.collective,
-                "group": tier.group,
                 "sent_bytes": _spread(tier.sent),
-                "integer_bytes": _spread(tier.sent_integers),
-                "float_bytes": _spread(tier.sent_floats),
                 "received_bytes": _spread(tier.received),
                 "seconds": float(tier.seconds.mean()),
             }
@@ -68,7 +64,6 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
         "seconds": asdict(side.seconds),
         "lookups": _spread(side.lookups),
         "imbalance": {"received": imbalance(side.received), "lookups": imbalance(side.lookups)},
-        "memory_bytes": {"mean": float(side.memory.mean()), "max": float(side.memory.max())},
     }
 
 
@@ -82,13 +77,11 @@ def render(topology: str, spec: TopologySpec, entries: Mapping[str, Simulation])
     parts: list[RenderableType] = [topology_line(topology, spec)]
     for field, played in entries.items():
         plan = played.plan
-        steps = f"{played.steps} step" + "s" * (played.steps > 1)
-        tables = f"{len(plan.tables)} table" + "s" * (len(plan.tables) > 1)
         parts += [
             "",
             Text(
-                f"{field}, {plan.strategy}: {tables}, {steps} of {plan.cluster.batch_size:,} rows "
-                f"a rank, {played.source}"
+                f"{field}, {plan.strategy}: tables: {len(plan.tables)}, steps: {played.steps} of "
+                f"{plan.cluster.batch_size:,} rows a rank, {played.source}"
             ),
             _collectives(played),
             _ranks(played),
@@ -108,14 +101,12 @@ def _collectives(played: Simulation) -> Table:
     predicted = traffic(played.plan)
     expected = played.plan.row_wise_seconds.a2a_global
     lines = [("row-wise: all-to-all", played.row_wise.tiers["cold"], "", expected)]
-    lines += [
-        (_NAMES[name], tier, size_text(predicted[name].bytes), predicted[name].seconds)
-        for name in TIERS
-        if (tier := played.tiered.tiers.get(name)) is not None
-    ]
-    for name, tier, num_bytes, seconds in lines:
+    for name, tier in played.tiered.tiers.items():
+        sent = predicted[name]
+        lines.append((_NAMES[name], tier, size_text(sent.bytes), sent.seconds))
+    for heading, tier, num_bytes, seconds in lines:
         table.add_row(
-            name,
+            heading,
             *map(size_text, _spread(tier.sent).values()),
             num_bytes,
             f"{tier.seconds.mean() * 1e3:,.3f}",
@@ -134,9 +125,6 @@ def _ranks(played: Simulation) -> Table:
         name = f"ms exposed at {overlap:.0%} overlap" if overlap else "ms in collectives"
         seconds = [each.seconds.exposed(overlap) for each in (*sides, plan)]
         table.add_row(name, *(f"{each * 1e3:,.3f}" for each in seconds))
-    table.add_row("memory, mean", *(size_text(side.memory.mean()) for side in sides), "")
-    fullest = (*(side.memory.max() for side in sides), plan.memory_bytes)
-    table.add_row("memory, fullest rank", *map(size_text, fullest))
     for name, by_rank in (
         ("bytes received, max / mean", [side.received for side in sides]),
         ("ids looked up, max / mean", [side.lookups for side in sides]),

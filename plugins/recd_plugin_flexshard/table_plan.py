@@ -19,7 +19,7 @@ from recd_plugin_flexshard.planning import (
     on_cluster,
     plan_tiers,
 )
-from recd_plugins.api import DataError, RecdError, SetupError
+from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         DistinctGradients,
         PlanContext,
         Table,
-        TableAccess,
         TopologySpec,
     )
 
@@ -51,7 +50,7 @@ class TierMemory(BaseModel):
     )
 
     def multiplier(self, world_size: int) -> float:
-        """Return M plus the row that stays in the table, which the cost model has leave it."""
+        """Return M with the row that stays in the table, which the cost model leaves out."""
         return self.memory_multiplier + 1 / world_size
 
 
@@ -63,14 +62,12 @@ def memory_of(known: PlanContext | TopologySpec) -> TierMemory | None:
 
 
 def collectives_of(rates: CollectiveRates) -> Collectives:
-    """Return rates as the cost model takes them."""
     return Collectives(
         **{name: Collective(rate.bytes_per_second, rate.seconds) for name, rate in rates}
     )
 
 
 def cluster_of(setting: PlanContext) -> ClusterShape:
-    """Return the ranks as the cost model takes them."""
     rates = collectives_of(setting.rates)
     return ClusterShape(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)
 
@@ -134,18 +131,15 @@ def _gradient_share(
 def _costs(
     options: TierOptions, memory: TierMemory | None, world_size: int, wire_bytes: float
 ) -> CostOptions:
-    given: dict[str, Any] = {
-        "memory_multiplier": options.memory_multiplier,
-        "saved_activations": options.saved_activations,
-    }
-    measured: dict[str, Any] = {}
+    """Return the cost options: given values, else measured ones, else defaults."""
+    values: dict[str, Any] = {}
     if memory is not None:
-        measured = {
-            "memory_multiplier": memory.multiplier(world_size),
-            "saved_activations": memory.saved_activations,
-        }
-    chosen = measured | {name: value for name, value in given.items() if value is not None}
-    return CostOptions(wire_bytes=wire_bytes, **chosen, **options.cost_options())
+        values["memory_multiplier"] = memory.multiplier(world_size)
+        values["saved_activations"] = memory.saved_activations
+    for name in ("memory_multiplier", "saved_activations"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
+    return CostOptions(wire_bytes=wire_bytes, **values, **options.cost_options())
 
 
 def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
@@ -169,23 +163,16 @@ def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, Tie
 def _demands(
     options: TierOptions, tables: Sequence[Table], setting: PlanContext
 ) -> list[TableDemand]:
-    """Return the accesses and dedupe factors of ``tables``."""
     profile = options.accesses(tables, setting, deduplicated=options.dedupe == "data")
     counts_distinct = options.coalesce or options.sync != "dense"
     distinct = setting.data.distinct(tables) if counts_distinct else {}
     demands = []
     for table in tables:
         access = profile.covering(table.name, table.num_embeddings)
-        if access.batch_size is None:
-            factor = _dedupe_factor(options, table, setting, setting.batch_size)
-        elif options.dedupe == "data":
-            factor = _counted_factor(access, access.batch_size, options, table, setting)
-        else:
-            raise DataError(
-                f"{options.profile} counts {access.counted} for table {table.name}, and so has the "
-                "dedupe factor of the data: leave the option dedupe out, or profile again with "
-                "--all-rows"
-            )
+        if access.batch_size is None or options.dedupe != "data":
+            factor = _dedupe_factor(options, table, setting)
+        else:  # counted after deduplication
+            factor = access.dedupe_factor
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
         # No sample follows a distribution. And a profile may know other features.
         counted = distinct.get(table.name) if access.samples > 1 else None
@@ -193,33 +180,12 @@ def _demands(
     return demands
 
 
-def _counted_factor(
-    access: TableAccess, batch_size: int, options: TierOptions, table: Table, setting: PlanContext
-) -> float:
-    """Return the factor of a profile; for other batch sizes it grows as that of the data."""
-    known = setting.data.profile()
-    if not any(known.of(name).deduplicated for name in table.features):
-        raise DataError(
-            f"the access profile counts {access.counted} for table {table.name}, and the "
-            f"registry's converter deduplicates none of {', '.join(table.features)}: profile again "
-            "with this converter"
-        )
-    if batch_size == setting.batch_size:
-        return access.dedupe_factor
-    there, here = (
-        _dedupe_factor(options, table, setting, size) for size in (batch_size, setting.batch_size)
-    )
-    return max(1.0, access.dedupe_factor * here / there)
-
-
-def _dedupe_factor(
-    options: TierOptions, table: Table, setting: PlanContext, batch_size: int
-) -> float:
-    """Return ids of a table's features over those that are looked up."""
+def _dedupe_factor(options: TierOptions, table: Table, setting: PlanContext) -> float:
+    """Return ids of a table's features over the ids that are looked up."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe
     known = setting.data.profile()
     features = [known.of(name) for name in table.features]
     ids = sum(feature.length for feature in features)
-    unique = sum(f.length / f.dedupe_factor(batch_size, pooled=False) for f in features)
+    unique = sum(f.length / f.dedupe_factor(setting.batch_size, pooled=False) for f in features)
     return ids / unique if unique else 1.0

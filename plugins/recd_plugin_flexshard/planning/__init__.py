@@ -8,9 +8,9 @@ from recd_plugin_flexshard.planning.costs import (
     Collectives,
     CollectiveSeconds,
     CostOptions,
+    TableDemand,
     breakpoints,
 )
-from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import (
     TIERS,
     Strategy,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Literal
+from functools import cached_property
+from math import exp, inf, log
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from recd_plugins.api import DistinctIds, TableAccess
+
 
 #: Bytes of a weight, of its gradient in an all-reduce, and of an activation in memory.
 SCALAR_BYTES = 4
@@ -21,15 +26,15 @@ Sync = Literal["dense", "sparse"]
 class Collective:
     """Latency and bandwidth of a collective.
 
-    Bytes are the elements that a rank puts in times their size, its own part included. An
-    all-to-all of embeddings counts forward and backward, an all-reduce counts once.
+    Bytes are those that a rank puts in, its own part included: forward and backward in an
+    all-to-all of embeddings, once in an all-reduce.
     """
 
     bytes_per_second: float
     seconds: float = 0.0
 
     def seconds_for(self, num_bytes: float) -> float:
-        """Return the seconds for ``num_bytes``; a collective without bytes is left out."""
+        """Return the seconds for ``num_bytes``; 0 without bytes."""
         return self.seconds + num_bytes / self.bytes_per_second if num_bytes > 0 else 0.0
 
 
@@ -98,23 +103,19 @@ class CostOptions:
     """Parameters of the cost model, and the goal and budget of a plan.
 
     Attributes:
-        memory_multiplier: M, memory of a copied row over that of its weights. 6 is TorchRec's
-            reservation (the row, twice that for the optimizer, three times for DDP) and fits
-            FlexShard's table 5.
+        memory_multiplier: M, memory of a copied row over that of its weights. 6 fits FlexShard's
+            table 5: the row, twice that for the optimizer, three times for DDP.
         saved_activations: c, embeddings that need not be held for an access of a hot row.
         wire_bytes: bytes of a scalar in all-to-alls and in the sparse sync.
-        gradient_share: share of cold rows' gradients that is sent; below 1 where equal gradients
-            of a sequence travel once.
+        gradient_share: sent share of cold rows' gradients; below 1 if equal ones travel once.
         coalesce: a row that a batch accesses several times is sent once.
         overlap: share of the time of all but the global all-to-all that other work hides.
-        minimise: ``time``: no row goes into a tier where it takes more time than it saves.
-            ``bytes``: as many copies as memory allows, for the fewest bytes in the global
-            all-to-all.
-        stop: the hot tier of ``three_tier`` ends with the last row that takes less memory there
-            than in the flex tier (``dp_flex``) or row-wise (``dp_rw``).
+        minimise: ``time``: no row goes where it takes more time than it saves. ``bytes``: as many
+            copies as memory allows, for the fewest bytes in the global all-to-all.
+        stop: last hot row of ``three_tier``: it takes less memory than in the flex tier
+            (``dp_flex``) or row-wise (``dp_rw``).
         sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
-        memory_ratio: budget over the memory of plain row-wise sharding (no deduplication, no
-            coalescing).
+        memory_ratio: budget over the memory of plain row-wise sharding.
         memory_bytes: budget in bytes of a rank, in place of ``memory_ratio``.
     """
 
@@ -132,7 +133,7 @@ class CostOptions:
 
     @property
     def plain(self) -> CostOptions:
-        """The options for plain batches: every id and every gradient is sent."""
+        """Options for plain batches."""
         return replace(self, coalesce=False, gradient_share=1.0)
 
     @property
@@ -151,7 +152,7 @@ class CostOptions:
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
     def activation_bytes(self, lookups: float, sent: float) -> float:
-        """Return the memory of row-wise embeddings: where they are read, and where they arrive."""
+        """Return the bytes of row-wise embeddings, where they are read and where they arrive."""
         return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 
@@ -164,9 +165,9 @@ def log_unread(probabilities: Floats) -> Floats:
 def rows_sent(
     probabilities: Floats, batch_size: float, dedupe_factor: float = 1.0, coalesce: bool = False
 ) -> Floats:
-    """Return how often a batch of one rank has each row sent: ``w`` in what follows.
+    """Return ``w``, how often a batch of one rank has each row sent.
 
-    With ``B = batch_size / dedupe_factor`` that is ``B p``, and coalesced ``1 - (1 - p) ** B``.
+    ``B p`` with ``B = batch_size / dedupe_factor``, and coalesced ``1 - (1 - p) ** B``.
     """
     batch = batch_size / dedupe_factor
     if not coalesce:
@@ -176,11 +177,11 @@ def rows_sent(
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Bytes and exposed seconds of one element of a row, by tier.
+    """Bytes and exposed seconds of one element of a row.
 
-    A row that a batch has sent ``w`` times takes ``row_wise_static`` bytes and ``w a2a_global``
-    seconds when cold, ``flex_static`` and ``w a2a_intra + ar_cross`` in the flex tier, and
-    ``hot_static - w saved`` and ``ar_global`` in the hot one.
+    Sent ``w`` times it takes ``row_wise_static`` bytes and ``w a2a_global`` seconds when cold,
+    ``flex_static`` and ``w a2a_intra + ar_cross`` when flex, ``hot_static - w saved`` and
+    ``ar_global`` when hot.
     """
 
     row_wise_static: float
@@ -213,7 +214,7 @@ def breakpoints(cluster: ClusterShape, options: CostOptions) -> dict[str, float]
     """Return the accesses of a row by a sample from which another tier is better for it.
 
     ``mem_...`` compares memory, ``comm_...`` time (FlexShard, section 4); ``dp`` is the hot tier,
-    ``rw`` the cold one. Deduplication is left out. ``inf``: never better.
+    ``rw`` the cold one. ``inf``: never better.
     """
     costs = RowCosts.of(cluster, options)
     sent = {
@@ -272,26 +273,21 @@ class CopyGroup:
         return 2 * (self.members - 1) / self.members
 
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return what a sparse sync sends of rows with ``w``, over what a dense one does.
+        """Return the traffic of a sparse sync of rows with ``w`` over that of a dense one.
 
-        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients of a row: t is the share
-        of steps in which a rank touches it, ``1 - q ** batches``, u that in which any rank does,
-        ``1 - q ** (batches n)``. A batch misses the row with ``q = exp(-w / repeats)``, coalesced
-        ``1 - w``.
+        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients of a row: a rank touches it
+        in a share ``t = 1 - q ** batches`` of steps, any rank in ``u = 1 - q ** (batches n)``. A
+        batch misses the row with ``q = exp(-w / repeats)``, coalesced ``1 - w``.
         """
         if self.members == 1:
             return np.zeros_like(sent)
-        missed = self.log_missed(sent, coalesce)
+        missed = (log_unread(sent) if coalesce else -sent) / self.repeats
         touched, union = (-np.expm1(self.batches * ranks * missed) for ranks in (1, self.members))
         n = self.members
         return (n * touched + (n - 2) * union) / (2 * (n - 1))
 
-    def log_missed(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return the logarithm of the share of batches that do not access rows with ``w``."""
-        return (log_unread(sent) if coalesce else -sent) / self.repeats
-
     def bits(self, rows: float) -> float:
-        """Return the bytes that a rank sends to tell the others which of ``rows`` it touches."""
+        """Return the bytes that tell other ranks which of ``rows`` a rank touches."""
         return (self.members - 1) * rows / 8
 
     def sent_sparsely(self, rows: float, exchanged: float) -> float:
@@ -333,3 +329,116 @@ class Copies:
         """Return the cheaper sync; of equals the dense one."""
         cost = self.sent if minimise == "bytes" else self.seconds
         return "sparse" if cost("sparse") < cost("dense") else "dense"
+
+
+# Steps of a bisection over a range of rows; they end within a thousandth of it.
+_BISECTIONS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class TableDemand:
+    """A table and the accesses of its rows.
+
+    Attributes:
+        name: of the table.
+        num_embeddings: rows of the table.
+        embedding_dim: scalars of a row.
+        probabilities: float64, mean accesses of a row by one sample, non-increasing; above 1 where
+            a sample accesses a row several times.
+        rows: int64, the rows in the order of ``probabilities``; None: 0, 1, 2 and so on.
+        repeats: int64, how many rows have each probability; None: one each.
+        tail_rows: rows that are in none of these.
+        tail_probability: accesses of each of them.
+        dedupe_factor: rows of a batch over the distinct rows that are looked up.
+        features: number of features that are looked up in the table.
+        distinct: counted distinct ids of a batch, by its size; None: accesses are independent.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    probabilities: NDArray[np.float64]
+    rows: NDArray[np.int64] | None = None
+    repeats: NDArray[np.int64] | None = None
+    tail_rows: int = 0
+    tail_probability: float = 0.0
+    dedupe_factor: float = 1.0
+    features: int = 1
+    distinct: DistinctIds | None = None
+
+    @classmethod
+    def from_access(
+        cls, access: TableAccess, embedding_dim: int, dedupe_factor: float = 1.0
+    ) -> TableDemand:
+        """Return the demand of an access profile.
+
+        Known rows that are accessed less than the mean unknown row join the tail.
+        """
+        probabilities = access.probabilities()
+        kept = len(probabilities)
+        if access.tail_rows:
+            kept = int((probabilities >= access.tail_probability).sum())
+        tail_rows = access.tail_rows + len(probabilities) - kept
+        tail = access.tail_rows * access.tail_probability + float(probabilities[kept:].sum())
+        highest = float(probabilities[kept - 1]) if kept else np.inf
+        return cls(
+            name=access.table,
+            num_embeddings=access.num_embeddings,
+            embedding_dim=embedding_dim,
+            probabilities=probabilities[:kept],
+            rows=access.rows[:kept],
+            tail_rows=tail_rows,
+            tail_probability=min(tail / tail_rows, highest) if tail_rows else 0.0,
+            dedupe_factor=dedupe_factor,
+            features=len(access.features),
+        )
+
+    def bins(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the accesses of a row in each bin, non-increasing, and the rows of each bin."""
+        repeats = self.repeats
+        if repeats is None:
+            repeats = np.ones(len(self.probabilities), dtype=np.int64)
+        if not self.tail_rows:
+            return self.probabilities, repeats
+        return (
+            np.append(self.probabilities, self.tail_probability),
+            np.append(repeats, self.tail_rows),
+        )
+
+    def accesses(self, rows: int) -> float:
+        """Return the mean accesses by one sample to the first ``rows`` rows."""
+        probabilities, repeats = self.bins()
+        before = np.cumsum(repeats) - repeats
+        return float(probabilities @ np.clip(rows - before, 0, repeats))
+
+    @cached_property
+    def length(self) -> float:
+        """L: mean accesses by one sample to all rows."""
+        return self.accesses(self.num_embeddings)
+
+    def independent_rows(self, batch_size: int) -> float:
+        """Return the batch size at which independent accesses have the distinct ids of a batch."""
+        counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
+        if counted <= 0:
+            return float(batch_size)
+        probabilities, repeats = self.bins()
+        unread = log_unread(probabilities)
+        # One distinct row is the least that a batch has.
+        low, high = (log(min(batch_size, rows)) for rows in (self.dedupe_factor, batch_size))
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            distinct = -float(np.expm1(unread * (exp(middle) / self.dedupe_factor)) @ repeats)
+            low, high = (low, middle) if distinct > counted else (middle, high)
+        return exp(high)
+
+    def ids(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the rows of ranks ``start`` to ``stop``, most accessed first, then the tail."""
+        if self.rows is None:
+            return np.arange(start, stop, dtype=np.int64)
+        known = len(self.rows)
+        if stop <= known:
+            return self.rows[start:stop]
+        tail = np.setdiff1d(np.arange(self.num_embeddings), self.rows, assume_unique=True)
+        return np.concatenate(
+            [self.rows[start:stop], tail[max(start - known, 0) : stop - known]]
+        ).astype(np.int64)

@@ -22,19 +22,17 @@ from recd_plugin_flexshard.planning.costs import (
     RowCosts,
     Sync,
     Syncs,
+    TableDemand,
     rows_sent,
 )
-from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugins.api import SetupError
 
 # Relative rounding of sums over all rows.
 _ROUNDING = 1e-10
 # Most accesses of a row by one batch that are told apart.
 _MOST_REPEATS = 1e4
-# Cuts of whole rows may be off those of fractions of rows: so many are tried on either side,
-_TRIED = 12
-# and so many of all, evenly on a logarithmic scale.
-_SPREAD = 16
+# Cuts of whole rows may be off those of fractions of rows: tried on either side, and of all rows.
+_TRIED, _SPREAD = 12, 16
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,7 @@ class Prefix:
 
 
 class Ranking:
-    """Rows of several tables, most sent first; of equals the first table's.
-
-    Rows are in bins of equal ``w`` (``costs.rows_sent``): one a row, or more where a demand says
-    so.
-    """
+    """Rows of several tables in bins of equal ``w``, most sent first."""
 
     def __init__(
         self,
@@ -95,11 +89,11 @@ class Ranking:
         self.everything = self.first(int(self._ends[-1]))
 
     def exchanged(self, group: CopyGroup) -> Floats:
-        """Return what a sparse sync sends of a row over what a dense one does, by bin."""
+        """Return ``group.exchanged`` by bin."""
         return group.exchanged(self.keys, self._coalesce)
 
     def first(self, num_rows: int) -> Prefix:
-        """Return the first ``num_rows`` rows, or all where there are fewer."""
+        """Return the first ``num_rows`` rows, at most all."""
         num_rows = min(num_rows, int(self._ends[-1]))
         bins, rest = self._place(num_rows)
         sums = [float(total[bins]) for total in self._sums]
@@ -111,7 +105,7 @@ class Ranking:
         return Prefix(num_rows, scalars, sent, tuple(exchanged) or (0.0, 0.0))  # type: ignore[arg-type]
 
     def _place(self, num_rows: int) -> tuple[int, int]:
-        """Return the bins that are whole among the first rows, and the rows of the next bin."""
+        """Return the number of whole bins among the first rows, and rows of the next bin."""
         bins = int(np.searchsorted(self._ends, num_rows, side="right"))
         return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
 
@@ -139,10 +133,7 @@ class Ranking:
         return self.first(int(self._ends[bins - 1]) if bins else 0)
 
     def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
-        """Return the longest prefix for which ``holds``; it holds for all shorter ones, too.
-
-        ``beyond`` is known to hold.
-        """
+        """Return the longest prefix for which ``holds``, monotonic; ``beyond`` is known to hold."""
         if holds(self.everything):
             return self.everything
         low, high = beyond.num_rows if beyond else 0, self.everything.num_rows
@@ -228,7 +219,6 @@ class CutModel:
         )
 
     def fits(self, hot: Prefix, flex: Prefix | None = None) -> bool:
-        """Return whether memory allows these cuts."""
         return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + _ROUNDING)
 
     def seconds(self, cuts: Cuts) -> CollectiveSeconds:
@@ -251,19 +241,12 @@ class CutModel:
             self.cluster.ranks_per_node,
             self.options.wire_bytes,
         )
-        hot_group, flex_group = self.groups
-        hot, flex = cuts.hot, cuts.flex
+        (hot_group, flex_group), hot, flex = self.groups, cuts.hot, cuts.flex
+        reduced, rows = SCALAR_BYTES * hot.scalars, (flex.num_rows - hot.num_rows) / node
         shard = SCALAR_BYTES * (flex.scalars - hot.scalars) / node
-        rows = (flex.num_rows - hot.num_rows) / node
         touched = max(0.0, flex.exchanged[1] - hot.exchanged[1]) / node
         return (
-            Copies(
-                hot_group,
-                by.ar_global,
-                hot.num_rows,
-                SCALAR_BYTES * hot.scalars,
-                wire * hot.exchanged[0],
-            ),
+            Copies(hot_group, by.ar_global, hot.num_rows, reduced, wire * hot.exchanged[0]),
             Copies(flex_group, by.ar_cross, rows, shard, wire * touched),
         )
 
@@ -284,7 +267,7 @@ class CutModel:
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """This model for each pair of syncs; in each the cost of a row is fixed."""
+        """This model for each pair of syncs, which fix the cost of a row."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
@@ -371,7 +354,7 @@ class CutModel:
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
     def two_tier(self) -> Cuts:
-        """Hot and cold rows that take the least time that memory allows.
+        """Return the best cuts without a flex tier.
 
         With the defaults FlexShard's memory-neutral plan: the most K rows with
         ``K (M - a) <= c B cum_p(K)``.
@@ -380,15 +363,15 @@ class CutModel:
         return self.best(Cuts(each, each) for each in hot)
 
     def three_tier(self) -> Cuts:
-        """FlexShard's plan: hot rows that pay in memory, then flex rows, then cold ones.
+        """Return FlexShard's plan: hot rows that pay in memory, then all flex rows that fit.
 
-        As many flex rows as memory allows, ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` in the
-        memory-neutral plan, but none that take more time than they save.
+        In the memory-neutral plan ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows, but none
+        that take more time than they save.
         """
         if self.cluster.nodes == 1:
             raise SetupError(
-                "three_tier keeps a flex row on one rank of each node, and the cluster has one "
-                "node, where that is row-wise sharding; take two_tier or joint"
+                "three_tier keeps a flex row on one rank of each node, which needs several nodes; "
+                "take two_tier or joint"
             )
         costs = self.costs
         under = {"dp_flex": costs.flex_static, "dp_rw": costs.row_wise_static}
@@ -396,13 +379,11 @@ class CutModel:
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
 
     def joint(self) -> Cuts:
-        """The cuts that take the least time, or send the fewest bytes, within the budget.
+        """Return the cuts that take the least time, or send the fewest bytes, within the budget.
 
-        Tiers are intervals in how often a row is sent, so two cuts are enough. Where tables have
-        several dimensions another assignment may be better by less than a row. With a sparse sync
-        the gradient cost of a row is concave in ``w`` and that of a cold row linear, so copies are
-        still the rows above some ``w``; between hot and flex rows the difference may change its
-        sign more than once, and the cuts need not be the best.
+        Tiers are intervals of ``w``, so two cuts are enough, up to less than a row if tables have
+        several dimensions. With a sparse sync hot and flex rows may alternate in ``w``: then the
+        cuts need not be the best.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
@@ -434,7 +415,7 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the hot rows that are best with all flex rows that memory allows, to ``last``."""
+        """Return the best hot rows with all flex rows that memory allows, up to ``last``."""
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 

@@ -18,9 +18,9 @@ from recd_plugin_flexshard.planning.costs import (
     CostOptions,
     Sync,
     Syncs,
+    TableDemand,
 )
 from recd_plugin_flexshard.planning.cuts import CutModel, Cuts, Ranking
-from recd_plugin_flexshard.planning.demand import TableDemand
 
 Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
@@ -35,15 +35,11 @@ class TableTiers:
 
     Attributes:
         demand: the table.
-        hot: its most accessed rows, on every rank.
-        flex: the next ones, once in every node. The rest is cold.
-        hot_share: share of the table's accesses; 0 without accesses.
-        flex_share: likewise.
-        hot_sent: rows of the tier that a batch of a rank looks up (``costs.rows_sent``).
-        flex_sent: likewise.
-        cold_sent: likewise.
-        hot_exchanged: rows whose all-reduce sends as much as the sparse sync of the tier.
-        flex_exchanged: likewise.
+        hot: number of its most accessed rows, on every rank.
+        flex: number of the next rows, once in every node. The rest is cold.
+        hot_share, flex_share: shares of the table's accesses.
+        hot_sent, flex_sent, cold_sent: rows that a batch of a rank looks up (``rows_sent``).
+        hot_exchanged, flex_exchanged: rows whose all-reduce sends as much as the sparse sync.
     """
 
     demand: TableDemand
@@ -78,12 +74,10 @@ class TableTiers:
 
     @property
     def hot_rows(self) -> NDArray[np.int64]:
-        """The hot rows, most accessed first."""
         return self.demand.ids(0, self.hot)
 
     @property
     def flex_rows(self) -> NDArray[np.int64]:
-        """The flex rows, most accessed first."""
         return self.demand.ids(self.hot, self.hot + self.flex)
 
 
@@ -92,16 +86,11 @@ class TierPlan:
     """Tiers of tables, and their cost on a cluster.
 
     Attributes:
-        tables: with their tiers.
-        cluster: the ranks.
-        options: of the cost model.
-        strategy: that chose the tiers.
-        a2a_reduction: share of plain row-wise sharding's global all-to-all that is saved.
-        memory_bytes: of these tables and their activations on a rank.
-        row_wise_memory_bytes: the same of plain row-wise sharding, without deduplication and
-            coalescing.
+        a2a_reduction: saved share of plain row-wise sharding's global all-to-all.
+        memory_bytes: bytes of these tables and their activations on a rank.
+        row_wise_memory_bytes: bytes with plain row-wise sharding, not deduplicated or coalesced.
         seconds: of the collectives of a step.
-        row_wise_seconds: the same of plain row-wise sharding.
+        row_wise_seconds: of plain row-wise sharding.
         syncs: how gradients of copies are summed.
     """
 
@@ -256,8 +245,7 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     """Predict the bytes of each tier in a step, in the conventions of docs/measuring.md.
 
     Of n ranks that share ids evenly a rank sends (n - 1) / n of them to others. Lengths of all
-    lists go to each rank; coalesced, one a feature. All tables of the plan count as those of one
-    EmbeddingCollection.
+    lists go to each rank; coalesced, one a feature. All tables count as one EmbeddingCollection's.
     """
     cluster, options, tables, seconds = plan.cluster, plan.options, plan.tables, plan.seconds
     ranks, node = cluster.world_size, cluster.ranks_per_node

@@ -1,28 +1,32 @@
 """Plays batches of any number of ranks through a plan of tiers, and through row-wise tables.
 
-Nothing is trained and no rank is started: counting which ids go where gives what each rank sends,
-to the byte as ``CollectiveBytes`` counts it (docs/measuring.md).
+No rank is started: ids are counted by tier and by the rank that holds their row, which gives the
+bytes that each rank sends, as ``CollectiveBytes`` counts them (docs/measuring.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.planning.costs import (
-    SCALAR_BYTES,
     ClusterShape,
+    Collective,
     CollectiveSeconds,
     Floats,
+    TableDemand,
+    rows_sent,
 )
-from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import (
     ID_BYTES,
     LENGTH_BYTES,
+    TIERS,
     TableTiers,
     Tier,
     TierPlan,
@@ -30,98 +34,63 @@ from recd_plugin_flexshard.planning.plan import (
     flex_size_bytes,
     traffic,
 )
+from recd_plugins.api import DataError
+
+if TYPE_CHECKING:
+    from recd_plugins.api import Prepared, Table
 
 Counts = NDArray[np.int64]
-# Rows that are looked at together: their arrays stay small beside those of a table.
-_CHUNK = 1 << 22
+_CHUNK = 1 << 22  # rows looked at together, to bound memory
 
 
 class TableRoute:
-    """The places of one table's rows.
+    """Places of a table's rows.
 
-    Counts by place are arrays ``[2 + ranks_per_node, world_size]``. Lines are the tiers: hot, flex
-    rows by rank of a node, cold. Columns are the ranks that hold the row in the table itself, which
-    TorchRec's row-wise sharding cuts into blocks of ``ceil(E / U)`` rows.
+    Counts by place are ``[2 + ranks_per_node, world_size]``: hot, flex by rank of a node, and cold
+    rows, by the rank whose row-wise shard has the row.
     """
 
     def __init__(
-        self, tiers: TableTiers, cluster: ClusterShape, first_flex: int, coalesced: bool = False
+        self, tiers: TableTiers, cluster: ClusterShape, first_flex: int, coalesced: bool
     ) -> None:
-        self.tiers = tiers
-        self.dim = tiers.demand.embedding_dim
-        self.coalesced = coalesced
         node = cluster.ranks_per_node
+        self.coalesced, self.dim = coalesced, tiers.demand.embedding_dim
         self.shape = (2 + node, cluster.world_size)
         self._block = -(-tiers.demand.num_embeddings // cluster.world_size)
-        dealt = (first_flex + np.arange(tiers.flex)) % node
-        self.flex_held = np.bincount(dealt, minlength=node)
         rows = np.concatenate([tiers.hot_rows, tiers.flex_rows])
         order = np.argsort(rows)
-        lines = np.concatenate([np.zeros(tiers.hot, np.int64), 1 + dealt])
-        # Ids beyond the last chosen row compare with one that is none.
+        dealt = 1 + (first_flex + np.arange(tiers.flex)) % node
+        lines = np.concatenate([np.zeros(tiers.hot, np.int64), dealt])
+        # The last entry is no row, for ids beyond the last chosen one.
         self._sorted = np.append(rows[order], np.iinfo(np.int64).max)
         self._lines = np.append(lines[order], node + 1)
 
-    def rows_held(self) -> Counts:
-        """Return the rows of the table in the shard of each rank."""
-        starts = np.arange(self.shape[1]) * self._block
-        return np.clip(self.tiers.demand.num_embeddings - starts, 0, self._block)
-
-    def counts(self, ids: Counts) -> Counts:
-        """Return how many of ``ids`` are of each place."""
-        return self._by_place(self._lines_of(ids), ids)
-
-    def rates(self, demand: TableDemand, of: Callable[[Floats], Floats] = np.asarray) -> Floats:
-        """Sum ``of`` the mean accesses to a row by one sample, over the rows of each place."""
-        rates = np.zeros(self.shape)
-        left = self._by_place(self._lines[:-1], self._sorted[:-1])
-        left[-1] = self.rows_held() - left.sum(0)
-        probabilities, repeats = demand.bins()
-        ends = np.cumsum(repeats)
-        known = demand.num_embeddings - demand.tail_rows
-        for start in range(0, known, _CHUNK):
-            ranks = np.arange(start, min(start + _CHUNK, known))
-            rows = demand.ids(start, start + len(ranks))
-            values = of(probabilities[np.searchsorted(ends, ranks, side="right")])
-            lines = self._lines_of(rows)
-            rates += self._by_place(lines, rows, values)
-            left -= self._by_place(lines, rows)
-        return rates + left * of(np.array([demand.tail_probability]))
-
-    def _lines_of(self, ids: Counts) -> Counts:
+    def counts(self, ids: Counts, weights: Floats | None = None) -> Any:
+        """Count ``ids``, or sum their ``weights``, by place."""
         found = np.searchsorted(self._sorted, ids)
-        return np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
-
-    def _by_place(self, lines: Counts, ids: Counts, weights: Any = None) -> Any:
+        lines = np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
         places = lines * self.shape[1] + ids // self._block
         size = self.shape[0] * self.shape[1]
         return np.bincount(places, weights, minlength=size).reshape(self.shape)
 
-
-def routes_of(plan: TierPlan) -> list[TableRoute]:
-    """Return the routes of the tables of ``plan``, as one EmbeddingCollection has them."""
-    first, routes = 0, []
-    for table in plan.tables:
-        routes.append(TableRoute(table, plan.cluster, first, plan.options.coalesce))
-        first += table.flex
-    return routes
+    def rates(self, demand: TableDemand, of: Callable[[Floats], Floats]) -> Floats:
+        """Sum ``of`` the accesses of a row by one sample over the rows of each place."""
+        probabilities, repeats = demand.bins()
+        ids, rates = demand.ids(0, demand.num_embeddings), np.repeat(of(probabilities), repeats)
+        chunks = [slice(start, start + _CHUNK) for start in range(0, len(ids), _CHUNK)]
+        return np.sum([self.counts(ids[each], rates[each]) for each in chunks], axis=0)
 
 
-@dataclass(frozen=True, eq=False)
-class StepLookups:
-    """The lookups of one rank in one step.
+class StepLookups(NamedTuple):
+    """Lookups of one rank in one step.
 
     Attributes:
-        counts: of each table, ids by place (``TableRoute.counts``); distinct ones if coalesced.
-        lists: lists of all features of the tables; one a feature if coalesced.
-        length_bytes: of a length.
-        ids: of each table, before they are coalesced; None if they are not.
+        counts: ids by place, per table; distinct ids if coalesced.
+        length_bytes: bytes of the lengths of all lists; coalesced, of one a feature.
     """
 
     counts: list[Counts]
-    lists: int
-    length_bytes: int = LENGTH_BYTES
-    ids: list[int] | None = None
+    length_bytes: int
 
 
 class BatchIds(Protocol):
@@ -130,26 +99,22 @@ class BatchIds(Protocol):
     name: str
 
     def read(
-        self, routes: list[TableRoute], rank: int, steps: int
-    ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """Yield ``steps`` batches of a rank: as the plan has them, and as plain KJTs."""
+        self, routes: list[TableRoute], rank: int, steps: int, plain: bool
+    ) -> Iterator[StepLookups]:
+        """Yield ``steps`` batches of a rank, ``plain`` or deduplicated."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedTier:
-    """What one tier sends. Arrays are int64 ``[steps, world_size]``.
+    """Traffic of a tier, by step and rank.
 
     Attributes:
-        collective: as in ``TierTraffic``.
-        group: as in ``TierTraffic``.
-        sent_integers: bytes of ids, lengths and sizes that a rank sends to others.
+        sent_integers: bytes of ids, lengths and sizes, int64 ``[steps, world_size]``.
         sent_floats: bytes of embeddings and gradients, forward and backward.
-        received: bytes of both that it gets from others.
-        seconds: of the slowest rank in each step, ``[steps]`` float64.
+        received: bytes of both.
+        seconds: of the slowest rank, float64 ``[steps]``.
     """
 
-    collective: Literal["all_to_all", "all_reduce", "sparse"]
-    group: Literal["global", "node", "cross"]
     sent_integers: Counts
     sent_floats: Counts
     received: Counts
@@ -165,33 +130,29 @@ class PlayedSide:
     """One way to shard the tables.
 
     Attributes:
-        tiers: those that send something.
-        lookups: ids that enter the lookups of a rank, int64 ``[steps, world_size]``.
-        memory: the most bytes of each rank in any step, float64 ``[world_size]``: rows that it
-            holds, copies ``M`` times, and embeddings.
+        tiers: tiers that send something.
+        lookups: ids that a rank looks up, int64 ``[steps, world_size]``.
     """
 
     tiers: Mapping[Tier, PlayedTier]
     lookups: Counts
-    memory: Floats
 
     @property
     def received(self) -> Counts:
         """Bytes that a rank gets in all-to-alls, ``[steps, world_size]``."""
-        exchanged = [t.received for t in self.tiers.values() if t.collective == "all_to_all"]
-        return np.sum(exchanged, axis=0)
+        return np.sum([self.tiers[t].received for t in ("cold", "flex") if t in self.tiers], axis=0)
 
     @property
     def seconds(self) -> CollectiveSeconds:
-        """Seconds of a step, the mean over steps."""
-        mean = {name: float(tier.seconds.mean()) for name, tier in self.tiers.items()}
+        """Mean seconds of a step."""
         order: tuple[Tier, ...] = ("cold", "flex", "hot", "flex_gradients")
-        return CollectiveSeconds(*(mean.get(name, 0.0) for name in order))
+        tiers = [self.tiers.get(name) for name in order]
+        return CollectiveSeconds(*(float(t.seconds.mean()) if t else 0.0 for t in tiers))
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """The result of some steps."""
+    """Some steps with tiers, and with plain row-wise tables."""
 
     plan: TierPlan
     source: str
@@ -201,9 +162,11 @@ class Simulation:
 
     @property
     def a2a_reduction(self) -> float:
-        """The saved share of the row-wise tables' embedding bytes in the global all-to-all."""
-        stock = int(self.row_wise.tiers["cold"].sent_floats.sum())
-        return 1 - int(self.tiered.tiers["cold"].sent_floats.sum()) / stock if stock else 0.0
+        """Saved share of the row-wise tables' embedding bytes in the global all-to-all."""
+        stock, mine = (
+            int(side.tiers["cold"].sent_floats.sum()) for side in (self.row_wise, self.tiered)
+        )
+        return 1 - mine / stock if stock else 0.0
 
 
 def imbalance(by_rank: Counts) -> float:
@@ -214,162 +177,178 @@ def imbalance(by_rank: Counts) -> float:
 
 
 def simulate(plan: TierPlan, source: BatchIds, steps: int) -> Simulation:
-    """Play ``steps`` batches of every rank of the plan's cluster through ``plan``.
-
-    Its tables count as those of one EmbeddingCollection.
-    """
-    routes = routes_of(plan)
-    tiered, stock = _Side(plan, routes, steps), _Side(plan, routes, steps)
-    for rank in range(plan.cluster.world_size):
-        for step, (mine, plain) in enumerate(source.read(routes, rank, steps)):
-            tiered.add(step, rank, mine)
-            stock.add(step, rank, _all_cold(plain))
+    """Play ``steps`` batches of every rank; all tables count as one EmbeddingCollection's."""
     untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
-    plain_plan = replace(plan, tables=untiered, options=plan.options.plain)
-    return Simulation(plan, source.name, steps, tiered.played(plan), stock.played(plain_plan))
-
-
-def _all_cold(lookups: StepLookups) -> StepLookups:
-    counts = [np.zeros_like(found) for found in lookups.counts]
-    for cold, found in zip(counts, lookups.counts, strict=True):
-        cold[-1] = found.sum(0)
-    return replace(lookups, counts=counts)
+    plain = replace(plan, tables=untiered, options=plan.options.plain)
+    sides = (_play(each, source, steps, each is plain) for each in (plan, plain))
+    return Simulation(plan, source.name, steps, *sides)
 
 
 class _Exchange:
-    """Sums of an all-to-all of ids, and of the embeddings that come back for them.
+    """An all-to-all of ids between ``size`` consecutive ranks, and of the embeddings for them.
 
-    ``..._out`` is what a rank wants, of itself too, and ``..._in`` what is wanted of it;
-    int64 ``[steps, world_size]``.
+    ``out`` is wanted by a rank, ``into`` of it, ``own`` of itself: int64 ``[2, steps, ranks]``, ids
+    and scalars.
     """
 
-    def __init__(self, steps: int, world_size: int, group_size: int) -> None:
-        self._group_size = group_size
-        self.ids_out, self.ids_in, self.ids_own = np.zeros((3, steps, world_size), np.int64)
-        self.out, self.into, self.own = np.zeros((3, steps, world_size), np.int64)
+    def __init__(self, steps: int, ranks: int, size: int) -> None:
+        self._size = size
+        self.out, self.into, self.own = np.zeros((3, 2, steps, ranks), np.int64)
 
     def add(self, step: int, rank: int, wanted: Counts, dim: int) -> None:
-        """Add so many embeddings that a rank wants of each rank of its group."""
-        place = rank % self._group_size
-        group = slice(rank - place, rank - place + self._group_size)
-        for times, out, into, own in (
-            (1, self.ids_out, self.ids_in, self.ids_own),
-            (dim, self.out, self.into, self.own),
-        ):
-            out[step, rank] += times * wanted.sum()
-            into[step, group] += times * wanted
-            own[step, rank] += times * wanted[place]
+        place = rank % self._size
+        group = slice(rank - place, rank - place + self._size)
+        for kind, times in enumerate((1, dim)):
+            self.out[kind, step, rank] += times * wanted.sum()
+            self.into[kind, step, group] += times * wanted
+            self.own[kind, step, rank] += times * wanted[place]
 
     def tier(
+        self, widths: tuple[float, float], by: Collective, sizes: tuple[Any, Any]
+    ) -> PlayedTier:
+        """Return the traffic, with bytes of a scalar forward and back, and others out and in."""
+        forward, back = widths
+        (ids_out, out), (ids_in, into) = self.out - self.own, self.into - self.own
+        most = np.maximum(self.out[1], self.into[1]).max(1)
+        sent, received = forward * into + back * out, forward * out + back * into
+        return PlayedTier(
+            ID_BYTES * ids_out + sizes[0],
+            _whole(sent),
+            ID_BYTES * ids_in + sizes[1] + _whole(received),
+            np.array([by.seconds_for(sum(widths) * float(each)) for each in most]),
+        )
+
+
+def _play(plan: TierPlan, source: BatchIds, steps: int, plain: bool) -> PlayedSide:
+    cluster, options = plan.cluster, plan.options
+    ranks, node, by = cluster.world_size, cluster.ranks_per_node, cluster.collectives
+    first, routes = 0, []
+    for table in plan.tables:
+        routes.append(TableRoute(table, cluster, first, options.coalesce))
+        first += table.flex
+    cold, flex = _Exchange(steps, ranks, ranks), _Exchange(steps, ranks, node)
+    hot_ids, lengths = np.zeros((2, steps, ranks), np.int64)
+    for rank in range(ranks):
+        for step, lookups in enumerate(source.read(routes, rank, steps, plain)):
+            lengths[step, rank] = lookups.length_bytes
+            for route, counts in zip(routes, lookups.counts, strict=True):
+                hot_ids[step, rank] += counts[0].sum()
+                flex.add(step, rank, counts[1:-1].sum(1), route.dim)
+                cold.add(step, rank, counts[-1], route.dim)
+    sizes, wire = cold_size_bytes(plan), options.wire_bytes
+    others = lengths.sum(1, keepdims=True) - lengths
+    found: dict[Tier, PlayedTier] = {
+        "cold": cold.tier(
+            (wire, options.gradient_share * wire),
+            by.a2a_global,
+            (sizes + (ranks - 1) * lengths, sizes + others),
+        )
+    }
+    if first:
+        found["flex"] = flex.tier((wire, wire), by.a2a_intra, (flex_size_bytes(plan),) * 2)
+    predicted = traffic(plan)
+    gradients: tuple[Tier, ...] = ("hot", "flex_gradients")
+    for tier in gradients:
+        if predicted[tier].bytes:
+            integers, floats = (
+                np.full((steps, ranks), round(num_bytes))
+                for num_bytes in (predicted[tier].integer_bytes, predicted[tier].float_bytes)
+            )
+            seconds = np.full(steps, predicted[tier].seconds)
+            found[tier] = PlayedTier(integers, floats, integers + floats, seconds)
+    tiers = {tier: found[tier] for tier in TIERS if tier in found}
+    return PlayedSide(tiers, cold.into[0] + flex.into[0] + hot_ids)
+
+
+def _whole(values: NDArray[np.floating[Any]]) -> Counts:
+    return np.rint(values).astype(np.int64)
+
+
+class DrawnBatches:
+    """Batches whose rows are accessed Poisson numbers of times, independently of each other.
+
+    Only sums by place are drawn. Distinct rows of coalesced batches are drawn likewise.
+    """
+
+    def __init__(
         self,
-        group: Literal["global", "node"],
-        widths: tuple[float, float],
-        sizes: int,
-        seconds_for: Callable[[float], float],
-        lengths: tuple[Any, Any] = (0, 0),
-    ) -> PlayedTier:
-        """Return the traffic, with bytes of a scalar forward and backward, sizes and lengths."""
-        forward, backward = widths
-        wanted, served = self.out - self.own, self.into - self.own
-        most = np.maximum(self.out, self.into).max(1)
-        sent_lengths, received_lengths = lengths
-        return PlayedTier(
-            "all_to_all",
-            group,
-            ID_BYTES * (self.ids_out - self.ids_own) + sizes + sent_lengths,
-            _bytes(forward * served + backward * wanted),
-            ID_BYTES * (self.ids_in - self.ids_own)
-            + sizes
-            + received_lengths
-            + _bytes(forward * wanted + backward * served),
-            np.array([seconds_for(sum(widths) * float(each)) for each in most]),
+        plan: TierPlan,
+        demands: Sequence[TableDemand] | None = None,
+        name: str = "the accesses that were planned for",
+    ) -> None:
+        self.name = f"drawn from {name}"
+        self._batch_size = plan.cluster.batch_size
+        self._demands = demands or plan.demands
+        self._means: dict[bool, list[Floats]] = {}
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int, plain: bool
+    ) -> Iterator[StepLookups]:
+        """See ``BatchIds``."""
+        demands, coalesced = self._demands, routes[0].coalesced
+        samples = [self._batch_size / (1 if plain else d.dedupe_factor) for d in demands]
+        if plain not in self._means:
+            self._means[plain] = [
+                route.rates(demand, partial(self._sent, demand, plain, coalesced))
+                for route, demand in zip(routes, demands, strict=True)
+            ]
+        lists = sum(
+            demand.features * (1 if coalesced else round(n))
+            for demand, n in zip(demands, samples, strict=True)
         )
+        for step in range(steps):
+            random = np.random.default_rng([step, rank, plain])
+            counts = [random.poisson(mean) for mean in self._means[plain]]
+            yield StepLookups(counts, LENGTH_BYTES * lists)
+
+    def _sent(self, demand: TableDemand, plain: bool, coalesced: bool, accesses: Floats) -> Floats:
+        size = demand.independent_rows(self._batch_size) if coalesced else self._batch_size
+        return rows_sent(accesses, size, 1.0 if plain else demand.dedupe_factor, coalesced)
 
 
-class _Side:
-    """Adds up the lookups of ranks, step by step."""
+class RegistryBatches:
+    """First batches of the training split, as the registry's converter gives them.
 
-    def __init__(self, plan: TierPlan, routes: list[TableRoute], steps: int) -> None:
-        ranks, node = plan.cluster.world_size, plan.cluster.ranks_per_node
-        self._routes = routes
-        self._cold, self._flex = _Exchange(steps, ranks, ranks), _Exchange(steps, ranks, node)
-        # Embeddings of all ids that are made from those of distinct ones: of coalesced ids.
-        self._hot_ids, self._hot_scalars, self._lengths, self._expanded = np.zeros(
-            (4, steps, ranks), np.int64
+    Each rank reads its own share. The plain batches have the same rows.
+    """
+
+    def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
+        from recd_plugins.api import PlainConverter, RowPipeline, fitted_transforms
+
+        registry = prepared.registry
+        self.name = f"batches of {registry.path}"
+        self._registry, self._dataset = registry, prepared.wrapped_dataset
+        self._tables = tables
+        plain = replace(registry, converter=PlainConverter(PlainConverter.Options()))
+        self._pipelines = [
+            RowPipeline(each, fitted_transforms(each, prepared)) for each in (registry, plain)
+        ]
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int, plain: bool
+    ) -> Iterator[StepLookups]:
+        """See ``BatchIds``."""
+        world_size, batch_size = routes[0].shape[1], self._registry.training.batch_size
+        reader = self._dataset.reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split="train"
         )
-
-    def add(self, step: int, rank: int, lookups: StepLookups) -> None:
-        self._lengths[step, rank] = lookups.lists * lookups.length_bytes
-        for number, (route, counts) in enumerate(zip(self._routes, lookups.counts, strict=True)):
-            hot = int(counts[0].sum())
-            self._hot_ids[step, rank] += hot
-            self._hot_scalars[step, rank] += hot * route.dim
-            self._flex.add(step, rank, counts[1:-1].sum(1), route.dim)
-            self._cold.add(step, rank, counts[-1], route.dim)
-            if lookups.ids is not None:
-                self._expanded[step, rank] += lookups.ids[number] * route.dim
-
-    def played(self, plan: TierPlan) -> PlayedSide:
-        """Return the traffic and memory of ``plan``, with these tiers or none."""
-        cold, flex, options, by = self._cold, self._flex, plan.options, plan.cluster.collectives
-        lengths_in = self._lengths.sum(1, keepdims=True) - self._lengths
-        tiers: dict[Tier, PlayedTier] = {
-            "cold": cold.tier(
-                "global",
-                (options.wire_bytes, options.gradient_share * options.wire_bytes),
-                cold_size_bytes(plan),
-                by.a2a_global.seconds_for,
-                ((plan.cluster.world_size - 1) * self._lengths, lengths_in),
+        if len(reader) < steps:
+            raise DataError(
+                f"{self._registry.path}: the training split has {len(reader)} batches for each of "
+                f"{world_size:,} ranks; play fewer steps or smaller batches"
             )
-        }
-        node, nodes = plan.cluster.ranks_per_node, plan.cluster.nodes
-        hot_scalars = sum(t.hot * t.demand.embedding_dim for t in plan.tables)
-        held = np.zeros(node)
-        if any(table.flex for table in plan.tables):
-            held += sum(route.flex_held * route.dim for route in self._routes)
-            tiers["flex"] = flex.tier(
-                "node", (options.wire_bytes,) * 2, flex_size_bytes(plan), by.a2a_intra.seconds_for
+        pipeline, coalesced = self._pipelines[plain], routes[0].coalesced
+        num_features = sum(len(table.features) for table in self._tables)
+        for rows in islice(pipeline.reading(reader), steps):
+            kjt = next(iter(pipeline.read([rows]))).sequence_features
+            assert kjt is not None, "the model looks the tables up as sequences"
+            values = {name: jagged.values().numpy() for name, jagged in kjt.to_dict().items()}
+            ids = [np.concatenate([values[name] for name in t.features]) for t in self._tables]
+            lists = num_features * (1 if coalesced else kjt.stride())
+            yield StepLookups(
+                [
+                    route.counts(np.unique(of_table) if coalesced else of_table)
+                    for route, of_table in zip(routes, ids, strict=True)
+                ],
+                lists * kjt.lengths().element_size(),
             )
-            tiers["flex_gradients"] = self._gradients(plan, "flex_gradients", held)
-        if hot_scalars:
-            tiers["hot"] = self._gradients(plan, "hot", np.full(node, hot_scalars))
-        rows = sum(route.rows_held() * route.dim for route in self._routes)
-        copies = options.memory_multiplier * np.tile(held + hot_scalars, nodes)
-        saved = options.saved_activations * (2 if options.coalesce else 1)
-        embeddings = cold.out + cold.into + flex.out + flex.into + self._expanded
-        activations = embeddings + (2 - saved) * self._hot_scalars
-        memory = SCALAR_BYTES * (rows + copies + activations.max(0))
-        return PlayedSide(tiers, cold.ids_in + flex.ids_in + self._hot_ids, memory)
-
-    def _gradients(
-        self, plan: TierPlan, tier: Literal["hot", "flex_gradients"], held: Floats
-    ) -> PlayedTier:
-        """Return the sum of gradients of the scalars that each rank of a node holds."""
-        predicted = traffic(plan)[tier]
-        steps = len(self._hot_ids)
-        ranks = plan.cluster.world_size if tier == "hot" else plan.cluster.nodes
-        if predicted.collective == "sparse":
-            bits, floats = (
-                np.full_like(self._hot_ids, round(num_bytes))
-                for num_bytes in (predicted.integer_bytes, predicted.float_bytes)
-            )
-            seconds = predicted.seconds
-        else:
-            reduced = SCALAR_BYTES * np.tile(held, plan.cluster.nodes)
-            floats = np.tile((2 * reduced * (ranks - 1) // ranks).astype(np.int64), (steps, 1))
-            bits = np.zeros_like(floats)
-            by = plan.cluster.collectives
-            collective = by.ar_global if tier == "hot" else by.ar_cross
-            seconds = collective.seconds_for(float(reduced.max()))
-        return PlayedTier(
-            predicted.collective,
-            predicted.group,
-            bits,
-            floats,
-            bits + floats,
-            np.full(steps, seconds),
-        )
-
-
-def _bytes(of_ranks: NDArray[np.floating[Any]]) -> Counts:
-    return np.rint(of_ranks).astype(np.int64)

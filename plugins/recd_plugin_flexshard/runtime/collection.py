@@ -56,15 +56,15 @@ class TieredEmbeddingCollection(EmbeddingCollection):
     whole and in their own order; copies of the rows in ``tiers`` are laid over them.
 
     Args:
-        collection: whose tables these are; they are shared, not copied.
+        collection: its tables are shared, not copied.
         tiers: by table name; tables without an entry have no tiers.
-        retier_every: choose the tiers' rows anew after that many steps, from the accesses in them;
-            None keeps them. The tiers' sizes stay in any case.
+        retier_every: steps after which the tiers' rows are chosen anew from the accesses in them;
+            None keeps the rows. The sizes of the tiers stay in any case.
         sparse: tiers whose gradients are summed over the ranks for touched rows alone.
 
     Raises:
-        SetupError: tiers of a table or a row that is not there, of a table that shares a feature
-            with another, or of one whose rows are not 32-bit floats.
+        SetupError: a row is beyond its table, a tiered table shares a feature with another table,
+            or its rows are not float32.
     """
 
     def __init__(
@@ -83,51 +83,41 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         self.embeddings = collection.embeddings
         self._device = collection.device
         _check(configs, tiers)
-        self.tiers: dict[str, RowTiers] = {
-            # In the order of the tables, whatever the order of the mapping.
-            config.name: tiers[config.name]
-            for config in configs
-            if config.name in tiers
-        }
+        # In the order of the tables.
+        self.tiers = {config.name: tiers[config.name] for config in configs if config.name in tiers}
         self.retier_every = retier_every
         self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
-        """See the function of that name."""
-        num_hot, num_flex = (
-            sum(len(getattr(tiers, tier)) for tiers in self.tiers.values())
-            for tier in ("hot", "flex")
-        )
+        """Return the bytes of all copies on a rank; see the function of that name."""
+        num_hot = sum(len(tiers.hot) for tiers in self.tiers.values())
+        num_flex = sum(len(tiers.flex) for tiers in self.tiers.values())
         return overlay_bytes(num_hot, num_flex, self.embedding_dim(), ranks_per_node, optimizer)
 
 
 def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) -> None:
-    by_name = {config.name: config for config in configs}
-    for table, rows in tiers.items():
-        if (config := by_name.get(table)) is None:
-            raise SetupError(
-                f"tiers of table {table}, but the EmbeddingCollection has {', '.join(by_name)}"
-            )
-        if config.data_type != DataType.FP32:
-            raise SetupError(
-                f"table {table} has rows of {config.data_type.value}; tiers are for tables of "
-                "32-bit floats"
-            )
-        last = max((int(each.max()) for each in (rows.hot, rows.flex) if len(each)), default=0)
-        if last >= config.num_embeddings:
-            raise SetupError(
-                f"the tiers of table {table} have row {last}, and the table "
-                f"{config.num_embeddings} rows: its access profile is of another table size"
-            )
     looked_up: dict[str, str] = {}
     for config in configs:
+        name = config.name
         for feature in config.feature_names:
-            first = looked_up.setdefault(feature, config.name)
-            if first != config.name and not {first, config.name}.isdisjoint(tiers):
+            first = looked_up.setdefault(feature, name)
+            if first != name and not {first, name}.isdisjoint(tiers):
                 raise SetupError(
-                    f"feature {feature} looks up tables {first} and {config.name}, one of which "
-                    "has tiers: put them into an EmbeddingCollection each"
+                    f"feature {feature} looks up tables {first} and {name}, one of which has "
+                    "tiers: put them into an EmbeddingCollection each"
                 )
+        if name not in tiers:
+            continue
+        if config.data_type != DataType.FP32:
+            raise SetupError(
+                f"table {name} has rows of {config.data_type.value}; tiers are for 32-bit floats"
+            )
+        last = np.concatenate([tiers[name].hot, tiers[name].flex]).max(initial=0)
+        if last >= config.num_embeddings:
+            raise SetupError(
+                f"the tiers of table {name} have row {last}, and the table has "
+                f"{config.num_embeddings} rows: its access profile is of another table size"
+            )
 
 
 def overlay_bytes(
@@ -135,8 +125,8 @@ def overlay_bytes(
 ) -> int:
     """Return the most bytes that copies of rows take on a rank, beside the tables.
 
-    That is copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
-    host memory). The gradient of a step, as large as the copies, is not in it.
+    Counts copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
+    host memory), but not the gradient of a step, which is as large as the copies.
     """
     scalars = embedding_dim + (optimizer == "rowwise_adagrad")
     held = num_hot + -(-num_flex // ranks_per_node)

@@ -21,19 +21,14 @@ from recd_plugin_flexshard.runtime.touched import Codec, Wire
 
 @dataclass
 class FlexSizes:
-    """How many flex ids of each feature the ranks of a node send each other.
-
-    Attributes:
-        sent: by this rank to each of them, ``[ranks_per_node][F]``.
-        received: by this rank from each of them, ``[ranks_per_node][F]``.
-    """
+    """Flex ids of each feature that this rank sends and gets, ``[ranks_per_node][F]``."""
 
     sent: list[list[int]]
     received: list[list[int]]
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the sizes; what it waits for sends the ids."""
+    """Sends the sizes; the awaitable that it returns sends the ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()

@@ -20,9 +20,8 @@ from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows
 from recd_plugins.api import ExactnessError, require_attributes
 
-# In a profile the learning of copies is part of the lookup, as that of a fused kernel is.
+# Names of regions of a profile: copies learn in the lookup, as in a fused kernel.
 LOOKUP_REGION = "[lookup]_[tiers]"
-# And the exchange of touched rows is one of embeddings.
 SYNC_REGION = "[output_dist]_[tiers]"
 _REFUSED_OPTIONS = (
     "weight_decay",
@@ -34,7 +33,7 @@ _REFUSED_OPTIONS = (
 
 
 class Rates(NamedTuple):
-    """Hyperparameters of a kernel."""
+    """Hyperparameters of a lookup."""
 
     learning_rate: float
     eps: float
@@ -51,26 +50,22 @@ class UpdateRule:
         self._kernel = kernel
         self._tables = ", ".join(tables)
         if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
-            raise ExactnessError(
-                f"tiered tables {self._tables} have the optimizer {kernel.optimizer.value}; copies "
-                "of rows learn by exact_sgd or exact_row_wise_adagrad only"
-            )
+            self._refuse(f"the optimizer {kernel.optimizer.value}")
         output = SparseType.from_int(kernel.output_dtype)
         if output != SparseType.FP32:
-            raise ExactnessError(
-                f"tiered tables {self._tables} have output_dtype {output.value}; embeddings of "
-                "copies are 32-bit floats: leave it away"
-            )
+            self._refuse(f"output_dtype {output.value}")
         self._check_options()
 
+    def _refuse(self, what: str) -> None:
+        raise ExactnessError(
+            f"tiered tables {self._tables} have {what}; copies of rows learn by exact_sgd or "
+            "exact_row_wise_adagrad alone, as 32-bit floats: leave it away"
+        )
+
     def _check_options(self) -> None:
-        arguments = self._kernel.optimizer_args
         for option in _REFUSED_OPTIONS:
-            if getattr(arguments, option):
-                raise ExactnessError(
-                    f"tiered tables {self._tables} have {option}={getattr(arguments, option)} in "
-                    "their optimizer, which copies of rows do not follow: leave it away"
-                )
+            if value := getattr(self._kernel.optimizer_args, option):
+                self._refuse(f"{option}={value} in their optimizer")
 
     @property
     def has_state(self) -> bool:
@@ -79,20 +74,14 @@ class UpdateRule:
 
     @property
     def rates(self) -> Rates:
-        """Those of the kernel now; it learns by those of the lookup."""
+        """Hyperparameters of the kernel now."""
         return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
 
     def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:
-        """Update rows in place.
+        """Update rows in place; ``[n, embedding_dim]``, with sums of squares ``[n]`` or None.
 
         SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
         ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
-
-        Args:
-            weights: ``[n, embedding_dim]``.
-            state: sums of squares, ``[n]``; None where there are none.
-            gradient: ``[n, embedding_dim]``.
-            rates: of the lookup.
         """
         self._check_options()
         rate, eps = rates
@@ -109,7 +98,7 @@ class UpdateRule:
 
 
 def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
-    """Return the rule of each tiered table that this rank has; tables of one kernel share one."""
+    """Return the rule of each tiered table of this rank; tables of one kernel share one."""
     rules: dict[str, UpdateRule] = {}
     for module in (module for lookup in lookups for module in lookup.modules()):
         if isinstance(module, BatchedFusedEmbedding):
@@ -124,10 +113,10 @@ class LookedUp:
     """State of a lookup for its backward pass.
 
     Attributes:
-        rows: that the positions stood for.
+        rows: rows that the positions stood for.
         touched: the lookups of all ranks; None with a dense sync.
-        rates: of each rule, as FBGEMM keeps them; None: those of the backward pass, as rows were
-            looked up before their step began.
+        rates: of each rule; None takes those of the backward pass, for rows that were looked up
+            before their step began.
     """
 
     rows: Mapping[str, Tensor]
@@ -138,13 +127,13 @@ class LookedUp:
 class Overlay:
     """Copies of rows of several tables in one matrix, trained inside the backward pass.
 
-    A position is a row of the matrix. The positions of a table follow each other, table by table.
-    It is no parameter: no optimizer sees it, and the tables' state dict has its rows.
+    A position is a row of the matrix; those of a table follow each other. The matrix is no
+    parameter: no optimizer sees it, and the tables' state dict has its rows.
 
     Attributes:
         weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
         state: sums of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
-        rows: as given; another mapping when the rows have moved.
+        rows: by table; another mapping when the rows have moved.
         num_updates: backward passes that trained the rows.
     """
 
@@ -171,7 +160,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the rows that the positions stand for; they are as many as before."""
+        """Set the rows that the positions stand for, as many as before."""
         self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
@@ -182,13 +171,9 @@ class Overlay:
             start = stop
 
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
-        """Return embeddings ``[n, embedding_dim]`` of ``positions``; the backward pass trains them.
+        """Return embeddings ``[n, embedding_dim]`` of ``positions``, trained by a backward pass.
 
-        It does so without positions, too, as other ranks have some.
-
-        Args:
-            positions: ``[n]``, repeated ones too.
-            ahead: they are looked up before their step begins.
+        Also without positions, as other ranks have some. ``ahead``: before their step begins.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
@@ -196,7 +181,6 @@ class Overlay:
         return output
 
     def looked_up(self, positions: Tensor, *, ahead: bool) -> LookedUp:
-        """Return the state of a lookup; arguments as ``look_up``."""
         touched = None
         has_peers = self._group.size() > 1 and len(self.weights) > 0
         # Tell the other ranks, where a backward pass may follow.
@@ -209,22 +193,16 @@ class Overlay:
         return [rule.rates for rule, _ in self._updates]
 
     def anchor(self) -> Tensor:
-        """Return a scalar that needs a gradient: without such an input there is no backward pass.
+        """Return a scalar that needs a gradient, as an input without which nothing runs backward.
 
-        On the device of the copies. Autograd runs what is on another one in another thread, which
-        would leave the order of collectives to chance.
+        On the device of the copies: autograd has a thread a device, and collectives need an order.
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
     def train(self, looked_up: LookedUp, positions: Tensor, gradients: Tensor) -> None:
-        """Update the rows at the end of the backward pass that is running, on all ranks.
+        """Start to sum ``gradients`` over the ranks; the end of the backward pass updates the rows.
 
-        Starts to sum over the ranks at once.
-
-        Args:
-            looked_up: of the forward pass.
-            positions: of it.
-            gradients: ``[n, embedding_dim]``, of the losses of the ranks, not of their mean.
+        They are ``[n, embedding_dim]``, of the ranks' losses, not of their mean.
         """
         if looked_up.rows is not self.rows:
             raise ExactnessError(
@@ -283,7 +261,6 @@ class Overlay:
     def _update(
         self, gradient: Tensor, touched: Tensor | None, divisor: int, rates: Sequence[Rates]
     ) -> None:
-        """Train with the gradient of all positions, or of ``touched`` ones, ascending."""
         with record_function(LOOKUP_REGION):
             if divisor > 1:
                 gradient.div_(divisor)

@@ -1,14 +1,10 @@
-"""Re-tiering: the tiers' rows are chosen anew from the accesses of the last steps, over all ranks.
-
-The key of a row is that of ``TierIndex``.
-"""
+"""Re-tiering: the tiers' rows are chosen anew from the accesses of the last steps of all ranks."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,10 +24,10 @@ Keys = NDArray[np.int64]
 
 
 class RecentAccesses:
-    """Counts of this rank since the last ``take``.
+    """Counts of this rank since the last ``take``, by key of ``TierIndex``.
 
-    Exact while at most ``bound`` rows were read; beyond it the heaviest are kept, and a count is
-    too low by less than a share ``1 / bound`` of all accesses.
+    Exact for up to ``bound`` rows; of more the heaviest are kept, and a count is too low by less
+    than a share ``1 / bound`` of all accesses.
     """
 
     def __init__(self, bound: int = 1 << 20) -> None:
@@ -45,14 +41,14 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one access of each of ``keys``, int64 of any device; negative ones are no rows."""
+        """Count one access of each of ``keys``; negative ones are no rows."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
             self._count()
 
     def take(self) -> tuple[Keys, NDArray[np.float64]]:
-        """The rows that were read, ascending, and how often; forgets them."""
+        """Return the rows that were read, ascending, and how often, and forget them."""
         self._count()
         taken = self._keys, self._counts
         self._forget()
@@ -84,11 +80,10 @@ class Chosen:
 def choose_rows(
     read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
-    """The most read rows become hot, the next ones flex, as many of each as now.
+    """Return the most read rows as hot ones, the next as flex ones, as many of each as now.
 
-    Of rows that were read equally often those that are hot stay before those that are flex, and
-    these before others: nothing moves without a reason. A collective call, and the result is the
-    same on all ranks.
+    Of equally read rows hot ones stay before flex ones and these before others. A collective call
+    with the same result on all ranks.
     """
     of_ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(of_ranks, read, group=group)
@@ -128,8 +123,7 @@ class RetierReport:
 class Retiering:
     """Counts accesses while training, and chooses rows anew after every ``every`` batches.
 
-    Sizes of the tiers, over all tables together, stay: the most read rows become hot, the next
-    ones flex. A table may gain rows that another one loses.
+    The tiers keep their sizes over all tables: a table may gain rows that another one loses.
     """
 
     def __init__(self, every: int) -> None:
@@ -143,56 +137,44 @@ class Retiering:
         self._recent = RecentAccesses()
 
     def next_index(self, index: TierIndex) -> TierIndex:
-        """What to divide the next training batch by: ``index``, or another when it is time.
-
-        A collective call then, after the same number of batches on all ranks.
-        """
+        """Return the index for the next training batch; a collective call when it changes."""
         if not self._steps or self._steps % self._every:
             return index
         old = index.chosen_keys()
         chosen = choose_rows(self._recent.take(), *old, self._group)
         moved = _moves(old, (chosen.hot, chosen.flex))
-        self._report(moved, chosen)
-        return replace(index, tiers=_tiers(index, chosen)) if moved else index
+        accesses = max(chosen.accesses, 1.0)
+        before, after = chosen.covered_before / accesses, chosen.covered_after / accesses
+        self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
+        if self._group.rank() == 0:
+            _logger.info("%s", self.reports[-1])
+        if not moved:
+            return index
+        hot, flex = (_rows_by_table(keys, index.first_keys) for keys in (chosen.hot, chosen.flex))
+        tiers = {table: RowTiers(hot[n], flex[n]) for n, table in enumerate(index.tiers)}
+        return replace(index, tiers=tiers)
 
     def count(self, split: TierSplit) -> None:
         """Count the accesses of a training batch."""
         self._steps += 1
         self._recent.add(split.index.keys(split.ids, split.ids_per_feature))
 
-    def _report(self, moved: Mapping[tuple[str, str], int], chosen: Chosen) -> None:
-        accesses = max(chosen.accesses, 1.0)
-        before, after = chosen.covered_before / accesses, chosen.covered_after / accesses
-        self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
-        if self._group.rank() == 0:
-            _logger.info("%s", self.reports[-1])
 
-
-def _tiers(index: TierIndex, chosen: Chosen) -> dict[str, RowTiers]:
-    hot, flex = (_rows_by_table(keys, index.first_keys) for keys in (chosen.hot, chosen.flex))
-    return {table: RowTiers(hot[number], flex[number]) for number, table in enumerate(index.tiers)}
-
-
-def _rows_by_table(
-    keys: NDArray[np.int64], first_keys: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """In the order of the keys."""
+def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:
+    """Return the rows of each table, in the order of the keys."""
     tables = np.searchsorted(first_keys, keys, side="right") - 1
     return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]
 
 
-def _moves(
-    old: tuple[NDArray[np.int64], NDArray[np.int64]],
-    new: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> dict[tuple[str, str], int]:
-    """How many keys changed their tier, by the tiers before and after."""
-    # A key's number in base 3: the tier after, the tier before.
-    chosen = [*old, *new]
-    digits = [np.full(len(keys), digit) for keys, digit in zip(chosen, (1, 2, 3, 6), strict=True)]
-    _, numbers = add_counts(chosen, digits)
-    counts = np.bincount(numbers.astype(np.int64), minlength=9)
+def _moves(old: tuple[Keys, Keys], new: tuple[Keys, Keys]) -> dict[tuple[str, str], int]:
+    """Return how many keys changed their tier, by the tiers before and after."""
+    every = np.unique(np.concatenate([*old, *new]))
+    tiers = np.zeros((2, len(every)), np.int64)  # before and after
+    for of_keys, chosen in zip(tiers, (old, new), strict=True):
+        for tier, keys in enumerate(chosen, 1):
+            of_keys[np.searchsorted(every, keys)] = tier
+    pairs, counts = np.unique(tiers[:, tiers[0] != tiers[1]], axis=1, return_counts=True)
     return {
-        (old_tier, new_tier): int(count)
-        for (new_tier, old_tier), count in zip(product(_TIERS, _TIERS), counts, strict=True)
-        if count and old_tier != new_tier
+        (_TIERS[before], _TIERS[after]): int(count)
+        for before, after, count in zip(*pairs, counts, strict=True)
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionContext
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
@@ -25,7 +27,6 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugin_flexshard.runtime.collection import TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable, TieredAwaitable
-from recd_plugin_flexshard.runtime.groups import TierGroups, tier_groups
 from recd_plugin_flexshard.runtime.overlay import Overlay, update_rules
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
 from recd_plugin_flexshard.runtime.rows import CopiedRows, FoldingOptimizer, set_group
@@ -38,32 +39,76 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     LookupAhead,
     SetupError,
+    new_group,
+    ranks_of_each_node,
     refuse_inverse_indices,
     require_attributes,
     tell_when_asked,
 )
 
 
+@dataclass(frozen=True)
+class TierGroups:
+    """A process group for the collectives of each tier, so that their traffic is told apart.
+
+    Attributes:
+        cold: all ranks, for all-to-alls of the sharded tables.
+        hot: all ranks, for sums of the hot rows' gradients.
+        flex: the ranks of this node, for all-to-alls of the flex rows.
+        flex_gradients: ranks that hold the same flex rows, for sums of their gradients.
+    """
+
+    cold: dist.ProcessGroup
+    hot: dist.ProcessGroup
+    flex: dist.ProcessGroup
+    flex_gradients: dist.ProcessGroup
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Tier by group name, as ``CollectiveBytes`` has them."""
+        return {getattr(self, each.name).group_name: each.name for each in fields(self)}
+
+
+# By the default process group. When that is destroyed they go, and their threads with them.
+_made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
+
+
+def tier_groups() -> TierGroups:
+    """Return the groups of the default process group; the first call is collective.
+
+    A node is ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "call torch.distributed.init_process_group first"
+    if world not in _made:
+        local, everyone = ranks_of_each_node(), list(range(dist.get_world_size()))
+        cold, hot = (new_group(everyone) for _ in range(2))
+        # Every rank makes every group, its own or not.
+        nodes = [new_group(everyone[i : i + local]) for i in range(0, len(everyone), local)]
+        across = [new_group(everyone[i::local]) for i in range(local)]
+        rank = dist.get_rank()
+        _made[world] = TierGroups(cold, hot, nodes[rank // local], across[rank % local])
+    return _made[world]
+
+
 @dataclass
 class TieredContext(ExactSequenceContext):
-    """Also where the ids of the batch went."""
+    """Context of a batch, with the tiers of its ids."""
 
     split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
         super().record_stream(stream)
         if self.split is not None:
             self.split.record_stream(stream)
 
 
 class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
-    """The tables, sharded as planned, are the cold tier; two overlays hold the copies.
+    """Row-wise tables as the cold tier, and two overlays with copies (FlexShard, 2301.02959).
 
-    FlexShard (arXiv 2301.02959): hot rows on every rank, flex rows in every node. A step is that of
-    the tables without tiers: the copies learn in the backward pass, by the update rule and with the
-    learning rate of the tables' kernels.
+    Hot rows are on every rank, flex rows in every node. A step equals that of the tables without
+    tiers: copies learn in the backward pass, by the update rule and rate of the tables' kernels.
     """
 
     def __init__(
@@ -137,17 +182,15 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self._copies.take_back()
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """As the base class, without tiers."""
         self._refuse_tracker()
         super().register_post_lookup_tracker_fn(record_fn)
 
     def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
-        """As the base class, without tiers."""
         self._refuse_tracker()
         super().register_post_odist_tracker_fn(record_fn)
 
     def _refuse_tracker(self) -> None:
-        """Refuse trackers of changed rows: copies change on other ranks than the row's shard."""
+        """Copies change on other ranks than the row's shard."""
         if self._has_tiers:
             raise SetupError(
                 "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "
@@ -156,13 +199,12 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             )
 
     def create_context(self) -> TieredContext:
-        """One for each batch."""
         return TieredContext()
 
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class; ids that have copies stay on the rank, or in the node."""
+        """Send the ids of cold rows as the base class does, and of flex rows in the node."""
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
@@ -186,7 +228,6 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """As the base class."""
         if not self._has_tiers:
             return super().look_up(ctx, input)
         assert isinstance(ctx, TieredContext)
@@ -224,7 +265,6 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Not without ``compute_and_output_dist``, which looks all tiers up."""
         if not self._has_tiers:
             return super().output_dist(ctx, output)
         raise ExactnessError(
@@ -233,20 +273,18 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         )
 
     def reset_parameters(self) -> None:
-        """Initialize the tables, and the copies from them; the optimizer's state stays."""
         self.fold()
         super().reset_parameters()
         self.refresh()
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The tables' optimizer, in the form of tables without tiers; all ranks use its state
-        together."""
+        """The tables' optimizer, whose state includes the copies: a collective call."""
         return self._folding_optimizer if self._has_tiers else self._optim
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """One for each time that rows were chosen anew, the last one at the end."""
+        """A report of each time that rows were chosen anew, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
@@ -304,19 +342,14 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
 class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
     """Shards a TieredEmbeddingCollection: tiered tables row-wise, others in any way.
 
-    DistributedModelParallel finds it by the module's type.
-
-    ``shard`` raises SetupError where a tiered table is not planned row-wise with the fused kernel,
-    or ranks and nodes do not fit together, and ExactnessError where copies of rows cannot follow
-    the optimizer.
+    ``shard`` raises SetupError if a tiered table is not planned row-wise with the fused kernel, or
+    nodes have different numbers of ranks, and ExactnessError if copies cannot follow the optimizer.
     """
 
     @property
     def module_type(self) -> type[TieredEmbeddingCollection]:
-        """The type that ``shard`` takes."""
         return TieredEmbeddingCollection
 
     @property
     def sharded_module_type(self) -> type[ShardedTieredEmbeddingCollection]:
-        """The type that ``shard`` returns."""
         return ShardedTieredEmbeddingCollection

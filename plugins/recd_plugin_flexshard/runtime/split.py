@@ -20,10 +20,10 @@ _NO_KEY = np.iinfo(np.int64).min
 
 
 class Places:
-    """Finds keys in a list, by their hash.
+    """Finds keys in a list by their hash, in a fifth of the time of a binary search on CPU.
 
     Keys lie sorted by bucket, at most one bucket a key, so a key is one of the few behind the start
-    of its bucket. On CPU that takes a fifth of the time of a binary search.
+    of its bucket.
 
     Args:
         keys: different ones, ``[num_keys]``, none of them the least int64.
@@ -50,11 +50,6 @@ class Places:
         found = self._keys.index_select(0, at) == keys
         return torch.where(found, self._places.index_select(0, at), -1).long()
 
-    @property
-    def nbytes(self) -> int:
-        """Memory on the device."""
-        return sum(tensor.nbytes for tensor in (self._keys, self._places, self._starts))
-
     def _bucket(self, keys: Tensor) -> Tensor:
         return (keys * _GOLDEN) >> (64 - self._bits) & (2**self._bits - 1)
 
@@ -69,10 +64,10 @@ class TierSplit:
         hot: positions in the hot overlay, ``[num_hot]`` int64.
         flex: positions in the flex overlays of their owners, ``[num_flex]`` int64, by owner, then
             by feature.
-        flex_sizes: how many of them, ``[ranks_per_node, F]`` int64.
+        flex_sizes: number of flex ids, ``[ranks_per_node, F]`` int64.
         cold_source: place of each cold id among the n ids, int64.
-        hot_source: likewise, ``[num_hot]`` int64.
-        flex_source: likewise, ``[num_flex]`` int64.
+        hot_source: place of each hot id, ``[num_hot]`` int64.
+        flex_source: place of each flex id, ``[num_flex]`` int64.
         ids: the n ids, ``[n]``.
         lengths: of the tiered features, ``[F, stride]``.
         ids_per_feature: of the tiered features.
@@ -99,7 +94,7 @@ class TierSplit:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Finds ids among the chosen rows; its memory is that of the chosen rows.
+    """Finds ids among the chosen rows.
 
     A row's key is its place as if the tiered tables stood one below the other.
 
@@ -162,7 +157,7 @@ class TierIndex:
         return rows
 
     def split(self, features: KeyedJaggedTensor) -> TierSplit:
-        """Divide a batch. Other features than those of the tables are left out."""
+        """Divide a batch; features of other modules are left out."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
         per_key, stride = features.length_per_key(), features.stride()
@@ -198,10 +193,7 @@ class TierIndex:
             cold_ids = torch.cat([cold_ids, _take(features, others)])
             cold_lengths = torch.cat([cold_lengths, all_lengths[others].flatten()])
         cold = KeyedJaggedTensor(
-            keys=self.features + self._others,
-            values=cold_ids,
-            lengths=cold_lengths,
-            stride=stride,
+            self.features + self._others, cold_ids, lengths=cold_lengths, stride=stride
         )
         sources = (cold_source, hot_source, flex_source)
         return TierSplit(self, cold, hot, flex, flex_sizes, *sources, ids, lengths, per_feature)
@@ -213,7 +205,7 @@ class TierIndex:
 
         Args:
             ids: of the tiered features, feature by feature, ``[n]``.
-            ids_per_feature: how many each has.
+            ids_per_feature: ids of each feature.
         """
         times = torch.tensor(ids_per_feature, device=ids.device)
         first_key = self._first_key.repeat_interleave(times, output_size=len(ids))

@@ -23,7 +23,7 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wire:
-    """Codecs of copies' rows and gradients: those of TorchRec's all-to-alls of sequences."""
+    """Codecs of rows and gradients of copies: TorchRec's for all-to-alls of sequences."""
 
     def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
         both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
@@ -32,7 +32,7 @@ class Wire:
 
 
 class Codec:
-    """One of TorchRec's, for rows of ``embedding_dim`` scalars; or none."""
+    """A codec of TorchRec for rows of ``embedding_dim`` scalars, or none."""
 
     def __init__(self, codec: QuantizedCommCodec[Any] | None, embedding_dim: int) -> None:
         self._codec = codec
@@ -51,7 +51,7 @@ class Codec:
             self._widths = embedding_dim, codec.calc_quantized_size(embedding_dim, context)
 
     def encode(self, rows: Tensor) -> Tensor:
-        """What travels of float32 rows: as many rows."""
+        """Encode float32 rows ``[n, embedding_dim]`` into as many rows."""
         if self._codec is None:
             return rows
         if not self._in_blocks:
@@ -60,7 +60,7 @@ class Codec:
         return self._codec.encode(rows.reshape(-1), context).view(len(rows), self._widths[1])
 
     def decode(self, rows: Tensor) -> Tensor:
-        """What came, in float32."""
+        """Decode rows into float32 ``[n, embedding_dim]``."""
         if self._codec is None:
             return rows
         if not self._in_blocks:
@@ -86,14 +86,14 @@ class Hop:
 
 @dataclass(frozen=True)
 class Routes:
-    """How the gradients of one batch are summed: all ranks make it of the same bits.
+    """Plan of the sums of one batch; all ranks make it of the same bits.
 
     Attributes:
         rows: positions that any rank touched, ascending, ``[num_rows]``.
-        mine: the numbers among ``rows`` of those that this rank touched, ascending.
-        summed: of those, which are summed here: True or False.
-        gradients: to those who sum.
-        sums: from those who sum; None where all are summed by every rank.
+        mine: places in ``rows`` of the positions that this rank touched, ascending.
+        summed: whether each of ``mine`` is summed here.
+        gradients: to the ranks that sum.
+        sums: back from them; None where every rank sums all.
     """
 
     rows: Tensor
@@ -106,7 +106,7 @@ class Routes:
 class TouchedRows:
     """Which positions of an overlay each rank of a group looked up: a bit a position and rank.
 
-    The bits are on their way from here on; all ranks make it together.
+    A collective call, which starts to send the bits.
     """
 
     def __init__(
@@ -128,20 +128,13 @@ class TouchedRows:
         return torch.full_like(bits, value) << bits
 
     def start(self, gradients: Tensor, positions: Tensor, by_position: SumByPosition) -> SparseSum:
-        """Send this rank's gradients: all ranks together.
-
-        Args:
-            gradients: ``[n, dim]``.
-            positions: ``[n]``, as they were looked up.
-            by_position: sums them.
-        """
+        """Start to send this rank's gradients ``[n, dim]`` of ``positions`` ``[n]``."""
         places = self._touched.cumsum(0)[positions] - 1
         own = by_position(gradients, places, len(self.routes.mine))
         return SparseSum(self.routes, own, self._group, self._codec)
 
     @cached_property
     def routes(self) -> Routes:
-        """Made when the bits of all ranks are there."""
         self._work.wait()
         rank, size = self._group.rank(), self._group.size()
         packed = self._all.view(size, -1, 1)
@@ -173,11 +166,8 @@ class TouchedRows:
 class SparseSum:
     """Gradients on their way: first to the ranks that sum, then as sums from these.
 
-    Args:
-        routes: of the batch.
-        own: gradients of ``routes.mine``, ``[len(mine), dim]``.
-        group: of ranks.
-        codec: of gradients. Sums are of what others get, this rank's own part too.
+    ``own`` are the gradients of ``routes.mine``, ``[len(mine), dim]``. Sums are of decoded
+    gradients, this rank's own part too.
     """
 
     def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:

@@ -6,9 +6,11 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from benchmarks._flexshard_paper import OPTIONS
 
 from recd_plugin_flexshard.part import TieredPart
@@ -22,12 +24,15 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.tests.planning import traffic_cases as cases
+from recd_plugin_flexshard.runtime import tier_groups
+from recd_plugin_flexshard.tests.conftest import MakeRegistry
 from recd_plugins import load_registry
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.assembly import assemble
 
 # Sent 10 times by a batch of 10 samples: 8 + 8 + 2 * 4 * .5 + 5 * .1 in all.
 DEMAND = TableDemand(
@@ -63,91 +68,95 @@ def test_bytes_by_tier():
     assert sent["cold"].bytes == sent["cold"].integer_bytes + sent["cold"].float_bytes
 
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    sparse: [item_0, "seq_0_*"]
-    generate: {{rows: 2048, row_group_rows: 256}}
-converter: {{use: {converter}}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 9000}}}}
-pooling:
-  - {{use: recd.mean, features: ["seq_*"]}}
-sharding:
-  - use: flexshard.three_tier
-    tables: ["t_seq_*"]
-    options: {options}
-model: {{embedding_dim: 4, num_embeddings: 9000, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 64, ranks: 4, ranks_per_node: 2, device: cpu}}
-"""
-
-
-ELSEWHERE = "plan_for: {topology: zionex-a100-40g, nodes: 2, batch_size: 128}"
+ELSEWHERE = {"topology": "zionex-a100-40g", "nodes": 2, "batch_size": 128}
+STEPS = 2048 // 64
+SECTIONS: dict[str, Any] = {
+    "preprocessing": [{"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": 9000}}],
+    "model": {"embedding_dim": 4, "num_embeddings": 9000, "bottom_mlp": [4], "top_mlp": [4]},
+    "training": {"batch_size": 64},
+}
 
 
 def planned(path: Path) -> TierPlan:
-    registry = load_registry(path)
-    registry.dataset.prepare()
     spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
-    (part,) = with_plugins(registry, spec).prepared.table_parts
+    (part,) = with_plugins(load_registry(path), spec).prepared.table_parts
     assert isinstance(part, TieredPart)
     return part.plan
+
+
+class Seen(NamedTuple):
+    """Of one rank: bytes by tier and payload, and the lists that its sequences have."""
+
+    sent: Counter[tuple[str, str]]
+    lists: int
+
+
+def all_batches(rank: int, world_size: int, registry: Path, sends_all: bool) -> Seen:
+    device = torch.device("cpu")
+    with all_gradients_sent() if sends_all else nullcontext():
+        parts = assemble(load_registry(registry), "plugins", device)
+    names = tier_groups().names
+    sent: Counter[tuple[str, str]] = Counter()
+    lists = 0
+    for batch in parts.prepared.dataloader(rank=rank, world_size=world_size, device=device):
+        with CollectiveBytes() as counter:
+            parts.dmp(batch)[0].backward()
+        for each, num_bytes in counter.sent.items():
+            if each.group in names:
+                sent[names[each.group], each.payload] += num_bytes
+        features: Any = batch.sequence_features
+        lists += features.lengths().numel()
+    return Seen(sent, lists)
 
 
 @pytest.mark.parametrize(
     ("converter", "sends_all"), [("recd.kjt", True), ("recd.kjt", False), ("recd.ikjt", True)]
 )
-def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all: bool) -> None:
-    path = tmp_path / "registry.yaml"
-    text = REGISTRY.format(
-        folder=tmp_path, converter=converter, options=f"{{{ELSEWHERE}, budget: 0.9x}}"
-    )
-    path.write_text(text, encoding="utf-8")
+def test_ranks_send_what_is_predicted(
+    make_registry: MakeRegistry, converter: str, sends_all: bool
+) -> None:
+    options = {"plan_for": ELSEWHERE, "budget": "0.9x"}
+    path = make_registry("flexshard.three_tier", options, converter={"use": converter}, **SECTIONS)
     with all_gradients_sent() if sends_all else nullcontext():
         plan = planned(path)
     assert (plan.options.gradient_share == 1) == sends_all
-    seen = run_on_ranks(cases.all_batches, 4, path, sends_all, local_world_size=2)
-    sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
-    steps = sum(rank.steps for rank in seen)
-    assert steps == 2048 / 64
+    seen = run_on_ranks(all_batches, 4, path, sends_all, local_world_size=2)
+    sent = sum((rank.sent for rank in seen), Counter[tuple[str, str]]())
     # As many ids travel one way as embeddings the other; lengths go to 3 ranks, as sizes do.
     lengths = 3 * sum(rank.lists for rank in seen)
-    ids = (sent["cold", "integers"] - 4 * lengths - 8 * 3 * 3 * steps) / 8
+    ids = (sent["cold", "integers"] - 4 * lengths - 8 * 3 * 3 * STEPS) / 8
     both_ways = 2 * 4 * 4 * ids
     assert sent["cold", "floats"] == both_ways if sends_all else sent["cold", "floats"] < both_ways
     ids = sent["flex", "floats"] // (2 * 4 * 4)
-    assert sent["flex", "integers"] == 8 * ids + 8 * 3 * steps
+    assert sent["flex", "integers"] == 8 * ids + 8 * 3 * STEPS
     for tier, predicted in traffic(plan).items():
-        for payload, num_bytes in (
-            ("integers", predicted.integer_bytes),
-            ("floats", predicted.float_bytes),
-        ):
+        for payload in ("integers", "floats"):
+            num_bytes = getattr(predicted, f"{payload[:-1]}_bytes")
+            tolerance = 0.02
             # How many rows batches touch is known of all of them together.
-            near = {"recd.kjt": 0.2, "recd.ikjt": 0.05} if predicted.collective == "sparse" else {}
+            if predicted.collective == "sparse":
+                tolerance = {"recd.kjt": 0.2, "recd.ikjt": 0.05}[converter]
             # And how many gradients differ, of a few shares of the rows.
-            if tier == "cold" and payload == "floats" and not sends_all:
-                near = {converter: 0.1}
-            tolerance = near.get(converter, 0.02)
-            assert sent[tier, payload] / steps == pytest.approx(num_bytes, rel=tolerance)
+            elif tier == "cold" and payload == "floats" and not sends_all:
+                tolerance = 0.1
+            assert sent[tier, payload] / STEPS == pytest.approx(num_bytes, rel=tolerance)
 
 
-@pytest.mark.parametrize("options", ["budget: 0.7x", f"{ELSEWHERE}, budget: 0.6x"])
-def test_ranks_send_what_is_predicted_of_coalesced_tables(tmp_path: Path, options: str) -> None:
+@pytest.mark.parametrize("options", [{"budget": "0.7x"}, {"plan_for": ELSEWHERE, "budget": "0.6x"}])
+def test_ranks_send_what_is_predicted_of_coalesced_tables(
+    make_registry: MakeRegistry, options: dict[str, Any]
+) -> None:
     """Plain batches of sessions, whose accesses come together."""
-    path = tmp_path / "registry.yaml"
-    options = f"{{{options}, coalesce: true, sync: dense, minimise: bytes}}"
-    text = REGISTRY.format(folder=tmp_path, converter="recd.kjt", options=options)
-    path.write_text(text, encoding="utf-8")
+    options = {**options, "coalesce": True, "sync": "dense", "minimise": "bytes"}
+    converter = {"use": "recd.kjt"}
+    path = make_registry("flexshard.three_tier", options, converter=converter, **SECTIONS)
     plan = planned(path)
     assert all(min(table.hot + table.flex, table.cold) > 0 for table in plan.tables)
     assert plan.options.gradient_share < 1
-    seen = run_on_ranks(cases.all_batches, 4, path, False, local_world_size=2)
-    sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
+    seen = run_on_ranks(all_batches, 4, path, False, local_world_size=2)
+    sent = sum((rank.sent for rank in seen), Counter[tuple[str, str]]())
     for tier, predicted in traffic(plan).items():
-        of_step = sent[tier, "floats"] / (2048 / 64)
         # Taken as independent, plain rows of sessions come to several times what is sent. Reads of
         # rows that are read least come together less than those of others.
+        of_step = sent[tier, "floats"] / STEPS
         assert of_step == pytest.approx(predicted.float_bytes, rel=0.3), tier

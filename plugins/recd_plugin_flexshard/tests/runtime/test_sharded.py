@@ -2,192 +2,478 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    CowClipDefinition,
-    WeightDecayMode,
+from torch import Tensor
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
 )
+from torchrec.distributed.types import CommOp, ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_flexshard.runtime import RowTiers
-from recd_plugin_flexshard.tests.runtime import module_cases as cases
-from recd_plugin_flexshard.tests.runtime.module_cases import Attempt
+from recd_plugin_flexshard.runtime import (
+    RowTiers,
+    TieredEmbeddingCollection,
+    TieredEmbeddingCollectionSharder,
+    tier_groups,
+)
+from recd_plugin_flexshard.runtime.collection import CopyTier
+from recd_plugin_flexshard.runtime.touched import Wire
+from recd_plugin_flexshard.tests.runtime.model import (
+    COPIES,
+    DIM,
+    OPTIMIZERS,
+    ROWS,
+    Job,
+    Optimizer,
+    TierModel,
+)
+from recd_plugins.api import launch
 from recd_plugins.runtime.errors import ExactnessError, RecdError, SetupError
-from recd_plugins.runtime.launch import launch
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.rank_state import copy_weights
+
+TIERS = {"a": RowTiers([3, 0], [7, 4, 6]), "b": RowTiers([], [1])}
+# Hot, flex and cold rows of a, repeated ones too, and rows of the others.
+IDS = {
+    "f": [[3, 8], [7, 7, 4], []],
+    "g": [[0], [3, 5], [6]],
+    "h": [[1], [0, 1], [2]],
+    "k": [[5], [], [5]],
+    "m": [[], [4, 4], [0]],
+}
+
+
+def batch(rank: int = 0, **ids: list[list[int]]) -> KeyedJaggedTensor:
+    """Other ids on other ranks, of the same tiers."""
+    lists = (IDS | ids).values()
+    flat = [row[:: -1 if rank else 1] for rows in lists for row in rows]
+    return KeyedJaggedTensor(
+        keys=list(IDS),
+        values=torch.tensor([id for row in flat for id in row]),
+        lengths=torch.tensor([len(row) for row in flat]),
+    )
+
+
+def loss(job: Job, features: KeyedJaggedTensor, scale: float = 1.0) -> Tensor:
+    """Gradients differ from row to row and from scalar to scalar."""
+    total = torch.zeros(())
+    for number, jagged in enumerate(job.collection(features).values()):
+        values = jagged.values()
+        factors = torch.arange(values.numel()).view_as(values).cos() + number
+        total = total + (values.sin() * factors).sum()
+    return scale * total
+
+
+def a_step(job: Job, rank: int) -> None:
+    loss(job, batch(rank)).backward()
+
+
+def two_forward_passes(job: Job, rank: int) -> None:
+    """Of one backward pass, and of two in the other order."""
+    (loss(job, batch(rank)) + loss(job, batch(1 - rank), 0.5)).backward()
+    first, second = loss(job, batch(rank)), loss(job, batch(1 - rank), 0.5)
+    second.backward()
+    first.backward()
+
+
+def without_gradient(job: Job, rank: int) -> None:
+    a_step(job, rank)
+    job.dmp.eval()
+    with torch.no_grad():
+        loss(job, batch(rank))
+    job.dmp.train()
+    a_step(job, rank)
+
+
+def backward_passes_elsewhere(job: Job, rank: int) -> None:
+    """One that does not get to the module, and a forward pass without a backward pass."""
+    unused = loss(job, batch(rank))
+    other = torch.ones(2, requires_grad=True)
+    (other * unused.detach()).sum().backward()
+    del unused
+    a_step(job, rank)
+
+
+def twice_through_one_graph(job: Job, rank: int) -> None:
+    total = loss(job, batch(rank))
+    total.backward(retain_graph=True)
+    total.backward()
+
+
+def another_learning_rate(job: Job, rank: int) -> None:
+    optimizer = job.dmp.fused_optimizer
+    a_step(job, rank)
+    for rate in (0.125, 0.25):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        if rate == 0.125:
+            optimizer.zero_grad()  # which sets it
+        a_step(job, rank)
+    total = loss(job, batch(rank))
+    optimizer.step()
+    total.backward()  # by the rate of the forward pass
+    a_step(job, rank)
+
+
+def part_of_the_features(job: Job, rank: int) -> None:
+    """A loss of one feature, and none of its ids on one rank."""
+    features = batch(rank, f=[[], [], []] if rank == 0 else IDS["f"])
+    job.collection(features)["f"].values().sin().sum().backward()
+
+
+def a_state_dict_in_between(job: Job, rank: int) -> None:
+    """Read between the passes, and filled in place between steps."""
+    total = loss(job, batch(rank))
+    job.dmp.state_dict()
+    total.backward()
+    a_step(job, rank)
+    twice = {name: 2 * tensor for name, tensor in job.weights().items()}
+    copy_weights(job.dmp.state_dict(), twice)
+    a_step(job, rank)
+
+
+def ids_of_32_bits(job: Job, rank: int) -> None:
+    all_64 = batch(rank)
+    features = KeyedJaggedTensor(
+        keys=all_64.keys(), values=all_64.values().int(), lengths=all_64.lengths().int()
+    )
+    loss(job, features).backward()
+
+
+def ids_out_of_their_table(job: Job, rank: int) -> None:
+    """They read and train the first rows of shards; one would be a flex row of b, after a's."""
+    a_step(job, rank)
+    loss(job, batch(rank, f=[[3, ROWS["a"] + 1], [ROWS["a"] + 2, 1000], [-1, -2]])).backward()
+
+
+def with_eps_0(job: Job, rank: int) -> None:
+    """Rows stay that never had a gradient."""
+    job.dmp.fused_optimizer.update_hyper_parameters({"eps": 0.0})
+    a_step(job, rank)
+
+
+PROCEDURES: dict[str, Callable[[Job, int], None]] = {
+    function.__name__: function
+    for function in (
+        a_step,
+        two_forward_passes,
+        without_gradient,
+        backward_passes_elsewhere,
+        twice_through_one_graph,
+        another_learning_rate,
+        part_of_the_features,
+        a_state_dict_in_between,
+        ids_of_32_bits,
+        ids_out_of_their_table,
+        with_eps_0,
+    )
+}
+
+
+def weights_after(
+    rank: int, world_size: int, procedure: str, optimizer: Optimizer
+) -> list[dict[str, Tensor]]:
+    """Without tiers, with, and with touched rows alone."""
+    trained = []
+    for tiers, sparse in ((None, ()), (TIERS, ()), (TIERS, COPIES)):
+        job = Job(optimizer, tiers, sparse=sparse)
+        PROCEDURES[procedure](job, rank)
+        trained.append(job.weights())
+    return trained
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-@pytest.mark.parametrize("fused", [cases.SGD, cases.ADAGRAD], ids=["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("procedure", cases.PROCEDURES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("procedure", PROCEDURES)
 def test_it_trains_as_without_tiers(
-    procedure: str, fused: Mapping[str, Any], ranks_per_node: int
+    procedure: str, optimizer: Optimizer, ranks_per_node: int
 ) -> None:
+    initial = TierModel(None).state_dict()
     for without, *with_tiers in run_on_ranks(
-        cases.weights_after, 2, procedure, fused, local_world_size=ranks_per_node
+        weights_after, 2, procedure, optimizer, local_world_size=ranks_per_node
     ):
-        initial = cases.collection().state_dict()
         assert any(not torch.equal(each, initial[name]) for name, each in without.items())
         for weights in with_tiers:
             torch.testing.assert_close(weights, without, rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_that_never_had_a_gradient_stays_with_eps_0() -> None:
-    fused = cases.ADAGRAD | {"eps": 0.0}
-    for without, *with_tiers in run_on_ranks(cases.weights_after, 2, "a_step", fused):
-        for weights in with_tiers:
-            torch.testing.assert_close(weights, without)
+def outputs(rank: int, world_size: int, need_indices: bool) -> list[dict[str, Any]]:
+    """Embeddings, lengths and ids of each feature, without tiers and with."""
+    jobs = (Job("sgd", tiers, need_indices=need_indices) for tiers in (None, TIERS))
+    return [
+        {
+            name: (each.values().detach(), each.lengths(), each.weights_or_none())
+            for name, each in job.collection(batch(rank)).items()
+        }
+        for job in jobs
+    ]
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
 def test_outputs(need_indices: bool) -> None:
-    for without, with_tiers in run_on_ranks(cases.outputs, 4, need_indices, local_world_size=2):
+    for without, with_tiers in run_on_ranks(outputs, 4, need_indices, local_world_size=2):
         assert list(with_tiers) == list(without)
-        for name, (values, lengths, ids) in without.items():
-            assert torch.equal(with_tiers[name][0], values)
-            assert torch.equal(with_tiers[name][1], lengths)
-            assert (ids is not None) == need_indices
-            torch.testing.assert_close(with_tiers[name][2], ids)
+        assert all((ids is not None) == need_indices for _, _, ids in without.values())
+        torch.testing.assert_close(with_tiers, without, rtol=0, atol=0)
+
+
+def test_it_is_the_collection_it_replaces() -> None:
+    plain = TierModel(None, need_indices=True).sequences
+    tiered = TieredEmbeddingCollection(plain, {"b": TIERS["b"], "a": TIERS["a"]})
+    assert tiered.state_dict().keys() == plain.state_dict().keys()
+    for name, parameter in tiered.named_parameters():
+        assert parameter is plain.get_parameter(name)
+    for name, expected in plain(batch()).items():
+        output = tiered(batch())[name]
+        assert torch.equal(output.values(), expected.values())
+        assert torch.equal(output.weights(), expected.weights())
+    assert list(tiered.tiers) == ["a", "b"]
+    # Two hot rows, and two of four flex rows; all six are known, and found by a key and a place.
+    assert tiered.overlay_bytes(2, "sgd") == 4 * (4 * DIM + 8) + 6 * 24
+    assert tiered.overlay_bytes(1, "rowwise_adagrad") == 6 * (4 * (DIM + 1) + 8) + 6 * 24
+
+
+class Seen(NamedTuple):
+    """Ids looked up on a rank in a step, by feature, and bytes sent by it, by tier."""
+
+    ids: dict[str, int]
+    bytes: Counter[str]
+
+
+def seen(rank: int, world_size: int, with_tiers: bool, sparse: Collection[CopyTier]) -> Seen:
+    job = Job("sgd", TIERS if with_tiers else None, sparse=sparse, sends_all=True)
+    a_step(job, rank)
+    job.collection.state_dict()
+    with torch.no_grad():
+        job.collection(batch(rank))  # the copies follow the state dict
+    with lookup_ids(job.dmp) as ids, CollectiveBytes() as counter:
+        a_step(job, rank)
+    groups, sent = tier_groups().names, Counter[str]()
+    for traffic, num_bytes in counter.sent.items():
+        sent[groups.get(traffic.group, "other")] += num_bytes
+    return Seen(dict(ids.per_feature), sent)
 
 
 def test_all_lookups_are_counted() -> None:
-    with_tiers, without = (
-        run_on_ranks(cases.seen, 4, tiers, local_world_size=2) for tiers in (True, False)
-    )
-    for feature in ("f", "g", "h"):
-        assert sum(seen.ids[feature] for seen in with_tiers) == 4 * len(
-            [id for row in cases.IDS[feature] for id in row]
-        )
-        assert sum(seen.ids[feature] for seen in without) == sum(
-            seen.ids[feature] for seen in with_tiers
-        )
-
-
-def test_trackers_of_changed_rows_are_refused() -> None:
-    ((refused, without),) = run_on_ranks(cases.tracked, 1)
-    assert isinstance(refused, SetupError)
-    assert "does not see which copies of tables with tiers have changed, as of t" in str(refused)
-    assert without is None
+    for tiers in (True, False):
+        ranks = run_on_ranks(seen, 4, tiers, (), local_world_size=2)
+        for feature, rows in IDS.items():
+            assert sum(each.ids[feature] for each in ranks) == 4 * sum(map(len, rows))
 
 
 def test_traffic_by_tier() -> None:
-    for seen in run_on_ranks(cases.seen, 4, True, local_world_size=2):
-        scalars = 4 * cases.DIM
-        assert seen.bytes["hot"] == 2 * (2 * scalars) * 3 // 4
-        held = [2, 2]  # of four flex rows, on either rank of a node
-        assert seen.bytes["flex_gradients"] == 2 * (held[0] * scalars) * 1 // 2
-        assert seen.bytes["flex"] > 0
-        assert seen.bytes["cold"] > 0
-        # DistributedDataParallel is not there, so nothing else is sent than whether somebody may
-        # have written into the state dict that was taken before.
-        assert seen.bytes["other"] == 2 * 4 * 3 // 4
-
-
-def test_traffic_of_touched_rows() -> None:
-    """All ranks look up all rows that have copies, of which each tier has two on a rank."""
-    ranks = run_on_ranks(cases.seen, 4, True, ("hot", "flex"), local_world_size=2)
-    row, bits = 4 * cases.DIM, 1
+    row = 4 * DIM
+    for each in run_on_ranks(seen, 4, True, (), local_world_size=2):
+        assert each.bytes["hot"] == 2 * (2 * row) * 3 // 4
+        # Two of four flex rows are on either rank of a node.
+        assert each.bytes["flex_gradients"] == 2 * (2 * row) * 1 // 2
+        assert min(each.bytes["flex"], each.bytes["cold"]) > 0
+        # Nothing else is sent than whether somebody may have written into the state dict.
+        assert each.bytes["other"] == 2 * 4 * 3 // 4
+    # All ranks look up all rows that have copies, of which each tier has two on a rank.
+    ranks, bits = run_on_ranks(seen, 4, True, COPIES, local_world_size=2), 1
     # A rank sends its gradients, but those that it sums, and what it sums to all others.
-    assert sum(seen.bytes["hot"] for seen in ranks) == 4 * 3 * bits + (3 + 3) * 2 * row
-    for seen in ranks:
-        assert seen.bytes["flex_gradients"] == bits + 2 * row
+    assert sum(each.bytes["hot"] for each in ranks) == 4 * 3 * bits + (3 + 3) * 2 * row
+    assert all(each.bytes["flex_gradients"] == bits + 2 * row for each in ranks)
 
 
-def table(name: str = "t", features: str = "f", **arguments: Any) -> EmbeddingConfig:
+def of_a_deduplicated_batch(rank: int, world_size: int) -> list[dict[str, Tensor]]:
+    """What comes out of a VBE batch, and of the same rows plain."""
+    module = Job("sgd", TIERS).collection
+    names = list(IDS)
+    deduplicated = KeyedJaggedTensor(
+        keys=names,
+        values=torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 1, 1, 0, 0, 0]),
+        stride_per_key_per_rank=[[1], [1], [2], [1], [1]],
+        inverse_indices=(names, torch.tensor([[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]])),
+    )
+    lengths = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
+    plain = KeyedJaggedTensor(names, torch.tensor([1, 1, 2, 2, 3]), lengths=lengths)
+    return [
+        {name: rows.values().detach() for name, rows in module(each).items()}
+        for each in (deduplicated, plain)
+    ]
+
+
+def test_rows_of_a_deduplicated_batch_are_all_there() -> None:
+    ((deduplicated, plain),) = run_on_ranks(of_a_deduplicated_batch, 1)
+    torch.testing.assert_close(deduplicated, plain, atol=0, rtol=0)
+
+
+def table(name: str = "t", **arguments: Any) -> EmbeddingConfig:
     return EmbeddingConfig(
-        name=name,
-        embedding_dim=cases.DIM,
-        num_embeddings=9,
-        feature_names=features.split(),
-        **arguments,
+        name=name, embedding_dim=DIM, num_embeddings=9, feature_names=["f"], **arguments
     )
 
 
-T = {"t": RowTiers([1])}
-SGD, ADAGRAD = cases.SGD, cases.ADAGRAD
-COWCLIP: dict[str, Any] = {
-    "cowclip_regularization": CowClipDefinition(),
-    "weight_decay_mode": WeightDecayMode.COWCLIP,
+SGD: dict[str, Any] = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}
+ADAGRAD = SGD | {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": 1e-2}
+SHARDINGS: dict[str, Any] = {
+    "row_wise": row_wise(compute_kernel="fused"),
+    "dense": row_wise(compute_kernel="dense"),
+    "table_wise": table_wise(rank=0, compute_kernel="fused"),
+    "data_parallel": data_parallel(),
 }
-REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
-    ("planned as table_wise", SetupError, Attempt(T, SGD, [table()], "table_wise")),
-    ("planned as data_parallel", SetupError, Attempt(T, SGD, [table()], "data_parallel")),
-    ("kernel dense", SetupError, Attempt(T, SGD, [table()], "row_wise, dense")),
-    (
-        "feature f looks up tables t and u",
-        SetupError,
-        Attempt(T, SGD, [table(), table("u")], "row_wise"),
-    ),
-    (
+
+
+class Attempt(NamedTuple):
+    """A collection that cannot be sharded, and why."""
+
+    message: str
+    error: type[RecdError] = SetupError
+    sharding: str = "row_wise"
+    tables: Collection[EmbeddingConfig] = (table(),)
+    fused: dict[str, Any] = SGD
+    tiers: dict[str, RowTiers] = {"t": RowTiers([1])}  # noqa: RUF012 - of a tuple
+
+
+REFUSED = [
+    Attempt("planned as table_wise", sharding="table_wise"),
+    Attempt("planned as data_parallel", sharding="data_parallel"),
+    Attempt("kernel dense", sharding="dense"),
+    Attempt("feature f looks up tables t and u", tables=(table(), table("u"))),
+    Attempt("32-bit floats", tables=(table(data_type=DataType.FP16),)),
+    Attempt("have row 9", tiers={"t": RowTiers([], [9])}),
+    Attempt(
         "optimizer exact_adagrad",
         ExactnessError,
-        Attempt(T, SGD | {"optimizer": EmbOptimType.EXACT_ADAGRAD}, [table()], "row_wise"),
+        fused=SGD | {"optimizer": EmbOptimType.EXACT_ADAGRAD},
     ),
-    (
-        "weight_decay",
-        SetupError,
-        Attempt(T, ADAGRAD | {"weight_decay": 0.1}, [table()], "row_wise"),
-    ),
-    (
-        "gradient_clipping=True",
-        ExactnessError,
-        Attempt(T, SGD | {"gradient_clipping": True}, [table()], "row_wise"),
-    ),
-    (
-        "regularization_mode=4",
-        ExactnessError,
-        Attempt(T, ADAGRAD | COWCLIP, [table()], "row_wise"),
-    ),
-    ("32-bit floats", SetupError, Attempt(T, SGD, [table(data_type=DataType.FP16)], "row_wise")),
-    (
-        "output_dtype fp16",
-        ExactnessError,
-        Attempt(T, SGD | {"output_dtype": SparseType.FP16}, [table()], "row_wise"),
-    ),
-    ("tiers of table x", SetupError, Attempt({"x": RowTiers()}, SGD, [table()], "row_wise")),
-    ("have row 9", SetupError, Attempt({"t": RowTiers([], [9])}, SGD, [table()], "row_wise")),
+    Attempt("weight_decay", fused=ADAGRAD | {"weight_decay": 0.1}),
+    Attempt("gradient_clipping=True", ExactnessError, fused=SGD | {"gradient_clipping": True}),
+    Attempt("output_dtype fp16", ExactnessError, fused=SGD | {"output_dtype": SparseType.FP16}),
 ]
 
 
+def refusals(rank: int, world_size: int) -> list[RecdError | None]:
+    """What is refused, in the order of the test below."""
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+
+    def shard(attempt: Attempt, env: ShardingEnv) -> None:
+        plain = EmbeddingCollection(tables=list(attempt.tables))
+        module = TieredEmbeddingCollection(plain, attempt.tiers)
+        sharder = TieredEmbeddingCollectionSharder(dict(attempt.fused))
+        plan = construct_module_sharding_plan(
+            module,
+            {each.name: SHARDINGS[attempt.sharding] for each in attempt.tables},
+            sharder,
+            local_size=1,
+            world_size=1,
+            device_type="cpu",
+        )
+        sharder.shard(module, plan, env, torch.device("cpu"))
+
+    def later(job: Job) -> None:
+        a_step(job, rank)
+        job.dmp.fused_optimizer.update_hyper_parameters({"weight_decay": 0.1})
+        a_step(job, rank)
+
+    tiered, plain = Job("sgd", TIERS).collection, Job("sgd", None).collection
+    dtensors = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
+    return [
+        *(_error(partial(shard, each, env)) for each in REFUSED),
+        _error(partial(shard, Attempt(""), dtensors)),
+        _error(lambda: tiered.output_dist(tiered.create_context(), [])),
+        _error(lambda: tiered.register_post_lookup_tracker_fn(print)),
+        _error(lambda: later(Job("rowwise_adagrad", TIERS))),
+        _error(lambda: plain.register_post_lookup_tracker_fn(print)),
+    ]
+
+
+def _error(call: Callable[[], object]) -> RecdError | None:
+    try:
+        call()
+    except RecdError as error:
+        return error
+    return None
+
+
 def test_what_is_refused() -> None:
-    (errors,) = run_on_ranks(cases.refusals, 1, [attempt for _, _, attempt in REFUSED])
-    for (message, kind, _), error in zip(REFUSED, errors, strict=True):
+    (errors,) = run_on_ranks(refusals, 1)
+    expected: list[tuple[str, type[RecdError]]] = [
+        *((each.message, each.error) for each in REFUSED),
+        ("without DTensors", SetupError),
+        ("call compute_and_output_dist", ExactnessError),
+        ("does not see which copies of tables with tiers have changed", SetupError),
+        ("weight_decay=0.1", ExactnessError),
+    ]
+    *refused, allowed = errors
+    assert allowed is None
+    for (message, kind), error in zip(expected, refused, strict=True):
         assert isinstance(error, kind), message
         assert message in str(error)
 
 
-def test_rows_of_a_deduplicated_batch_are_all_there() -> None:
-    ((deduplicated, plain),) = run_on_ranks(cases.of_a_deduplicated_batch, 1)
-    assert deduplicated.keys() == plain.keys()
-    for name, rows in plain.items():
-        torch.testing.assert_close(deduplicated[name], rows, atol=0, rtol=0)
+@pytest.mark.parametrize(("hot", "flex"), [([3, 1, 3], []), ([3], [1, 3]), ([], [2, -1])])
+def test_rows_that_are_no_tiers(hot: list[int], flex: list[int]) -> None:
+    with pytest.raises(SetupError, match="negative, or in the tiers twice"):
+        RowTiers(hot, flex)
 
 
-def test_refused_calls() -> None:
-    ((half, dtensors),) = run_on_ranks(cases.refused_calls, 1)
-    assert isinstance(half, ExactnessError)
-    assert "call compute_and_output_dist" in str(half)
-    assert isinstance(dtensors, SetupError)
-    assert "without DTensors" in str(dtensors)
+def groups_of_another_process_group(rank: int, world_size: int, store: Path) -> tuple[bool, bool]:
+    """Whether groups end with the process group they were made in, and others work after it."""
+    first = weakref.ref(tier_groups().flex)
+    dist.destroy_process_group()
+    gc.collect()
+    ended = first() is None
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=tier_groups().hot)
+    return ended, float(total) == world_size
 
 
-def test_an_option_that_comes_later_is_refused() -> None:
-    (error,) = run_on_ranks(cases.weight_decay_later, 1)
-    assert isinstance(error, ExactnessError)
-    assert "weight_decay=0.1" in str(error)
+def test_groups_end_with_their_process_group(tmp_path: Path) -> None:
+    ranks = launch(groups_of_another_process_group, 2, tmp_path / "store")
+    assert ranks == [(True, True)] * 2
+
+
+def groups_of_uneven_nodes(rank: int, world_size: int) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = str(rank + 1)
+    tier_groups()
 
 
 def test_uneven_nodes_are_refused() -> None:
     with pytest.raises(SetupError, match="nodes of 1, 2 ranks"):
-        launch(cases.groups_of_uneven_nodes, 2)
+        launch(groups_of_uneven_nodes, 2)
 
 
-def test_groups_end_with_their_process_group(tmp_path: Path) -> None:
-    ranks = launch(cases.groups_of_another_process_group, 2, tmp_path / "store")
-    assert ranks == [(True, True)] * 2
+def codecs(kind: CommType) -> dict[str, Any]:
+    both = get_qcomm_codecs(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    return {CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name: both}
+
+
+@pytest.mark.parametrize(("kind", "width"), [(CommType.BF16, 32), (CommType.INT8, 40)])
+@pytest.mark.parametrize("num_rows", [0, 5])
+def test_rows_travel_one_by_one(kind: CommType, width: int, num_rows: int) -> None:
+    wire, rows = Wire(codecs(kind), 32), torch.rand(num_rows, 32)
+    encoded = wire.gradients.encode(rows)
+    assert encoded.shape == (num_rows, width)
+    # In another order, as ranks choose among them.
+    decoded = wire.gradients.decode(encoded.flip(0))
+    assert torch.allclose(decoded, rows.flip(0), atol=4e-3)
+
+
+def test_a_block_of_several_rows_is_refused() -> None:
+    """TorchRec's int8 has one scale for 32 scalars, which may be those of two rows."""
+    with pytest.raises(SetupError, match=r"rows of tiers have 16 scalars, and .* blocks of 32"):
+        Wire(codecs(CommType.INT8), 16)

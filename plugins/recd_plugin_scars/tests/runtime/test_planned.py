@@ -1,84 +1,203 @@
-"""Caches as large as a plan says."""
+"""Caches that fit a plan get kernels as large as it says; others are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
-from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, cached_kernels
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
-from recd_plugins.config import TrainingSpec
-from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
-from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugin_scars.tests.runtime.kernels import cached_kernel, config_of
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.sharding.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
 
-ROWS, DIM = 100, 8
-CONFIG = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
+CPU = torch.device("cpu")
+UVM = "fused_uvm_caching"
+CACHED, FUSED = (table_wise(rank=0, compute_kernel=kernel) for kernel in (UVM, "fused"))
+LRU = TableCache("lru", 0.5)
+IN_FILE = TableCache("lru", 0.5, folder=Path("rows"))
+HOT = np.array([4, 2, 0])
 
 
-def cache(policy: CachePolicy, known: int = ROWS) -> TableCache:
-    return TableCache(policy, 0.1, np.arange(known))
+@pytest.fixture(autouse=True, scope="module")
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
-def planned(cached: TableCache, params: CacheParams | None) -> int:
-    sharding = ParameterSharding("table_wise", "fused_uvm_caching", [0], cache_params=params)
-    return as_planned({"t": cached}, {"t": sharding}, [CONFIG])["t"].num_cached_rows(ROWS)
+def shard(
+    caches: dict[str, TableCache],
+    plan: dict[str, Any],
+    *,
+    cache_params: CacheParams | None = None,
+    widths: tuple[int, ...] = (8, 8),
+    of_another: dict[str, TableCache] | None = None,
+    rows: int = 6,
+) -> DistributedModelParallel:
+    """A model of tables a, b, ..."""
+    tables = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=rows, embedding_dim=width, feature_names=[f"f_{name}"]
+        )
+        for name, width in zip("abc", widths, strict=False)
+    ]
+    model = torch.nn.Sequential(EmbeddingBagCollection(tables=tables, device=CPU))
+    sharder = ExactEmbeddingBagCollectionSharder(
+        {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5},
+        kernels=[CachedKernels(caches), CachedKernels(of_another or {})],
+    )
+    module_plan: Any = construct_module_sharding_plan(
+        model[0], plan, sharder, local_size=1, world_size=1, device_type="cpu"
+    )
+    for sharding in module_plan.values():
+        sharding.cache_params = cache_params
+    return DistributedModelParallel(
+        module=model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan({"0": module_plan}),
+        sharders=[sharder],
+    )
+
+
+def test_kernels_on_cpu() -> None:
+    for kind in (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder):
+        assert kind().compute_kernels("row_wise", "cpu") == ["fused"]
+        with_caches = kind(kernels=[CachedKernels({"a": LRU})])
+        assert with_caches.compute_kernels("row_wise", "cpu") == ["fused", UVM]
+        assert with_caches.compute_kernels("data_parallel", "cpu") == ["dense"]
+
+
+def test_cached_and_uncached_tables_of_one_module() -> None:
+    dmp = shard(
+        {"a": LRU, "elsewhere": LRU},
+        {"a": row_wise(compute_kernel=UVM), "b": row_wise()},
+        cache_params=CacheParams(prefetch_pipeline=True),
+    )
+    assert [name for kernel in cached_kernels(dmp) for name, _ in kernel.traffic()] == ["a"]
+
+
+def test_tables_of_different_widths_get_a_kernel_each() -> None:
+    params, caches = CacheParams(prefetch_pipeline=True), {"a": LRU, "b": LRU}
+    dmp = shard(caches, {"a": CACHED, "b": CACHED}, widths=(8, 16), cache_params=params)
+    assert len(list(cached_kernels(dmp))) == 2
 
 
 @pytest.mark.parametrize(
-    ("load_factor", "rows"), [(0.5, 50), (0.02, 2), (0.25 / ROWS, 0), (1 - 0.25 / ROWS, ROWS)]
+    ("caches", "plan", "options", "message"),
+    [
+        ({"a": LRU}, {"a": CACHED, "b": FUSED}, {}, "got one kernel, and some have a cache"),
+        (
+            {"a": LRU},
+            {"a": CACHED, "b": CACHED},
+            {"of_another": {"b": LRU}},
+            "got one kernel, and some have a cache",
+        ),
+        (
+            {"a": LRU, "b": LRU},
+            {"a": CACHED, "b": CACHED},
+            {"widths": (8, 16)},
+            r"a and b of different widths \(8 and 16\)",
+        ),
+        ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "give them one storage"),
+    ],
 )
-def test_the_plan_decides(load_factor: float, rows: int) -> None:
-    assert planned(cache("static"), CacheParams(load_factor=load_factor)) == rows
-    assert planned(cache("lru"), CacheParams(load_factor=load_factor)) == rows
+def test_tables_that_got_one_kernel_and_should_not(
+    caches: dict[str, TableCache], plan: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        shard(caches, plan, **options)
 
 
-@pytest.mark.parametrize("params", [None, CacheParams(), CacheParams(prefetch_pipeline=True)])
-def test_without_a_load_factor_the_cache_stays(params: CacheParams | None) -> None:
-    assert planned(cache("static"), params) == 10
+@pytest.mark.parametrize(
+    ("params", "cache", "message"),
+    [
+        ({"optimizer": EmbOptimType.ADAM}, LRU, "t0 do not support the optimizer ADAM"),
+        ({"beta1": 0.9}, LRU, "fused_params beta1"),
+        ({"weight_decay": 0.1}, LRU, "t0 do not support weight_decay"),
+        ({}, TableCache("static", 0.5, np.array([6, 1, 2])), "hot_rows of table t0 names row 6"),
+        ({}, TableCache("static", 0.5, np.array([1, 2])), "holds 3 rows and hot_rows names 2"),
+        ({}, TableCache("lfu", 0.5, np.array([1, 2, 1])), "names a row twice"),
+        ({"type": DataType.FP16}, LRU, "FP16 rows; only FP32"),
+    ],
+)
+def test_tables_that_cannot_be_cached(
+    params: dict[str, Any], cache: TableCache, message: str
+) -> None:
+    config = config_of([6], **{name: value for name, value in params.items() if name != "type"})
+    config.data_type = params.get("type", DataType.FP32)
+    with pytest.raises(SetupError, match=message):
+        cached_kernel(config, {"t0": cache})
 
 
-def test_a_static_cache_has_no_more_rows_than_are_known() -> None:
-    assert planned(cache("static", 30), CacheParams(load_factor=0.5)) == 30
-    assert planned(cache("lfu", 30), CacheParams(load_factor=0.5)) == 50
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mru", 0.5, HOT), "no cache policy 'mru'"),
+        (("lru", 1.5), "load_factor of a cache is 1.5"),
+        (("static", 0.5), "static needs hot_rows"),
+    ],
+)
+def test_refused_caches(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        TableCache(*arguments)
 
 
-def test_caches_of_other_modules_stay() -> None:
-    others = {"t": cache("static"), "u": cache("lru")}
-    assert as_planned(others, {}, [CONFIG]) == others
+def test_hot_rows_from_the_start() -> None:
+    assert TableCache("static", 0.2, HOT).first_hot_rows("t", 10).tolist() == [4, 2]
+    assert TableCache("lru", 0.5).first_hot_rows("t", 10).tolist() == []
 
 
-def loaded(rank: int, world_size: int, load_factor: float) -> int:
-    """Bytes of the rows that a sharded table has in its fast memory from the start."""
-    module = EmbeddingBagCollection(tables=[CONFIG], device=torch.device("meta"))
-    sharder = ExactEmbeddingBagCollectionSharder(
-        fused_params(TrainingSpec(optimizer="sgd")),
-        kernels=[CachedKernels({"t": cache("static")})],
-    )
-    params: Any = construct_module_sharding_plan(
-        module,
-        {"t": table_wise(rank=0, compute_kernel="fused_uvm_caching")},
-        sharder,
-        world_size=1,
-        local_size=1,
-        device_type="cpu",
-    )
-    params["t"].cache_params = CacheParams(load_factor=load_factor, prefetch_pipeline=True)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded = sharder.shard(module, params, env, torch.device("cpu"))
-    sharded(KeyedJaggedTensor(["f"], torch.tensor([0, 99]), lengths=torch.tensor([2])))
-    return cache_traffic(sharded)["t"].bytes_loaded
+@pytest.mark.parametrize(
+    ("cache", "params", "rows"),
+    [
+        *(
+            (TableCache(policy, 0.1, np.arange(100)), CacheParams(load_factor=factor), rows)
+            for policy in ("static", "lru")
+            for factor, rows in ((0.5, 50), (0.25 / 100, 0), (1 - 0.25 / 100, 100))
+        ),
+        # A static cache has no more rows than are known.
+        (TableCache("static", 0.1, np.arange(30)), CacheParams(load_factor=0.5), 30),
+        (TableCache("lfu", 0.1, np.arange(30)), CacheParams(load_factor=0.5), 50),
+        # Without a load factor it stays.
+        (TableCache("lru", 0.1), CacheParams(prefetch_pipeline=True), 10),
+        (TableCache("lru", 0.1), None, 10),
+    ],
+)
+def test_the_plan_decides(cache: TableCache, params: CacheParams | None, rows: int) -> None:
+    config = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
+    sharding = ParameterSharding("table_wise", UVM, [0], cache_params=params)
+    found = as_planned({"t": cache, "u": LRU}, {"t": sharding}, [config])
+    assert found["t"].num_cached_rows(100) == rows
+    assert found["u"] == LRU
 
 
 def test_kernels_cache_what_the_plan_says() -> None:
+    cache = TableCache("static", 0.1, np.arange(100))
     for load_factor, rows in ((0.5, 50), (0.02, 2)):
-        assert run_on_ranks(loaded, 1, load_factor)[0] == rows * DIM * 4
+        params = CacheParams(load_factor=load_factor, prefetch_pipeline=True)
+        dmp = shard({"a": cache}, {"a": CACHED}, cache_params=params, widths=(8,), rows=100)
+        dmp(KeyedJaggedTensor(["f_a"], torch.tensor([0, 99]), lengths=torch.tensor([2])))
+        assert cache_traffic(dmp)["a"].bytes_loaded == rows * 8 * 4

@@ -2,49 +2,84 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.types import ShardedModule
 
-from recd_plugin_scars.tests.runtime.matrix_cases import SHARDINGS, Case, Training
-from recd_plugin_scars.tests.runtime.state_cases import (
+from recd_plugin_scars.runtime.stores import BackingStore, FileStore
+from recd_plugin_scars.tests.runtime.model import (
+    SHARDINGS,
+    Case,
     Run,
-    convert,
-    fill_in_place,
-    keep_a_state_dict,
-    load_a_part,
-    names,
-    reset,
-    resume,
-    round_trip,
-    save,
-    train_to_the_end,
+    Trainer,
+    Training,
+    on_both,
 )
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.device import DEVICE, backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
-
-MOMENTS = [
-    "while rows are gathered",
-    "between gather and write-back",
-    "in the middle of a write-back",
-    "while a checkpoint is written",
-]
+from recd_plugins.training import checkpoint
+from recd_plugins.training.checkpoint import Checkpoints, Progress
 
 # Sums of gradients are in any order on a GPU.
 TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
-LAUNCHED: dict[str, Any] = {
-    "backend": backend_of_tests(2),
-    "local_world_size": 2 if DEVICE.type == "cpu" else 1,
-}
+STEPS = 3  # before a checkpoint
 
 
 def case_of(sharding: str, turn: int = 0, *, lookahead: bool = True) -> Case:
     return Case(Training(sharding, "unique", "rowwise_adagrad"), "some", lookahead, turn)
+
+
+def _assert_equal(one: Run, other: Run) -> None:
+    assert np.allclose(one.losses, other.losses, rtol=0, atol=TOLERANCE)
+    assert one.state.keys() == other.state.keys()
+    for name, values in one.state.items():
+        assert torch.allclose(values, other.state[name], rtol=0, atol=TOLERANCE), name
+
+
+def save(rank: int, world_size: int, case: Case, folder: Path) -> list[Run]:
+    """Train plain and cached tables and leave a checkpoint of each."""
+    runs = []
+    for kind, own in (("plain", None), ("cached", case)):
+        trainer = Trainer(case.training, own, folder / "rows before")
+        trainer.start()
+        runs.append(trainer.run())
+        if rank == 0:
+            (folder / kind).mkdir()
+        dist.barrier()
+        Checkpoints(folder / kind, keep=1).save(trainer.dmp, trainer.optimizer, Progress(STEPS))
+    return runs
+
+
+def resume(rank: int, world_size: int, case: Case, folder: Path) -> list[Run]:
+    """Go on with plain and cached tables from the checkpoint of each."""
+    runs = []
+    for kind in ("plain", "cached"):
+        for own in (None, case):
+            trainer = Trainer(case.training, own, folder / f"rows after {kind}")
+            # With batches in flight, whose rows are not those of the checkpoint.
+            trainer.start()
+            trainer.steps(1)
+            Checkpoints(folder / kind, keep=1).load(trainer.dmp, trainer.optimizer)
+            trainer.start(STEPS)
+            runs.append(trainer.run())
+    return runs
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
@@ -60,6 +95,22 @@ def test_checkpoints_on_another_number_of_ranks(
             _assert_equal(first, other)
 
 
+def round_trip(rank: int, world_size: int, case: Case) -> list[list[Run]]:
+    """Stock to cached to stock by state dicts, each followed by steps of giver and taker."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = [Trainer(case.training, own, Path(folder)) for own in (None, case, None)]
+        for step, trainer in enumerate(trainers):
+            trainer.start(step)
+            trainer.steps(1 + step)  # batches are in flight when others' rows come
+        runs = []
+        for giver, taker in pairwise(trainers):
+            taker.load(copy.deepcopy(giver.state_dict()))
+            for trainer in (giver, taker):
+                trainer.start()
+            runs.append([giver.run(), taker.run()])
+        return runs
+
+
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_from_stock_to_cached_and_back(sharding: str) -> None:
     for turn, lookahead in ((0, True), (1, False)):
@@ -68,60 +119,196 @@ def test_from_stock_to_cached_and_back(sharding: str) -> None:
                 _assert_equal(giver, taker)
 
 
-@pytest.mark.parametrize("lookahead", [True, False])
-def test_a_state_dict_that_is_filled_in_place(lookahead: bool) -> None:
-    for plain, cached in run_on_ranks(fill_in_place, 2, case_of("row_wise", lookahead=lookahead)):
+def fill_in_place(trainer: Trainer) -> Run:
+    """Values are written into the tensors of a state dict, and no more."""
+    trainer.start()
+    trainer.steps(2)
+    for value in [*_tensors(trainer.state_dict())]:
+        value.mul_(0.5)
+    return trainer.run()
+
+
+def keep_a_state_dict(trainer: Trainer) -> Run:
+    """One that was taken before training is read, pickled and filled later on."""
+    held = trainer.state_dict()
+    trainer.start()
+    losses = trainer.steps()
+    pickled = BytesIO()
+    torch.save(held, pickled)
+    assert b"AskedShardedTensor" not in pickled.getvalue()
+    read = [value.cpu().clone() for value in _tensors(held)]
+    losses += trainer.steps()
+    pickled.seek(0)
+    loaded = torch.load(pickled, weights_only=False)
+    for value, now in zip(_tensors(loaded), _tensors(held), strict=True):
+        now.copy_(value)
+    losses += trainer.steps()
+    return Run(losses, trainer.state() | {str(place): value for place, value in enumerate(read)})
+
+
+def load_a_part(trainer: Trainer) -> Run:
+    """A state dict without one of the tables is loaded."""
+    trainer.start()
+    trainer.steps()
+    before = copy.deepcopy(trainer.dmp.state_dict())
+    trainer.steps()
+    part = {name: value for name, value in before.items() if ".b1." not in name}
+    trainer.dmp.load_state_dict(part, strict=False)
+    return trainer.run()
+
+
+def reset(trainer: Trainer) -> Run:
+    """Tables get new first values after some steps."""
+    trainer.start()
+    trainer.steps()
+    torch.manual_seed(trainer.rank)
+    for module in trainer.dmp.modules():
+        if isinstance(module, ShardedModule):
+            module.reset_parameters()
+    return trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("procedure", "case"),
+    [
+        (fill_in_place, case_of("row_wise")),
+        (fill_in_place, case_of("row_wise", lookahead=False)),
+        *((keep_a_state_dict, case_of(sharding)) for sharding in SHARDINGS),
+        (load_a_part, case_of("row_wise")),
+        (reset, case_of("row_wise")),
+    ],
+)
+def test_cached_tables_do_as_plain_ones(procedure: Callable[[Trainer], Run], case: Case) -> None:
+    for plain, cached in run_on_ranks(on_both, 2, case, procedure):
         _assert_equal(plain, cached)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_a_state_dict_that_is_kept_stays_that_of_the_tables(sharding: str) -> None:
-    for plain, cached in run_on_ranks(keep_a_state_dict, 2, case_of(sharding)):
-        _assert_equal(plain, cached)
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The local tensors of a state dict."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, ShardedTensor):
+        for shard in value.local_shards():
+            yield shard.tensor.detach()
+    elif isinstance(value, Tensor):
+        yield value.detach()
 
 
-def test_tables_that_a_state_dict_lacks_keep_what_they_learned() -> None:
-    for plain, cached in run_on_ranks(load_a_part, 2, case_of("row_wise")):
-        _assert_equal(plain, cached)
-
-
-def test_tables_that_get_new_first_values_have_them_in_fast_memory_too() -> None:
-    for plain, cached in run_on_ranks(reset, 2, case_of("row_wise")):
-        _assert_equal(plain, cached)
+def convert(rank: int, world_size: int, case: Case) -> dict[str, tuple[torch.dtype, bool]]:
+    """A model goes to another dtype, as others go to a device: parameters, and where they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        dmp = Trainer(case.training, case, Path(folder)).dmp
+        before = {name: each.data_ptr() for name, each in dmp.named_parameters()}
+        dmp.double()
+        return {
+            name: (each.dtype, each.data_ptr() == before[name])
+            for name, each in dmp.named_parameters()
+        }
 
 
 def test_cached_tables_stay_where_they_are_when_the_model_moves() -> None:
     """To a GPU they would go as a whole, and state dicts would load into what is there."""
     for parameters in run_on_ranks(convert, 2, case_of("row_wise")):
         for name, found in parameters.items():
-            tables = ("bags.", "sequences.")
-            assert found == (
-                (torch.float32, True) if name.startswith(tables) else (torch.float64, False)
-            )
+            stays = name.startswith(("bags.", "sequences."))
+            assert found == ((torch.float32, True) if stays else (torch.float64, False))
+
+
+def names(rank: int, world_size: int, case: Case) -> list[Any]:
+    """Of plain and cached tables: what TorchRec shows of them, and their first weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for own in (None, case):
+            torch.manual_seed(7)
+            trainer = Trainer(case.training, own, Path(folder), with_weights=False)
+            state = trainer.dmp.state_dict()
+            shown = [
+                {name: _shape(value) for name, value in state.items()},
+                [(name, tuple(each.shape)) for name, each in trainer.dmp.named_parameters()],
+                {
+                    name: {key: _shape(value) for key, value in values.items()}
+                    for name, values in trainer.optimizer.state_dict()["state"].items()
+                },
+            ]
+            found.append((shown, [tensor.cpu().clone() for tensor in _tensors(state)]))
+        return found
+
+
+def _shape(value: Any) -> Any:
+    if not isinstance(value, ShardedTensor):
+        return type(value).__name__, tuple(getattr(value, "shape", ()))
+    metadata = value.metadata()
+    # Beside a GPU stock tables are in its memory, cached ones in that of the host.
+    on_cpu = DEVICE.type == "cpu"
+    shards = [
+        (
+            tuple(each.shard_offsets),
+            tuple(each.shard_sizes),
+            str(each.placement) if on_cpu else each.placement.rank(),
+        )
+        for each in metadata.shards_metadata
+    ]
+    return tuple(metadata.size), str(metadata.tensor_properties.dtype), sorted(shards)
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_names_shapes_and_first_weights_are_those_of_stock_tables(sharding: str) -> None:
-    for plain, cached in run_on_ranks(names, 2, case_of(sharding)):
-        assert cached.weights == plain.weights
-        assert cached.parameters == plain.parameters
-        assert cached.optimizer == plain.optimizer
-        # A GPU draws others.
-        for name, weights in plain.first_weights.items() if DEVICE.type == "cpu" else ():
-            assert cached.first_weights[name].equal(weights), name
+    for (plain, first), (cached, weights) in run_on_ranks(names, 2, case_of(sharding)):
+        assert cached == plain
+        if DEVICE.type == "cpu":  # a GPU draws others
+            torch.testing.assert_close(weights, first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_loses_nothing_that_a_checkpoint_held(
-    tmp_path: Path, uninterrupted: list[list[float]], moment: str
-) -> None:
-    case = case_of("row_wise", turn=MOMENTS.index(moment))
-    with pytest.raises(SetupError, match="killed"):
-        launch(train_to_the_end, 2, case, tmp_path, moment, **LAUNCHED)
-    resumed = run_on_ranks(train_to_the_end, 2, case, tmp_path, None)
-    for rank, (first, losses) in enumerate(resumed):
-        assert first == 6
-        assert losses == uninterrupted[rank][6:]
+MOMENTS = [
+    "while rows are gathered",
+    "between gather and write-back",
+    "in the middle of a write-back",
+    "while a checkpoint is written",
+]
+
+
+def train_to_the_end(
+    rank: int, world_size: int, case: Case, folder: Path, die_at: str | None
+) -> tuple[int, list[float]]:
+    """Ten steps with a checkpoint every third: where this run began, and its losses."""
+    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+    with checkpoints.reserve(resume=True) if rank == 0 else nullcontext():
+        dist.barrier()
+        trainer = Trainer(case.training, case, folder / "rows")
+        first = checkpoints.load(trainer.dmp, trainer.optimizer).step
+        losses = []
+        trainer.start(first)
+        for step in range(first + 1, 11):
+            if step == 8 and die_at is not None and rank == world_size - 1:
+                _die_at(die_at)
+            losses += trainer.steps(1)
+            if step % 3 == 0:
+                checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
+    return first, losses
+
+
+def _die_at(moment: str) -> None:
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_of(write: Any) -> Any:
+        def half(store: Any, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
+            number = (len(rows) + 1) // 2
+            write(store, rows[:number], weights[:number], None if state is None else state[:number])
+            die()
+
+        return half
+
+    for store in (BackingStore, FileStore):
+        if moment == "between gather and write-back":
+            store.write = die  # type: ignore[method-assign]
+        elif moment == "in the middle of a write-back":
+            store.write = half_of(store.write)  # type: ignore[method-assign]
+        elif moment == "while rows are gathered":
+            store.read = die  # type: ignore[method-assign]
+    if moment == "while a checkpoint is written":
+        checkpoint.save = die
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +318,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]
     return [losses for _, losses in runs]
 
 
-def _assert_equal(one: Run, other: Run) -> None:
-    assert np.allclose(one.losses, other.losses, rtol=0, atol=TOLERANCE)
-    assert one.state.keys() == other.state.keys()
-    for name, values in one.state.items():
-        assert torch.allclose(values, other.state[name], rtol=0, atol=TOLERANCE), name
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_loses_nothing_that_a_checkpoint_held(
+    tmp_path: Path, uninterrupted: list[list[float]], moment: str
+) -> None:
+    case = case_of("row_wise", turn=MOMENTS.index(moment))
+    local = 2 if DEVICE.type == "cpu" else 1
+    launched: dict[str, Any] = {"backend": backend_of_tests(2), "local_world_size": local}
+    with pytest.raises(SetupError, match="killed"):
+        launch(train_to_the_end, 2, case, tmp_path, moment, **launched)
+    resumed = run_on_ranks(train_to_the_end, 2, case, tmp_path, None)
+    for rank, (first, losses) in enumerate(resumed):
+        assert first == 6
+        assert losses == uninterrupted[rank][6:]

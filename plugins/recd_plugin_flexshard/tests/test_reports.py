@@ -1,0 +1,133 @@
+"""The reports of `recd plan --tiers`, and of tiers in `recd run`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks import _flexshard_paper as paper
+from recd_plugin_flexshard.plan_report import EntryTiers, TiersReport, render, study_entry
+from recd_plugin_flexshard.planning import (
+    ClusterShape,
+    CostOptions,
+    TableDemand,
+    TierPlan,
+    plan_tiers,
+    traffic,
+)
+from recd_plugin_flexshard.planning.plan import Strategy
+from recd_plugin_flexshard.run_report import TierReport
+from recd_plugin_flexshard.runtime.retier import RetierReport
+from recd_plugin_flexshard.table_plan import collectives_of
+from recd_plugins.planning.topologies import load_topology
+
+SPEC = load_topology("zionex-a100-40g")
+COLLECTIVES = collectives_of(SPEC.collective_rates)
+SMALL = ClusterShape(nodes=2, ranks_per_node=2, batch_size=64, collectives=COLLECTIVES)
+
+
+def printed(*parts: Any) -> str:
+    """In 80 columns, of which nothing is cut off."""
+    text = StringIO()
+    Console(file=text, width=80).print(*parts)
+    assert "…" not in text.getvalue()
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    return text.getvalue()
+
+
+def entry(
+    strategy: Strategy = "three_tier", nodes: int = 2, what_if: dict[str, float] | None = None
+) -> EntryTiers:
+    demands = []
+    for index in range(2):
+        weights = np.arange(1, 1000 * (index + 1) + 1) ** -1.2
+        accesses = weights / weights.sum() * (10.0 + index)
+        demands.append(TableDemand(f"t_{index}", len(weights), 16, accesses))
+    plan = plan_tiers(demands, replace(SMALL, nodes=nodes), strategy, CostOptions(overlap=0.25))
+    return study_entry("sharding[0]", f"flexshard.{strategy}", plan, what_if or {})
+
+
+def report(found: EntryTiers) -> TiersReport:
+    return TiersReport("zionex-a100-40g", SPEC, 64, {}, [found])
+
+
+def test_it_shows_the_papers_tables_5_and_6() -> None:
+    cluster = replace(paper.CLUSTER, collectives=COLLECTIVES)
+    plan = plan_tiers([paper.MODELS["RM-2"].fitted()], cluster, "three_tier", paper.OPTIONS)
+    rm_2 = report(study_entry("sharding[0]", "flexshard.three_tier", plan, {}))
+    lines = [line.split() for line in printed(render(rm_2)).splitlines()]
+    (row,) = (line for line in lines if line[:1] == ["RM-2"])
+    assert row[:5] == ["RM-2", "30,000,000", "959.6", "128,736", "63.9%"]
+    (marked,) = (line for line in lines if line[:3] == ["three", "tiers", "*"] and "%" in line[4])
+    assert marked[3:5] == row[3:5]
+    assert marked[7] == "85.7%"
+    (total,) = (line for line in lines if line[:1] == ["total"])
+    # Two tiers take less time than three where nothing is hidden: table 6.
+    assert [float(value) for value in total[1:]] == pytest.approx([322, 84.6, 105.6, 105.6], abs=1)
+    found = json.loads(json.dumps(rm_2.as_json()))
+    assert found["topology"]["world_size"] == 32
+    (one,) = found["entries"]
+    assert one["tables"][0]["hot"] == 128_736
+    assert one["tables"][0]["hot_share"] == pytest.approx(0.639, abs=1e-3)
+    assert list(one["strategies"]) == ["two_tier", "three_tier", "joint"]
+    assert one["strategies"]["three_tier"]["a2a_reduction"] == plan.a2a_reduction
+    seconds = one["row_wise"]["seconds"]
+    assert seconds["total"] == seconds["exposed"] == seconds["a2a_global"]
+
+
+def test_one_node_has_no_three_tiers() -> None:
+    found = entry("two_tier", nodes=1)
+    assert list(found.alternatives) == ["two_tier", "joint"]
+    assert "no three tiers: three_tier keeps a flex row" in printed(render(report(found)))
+
+
+def test_what_if_stands_in_for_the_options_of_the_entry() -> None:
+    usual, more = entry(), entry(what_if={"memory_ratio": 1.5, "overlap": 0.75})
+    assert more.plan.a2a_reduction >= usual.plan.a2a_reduction
+    assert more.alternatives["joint"].options.memory_ratio == 1.5
+    shown = " ".join(printed(render(report(more))).split())
+    assert "within 1.5 times the memory of row-wise" in shown
+    assert "exposed at 75% overlap" in shown
+
+
+def plan(strategy: Strategy, dedupe_factor: float = 1.0) -> TierPlan:
+    popularity = np.arange(1, 100_001) ** -0.8
+    demand = TableDemand(
+        "t", 100_000, 64, 50 * popularity / popularity.sum(), dedupe_factor=dedupe_factor
+    )
+    return plan_tiers([demand], paper.CLUSTER, strategy, CostOptions())
+
+
+def test_bytes_of_a_run_are_those_of_all_ranks_and_plans() -> None:
+    one = plan("three_tier")
+    found = TierReport.of([one, one], {"cold": 1.0, "hot": 2.0})
+    for tier in found.tiers:
+        assert tier.predicted == pytest.approx(2 * 32 * traffic(one)[tier.tier].bytes)
+    assert [tier.observed for tier in found.tiers] == [1, 2, 0, 0]
+    row_wise = traffic(plan("row_wise"))["cold"].bytes
+    assert found.row_wise == found.plain_row_wise == pytest.approx(2 * 32 * row_wise)
+    observed, predicted = found.a2a_reduction
+    assert observed == 1 - 1 / found.plain_row_wise
+    assert predicted == 1 - found.tiers[0].predicted / found.plain_row_wise
+    assert found.as_json()["tiers"]["hot"]["ratio"] == 2 / found.tiers[1].predicted
+    # What is saved is against batches that are not deduplicated.
+    deduplicated = TierReport.of([plan("two_tier", dedupe_factor=4.0)], None)
+    assert deduplicated.plain_row_wise == pytest.approx(found.plain_row_wise / 2)
+    assert deduplicated.row_wise < 0.3 * deduplicated.plain_row_wise
+    assert "row-wise, plain" in printed(*deduplicated.shown("mine"))
+
+
+def test_of_many_retierings_the_last_are_told() -> None:
+    retierings = [RetierReport(step, {("hot", "cold"): 3}, 0.5, 0.25) for step in range(1, 14)]
+    found = TierReport.of([plan("two_tier")], None, retierings=retierings)
+    first, *others = str(found.shown("")[1]).splitlines()
+    assert first == "3 choices of tiers before these; --json has all"
+    assert len(others) == 10
+    assert "after step 13: 3 hot to cold" in others[-1]
+    assert len(found.as_json()["retierings"]) == 13

@@ -1,0 +1,240 @@
+"""The parity model with cached tables and without, and its training on one rank."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tests.distributed.parity_model import Form, ParityModel, Parts, make_batch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import CacheParams, ShardingEnv, ShardingPlan
+
+from recd_plugin_scars.runtime.kernel import CachedKernels
+from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.data.lower import lower
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    fused_params,
+)
+from recd_plugins.testing.device import DEVICE
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.rank_state import copy_weights
+
+SHARDINGS = ("table_wise", "row_wise", "column_wise")
+POLICIES: tuple[CachePolicy, ...] = ("static", "lru", "lfu")
+FORMS: tuple[Form, ...] = ("plain", "unique")
+PARTS = Parts(pooled=True, replicated=False, sequence=True)
+LEARNING_RATE = {"sgd": 0.2, "rowwise_adagrad": 0.02}
+Optimizer = Literal["sgd", "rowwise_adagrad"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
+Rows = Literal["none", "one", "some", "all"]
+ROWS: tuple[Rows, ...] = ("none", "one", "some", "all")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the plain tables share with the cached ones."""
+
+    sharding: str
+    form: Form
+    optimizer: Optimizer
+
+
+@dataclass(frozen=True)
+class Case:
+    """Every policy has a table of each module, and every table every policy in one of three turns.
+
+    One of the two modules has its rows in a file, the other one in memory.
+    """
+
+    training: Training
+    rows: Rows = "some"
+    lookahead: bool = True
+    turn: int = 0
+    coalesced: bool = False
+    uncached: tuple[str, ...] = ()
+
+    def policy(self, table: str) -> CachePolicy:
+        return POLICIES[(int(table[1]) + self.turn) % len(POLICIES)]
+
+    def in_file(self, table: str) -> bool:
+        return (table[0] == "b") == (self.turn % 2 == 0)
+
+    def caches(self, folder: Path) -> dict[str, TableCache]:
+        return {
+            table.name: self._cache(table.name, table.num_embeddings, folder)
+            for table in tables_of(ParityModel(PARTS))
+            if table.name not in self.uncached
+        }
+
+    def _cache(self, table: str, num_embeddings: int, folder: Path) -> TableCache:
+        num_cached = {"none": 0, "one": 1, "some": num_embeddings // 3, "all": num_embeddings}
+        policy = self.policy(table)
+        # The last rows are hot, so that slots and rows do not agree by chance.
+        hot_rows = np.arange(num_embeddings)[::-1].copy()
+        return TableCache(
+            policy,
+            num_cached[self.rows] / num_embeddings,
+            hot_rows=None if policy == "lru" else hot_rows,
+            folder=folder if self.in_file(table) else None,
+            lookahead=self.lookahead,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What steps gave on one rank."""
+
+    losses: list[float]
+    state: dict[str, Tensor]
+
+
+class Trainer:
+    """A sharded model, with the caches of a case, or plain without one."""
+
+    def __init__(
+        self, training: Training, case: Case | None, folder: Path, *, with_weights: bool = True
+    ) -> None:
+        self.rank, self.training = dist.get_rank(), training
+        caches = {} if case is None else case.caches(folder)
+        model = ParityModel(PARTS)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        spec = TrainingSpec(
+            optimizer=training.optimizer, learning_rate=LEARNING_RATE[training.optimizer], eps=1e-8
+        )
+        coalesced = case is not None and case.coalesced
+        unique = [table.name for table in tables_of(model)] if coalesced else []
+        kinds = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)
+        sharders: list[Any] = [
+            kind(fused_params(spec), kernels=[CachedKernels(caches)], coalesced=unique)
+            for kind in kinds
+        ]
+        plan = {
+            name: _plan(module, training.sharding, sharder, caches)
+            for name, module in model.named_children()
+            for sharder in sharders
+            if isinstance(module, sharder.module_type)
+        }
+        self.dmp = DistributedModelParallel(
+            module=model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=DEVICE,
+            plan=ShardingPlan(plan),
+            sharders=sharders,
+        )
+        if with_weights:
+            state = self.dmp.state_dict()
+            copy_weights(state, weights)
+            self.dmp.load_state_dict(state)
+        self.optimizer = build_optimizer(self.dmp, spec)
+
+    def batch(self, step: int) -> ModelInput:
+        return lower(make_batch(self.rank, step, form=self.training.form), PARTS.placement)
+
+    def start(self, step: int = 0) -> None:
+        """Train on endless data from a step on, so that batches are always in flight."""
+        self.pipeline = build_train_pipeline(self.dmp, self.optimizer, DEVICE)
+        self._batches = self._endless(step)
+
+    def _endless(self, step: int) -> Iterator[ModelInput]:
+        while True:
+            yield self.batch(step % 8)
+            step += 1
+
+    def steps(self, number: int = 3) -> list[float]:
+        return [float(self.pipeline.progress(self._batches)[0]) for _ in range(number)]
+
+    def run(self) -> Run:
+        return Run(self.steps(), self.state())
+
+    def evaluate(self, step: int) -> Tensor:
+        self.dmp.eval()
+        with torch.no_grad():
+            _, (_, output) = self.dmp(self.batch(step).to(DEVICE))
+        self.dmp.train()
+        return output
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.dmp.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.dmp.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def state(self, *, optimizer_first: bool = False) -> dict[str, Tensor]:
+        """Copies of this rank's weights and optimizer state."""
+
+        def of_model() -> dict[str, Tensor]:
+            return {name: _local(value) for name, value in self.dmp.state_dict().items()}
+
+        def of_optimizer() -> dict[str, Tensor]:
+            return {
+                f"{parameter}/{name}": _local(value)
+                for parameter, values in self.optimizer.state_dict()["state"].items()
+                for name, value in values.items()
+            }
+
+        return of_optimizer() | of_model() if optimizer_first else of_model() | of_optimizer()
+
+
+def on_both(
+    rank: int, world_size: int, case: Case, procedure: Callable[[Trainer], Run]
+) -> list[Run]:
+    """What a procedure gives with plain tables, and with cached ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [procedure(Trainer(case.training, own, Path(folder))) for own in (None, case)]
+
+
+def _plan(module: Any, sharding: str, sharder: Any, caches: Mapping[str, TableCache]) -> Any:
+    world_size = dist.get_world_size()
+
+    def generator(index: int, table: str) -> Any:
+        make = {
+            "table_wise": partial(table_wise, rank=index % world_size),
+            "row_wise": row_wise,
+            "column_wise": partial(
+                column_wise, ranks=[(index + shard) % world_size for shard in range(2)]
+            ),
+        }[sharding]
+        return make(compute_kernel="fused_uvm_caching" if table in caches else "fused")
+
+    plan: Any = construct_module_sharding_plan(
+        module,
+        {table.name: generator(i, table.name) for i, table in enumerate(tables_of(module))},
+        sharder,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=world_size,
+        device_type=DEVICE.type,
+    )
+    for table in plan.keys() & caches.keys():
+        params = CacheParams(load_factor=caches[table].load_factor, prefetch_pipeline=True)
+        plan[table].cache_params = params
+    return plan
+
+
+def _local(value: Any) -> Tensor:
+    if not isinstance(value, ShardedTensor):
+        return torch.as_tensor(value).detach().cpu().clone()
+    shards = [shard.tensor.detach().cpu().flatten() for shard in value.local_shards()]
+    return torch.cat(shards) if shards else torch.zeros(0)
