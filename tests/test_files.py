@@ -218,3 +218,15 @@ def test_a_scratch_folder_replaces_a_folder_and_is_gone(tmp_path: Path) -> None:
         put(scratch / "table", target, scratch)
     assert (target / "maker").exists()
     assert [each.name for each in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_stream_stays_and_gets_the_content(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from recd_plugins.runtime.files import write_text\n"
+        "print('before'); write_text(Path('/dev/stdout'), 'written\\n'); print('after')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["before", "written", "after"]
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert "written" in (tmp_path / "file").read_text()

@@ -175,7 +175,6 @@ if TYPE_CHECKING:
         check_regular as check_regular,
         check_writable as check_writable,
         finite as finite,
-        is_stream as is_stream,
         json_text as json_text,
         new_file as new_file,
         parse_json as parse_json,

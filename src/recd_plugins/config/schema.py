@@ -1,4 +1,4 @@
-"""The shape of ``registry.yaml``; ``recd schema`` and docs/registry.md show the descriptions."""
+"""The schema of ``registry.yaml``, whose descriptions ``recd schema`` shows."""
 
 from __future__ import annotations
 
@@ -263,13 +263,12 @@ class TrainingSpec(Spec):
         return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
-        """Whether ranks of so many nodes are to send while they compute."""
-        asked = self.overlap
-        return (device_type == "cpu" and nodes > 1) if asked is None else asked
+        """Return whether ranks of ``nodes`` nodes look up ahead."""
+        return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
 
     @property
     def nodes(self) -> int:
-        """Nodes that the ranks make."""
+        """Number of nodes."""
         return self.ranks // (self.ranks_per_node or self.ranks)
 
 
@@ -372,7 +371,6 @@ class ModelSpec(Spec):
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
     @classmethod
     def _suit_the_architecture(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what would change nothing; fields that a file leaves out are not looked at."""
         architecture = info.data.get("architecture", "dcn")
         if architecture != "dcn":
             raise ValueError(
@@ -401,12 +399,12 @@ class RegistrySpec(_Versioned):
 def registry_spec(
     kinds: Iterable[Kind], data: Mapping[str, Any] | None = None, *, needs_data: bool = True
 ) -> type[RegistrySpec]:
-    """The shape of registry files that have sections of these kinds.
+    """Return the schema of registry files with sections of these kinds.
 
     Args:
         kinds: of plugins.
-        data: one file, whose model is a plugin or the built-in one; either may stand there without.
-        needs_data: whether what every file of ``recd run`` names has to be there.
+        data: a file, which decides between a plugin and the built-in model; both without it.
+        needs_data: whether dataset and converter are required.
     """
     written = {} if data is None else data.get("model")
     plugin = isinstance(written, dict) and not written.keys().isdisjoint(PluginSpec.model_fields)

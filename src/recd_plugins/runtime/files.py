@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -21,11 +20,6 @@ from recd_plugins.runtime.errors import RecdError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_STREAMS = ("stdin", "stdout", "stderr")
-_OPEN_FILE = re.compile(
-    rf"/dev/(?P<name>{'|'.join(_STREAMS)})|/(?:dev|proc/self)/fd/(?P<number>\d+)"
-)
 
 
 def json_text(value: Any) -> str:
@@ -100,13 +94,13 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
     Raises:
         RecdError: the place cannot be written, or holds a file that is not to be replaced.
     """
-    if is_stream(path):
-        with _streamed(path) as temporary:
-            yield temporary
-        return
     target = real_path(path)
     temporary = _temporary(target, token or secrets.token_hex(4))
     try:
+        if _is_stream(path):
+            with _streamed(path) as temporary:
+                yield temporary
+            return
         missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -135,38 +129,31 @@ def without_remains(path: Path) -> Iterator[str]:
         raise
 
 
-def is_stream(path: Path) -> bool:
+def _is_stream(path: Path) -> bool:
     """Return whether a path is a pipe, a device or an open file of this process."""
     return _open_file(path) is not None or _is_special(path)
+
+
+def _open_file(path: Path) -> int | None:
+    if str(path.parent) in ("/dev/fd", "/proc/self/fd"):
+        return int(path.name)
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
 
 
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _open_file(path: Path) -> int | None:
-    """Return the number of the open file that a path names."""
-    named = _OPEN_FILE.fullmatch(os.path.abspath(path))
-    return int(named["number"] or _STREAMS.index(named["name"])) if named else None
-
-
 @contextmanager
 def _streamed(path: Path) -> Iterator[Path]:
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            temporary = Path(folder) / "written"
-            yield temporary
-            if (number := _open_file(path)) is not None:
-                sys.stdout.flush()
-                handle = os.dup(number)
-            else:  # an error, not an endless wait, if nobody reads a pipe
-                handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-                os.set_blocking(handle, True)
-            with open(handle, "wb") as stream, temporary.open("rb") as written:
-                shutil.copyfileobj(written, stream)
-    except OSError as error:
-        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or error
-        raise RecdError(f"{path}: cannot be written ({why})") from error
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "written"
+        yield temporary
+        sys.stdout.flush()
+        number = _open_file(path)
+        target = path if number is None else os.dup(number)
+        with open(target, "wb") as stream, temporary.open("rb") as written:
+            shutil.copyfileobj(written, stream)
 
 
 def _temporary(path: Path, token: str) -> Path:
@@ -199,7 +186,7 @@ def check_writable(path: Path) -> None:
     Raises:
         RecdError: it cannot.
     """
-    if is_stream(path):
+    if _is_stream(path):
         return
     folder = real_path(path).parent
     while not folder.exists():
