@@ -1,4 +1,4 @@
-"""What transforms that are fitted have in common: their state is tensors by name."""
+"""Fitted preprocessing: vocabularies of ids and scaled numbers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ if TYPE_CHECKING:
 
 
 class FittedPreprocessing(Preprocessing):
-    """A transform by tensors that ``fit`` decides, over all rows of the training split."""
+    """A transform by tensors that are fitted to the training split."""
 
     fit_rows = None
     _state: Mapping[str, Tensor] | None = None
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """The tensors."""
+        """The fitted tensors by name."""
         if self._state is None:
             raise PluginError(f"{self.name}: transform before fit")
         return self._state
 
     def fitted_state(self) -> Mapping[str, Tensor]:
-        """What ``fit`` decided, which a checkpoint keeps."""
         return dict(self.state)
 
     def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what another one was fitted to."""
         self._state = dict(state)
 
     def identity(self) -> dict[str, Any]:
@@ -88,7 +86,7 @@ class Vocabulary(FittedPreprocessing):
 
         @property
         def num_others(self) -> int:
-            """Rows that no known id gets."""
+            """Rows for unknown ids."""
             if self.others == "unknown":
                 return 1
             return self.hash_rows or max(1, self.rows // 10)
@@ -102,11 +100,9 @@ class Vocabulary(FittedPreprocessing):
 
     @property
     def num_ids(self) -> int:
-        """As many as the table is to have rows."""
         return self.options.rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was counted, which is for features yet to come."""
         return {**super().__getstate__(), "_counted": []}
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
@@ -144,7 +140,7 @@ class Vocabulary(FittedPreprocessing):
         return torch.where(known, rows[at], others), offsets
 
     def original_values(self) -> list[int | None]:
-        """The id that is numbered so, by number; None for those that others share."""
+        """Return the id of each row; None for rows that unknown ids share."""
         found: list[int | None] = [None] * self.options.rows
         ids, rows = (self.state[name].tolist() for name in ("ids", "rows"))
         for known, row in zip(ids, rows, strict=True):
@@ -158,7 +154,6 @@ class Vocabulary(FittedPreprocessing):
             self.unknown_ids.update(torch.unique(unknown).tolist())
 
     def _others(self, values: Tensor, num_known: int) -> Tensor:
-        """Row 0, and with others: hash the rows behind those of known ids."""
         import torch
 
         if self.options.others == "unknown":
@@ -168,7 +163,6 @@ class Vocabulary(FittedPreprocessing):
 
 
 def _together(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Distinct ids in order and how often they occur in all parts."""
     import torch
 
     ids, where = torch.unique(torch.cat([ids for ids, _ in parts]), return_inverse=True)
@@ -233,48 +227,3 @@ class Log1p(Preprocessing):
 
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         return values.sign() * values.abs().log1p(), offsets
-
-
-# Numbers that are kept to find the borders.
-_MOST = 1 << 22
-
-
-class Quantiles(FittedPreprocessing):
-    """Replace a number by its bucket's share: buckets hold equally many training rows, 0 to 1."""
-
-    name = "tables.quantiles"
-    scope = "id"
-    takes = ("numbers",)
-
-    class Options(PluginOptions):
-        """How fine."""
-
-        buckets: int = Field(default=100, ge=2, le=2**20, description="How many there are.")
-
-    options: Options
-
-    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
-        import torch
-
-        from recd_plugins.api import rounded_borders
-
-        kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
-        for values, _ in rows:
-            # Every step-th number of all, wherever batches begin.
-            kept.append(values[-seen % step :: step].double())
-            seen += values.numel()
-            num_kept += kept[-1].numel()
-            while num_kept > _MOST:
-                kept = [torch.cat(kept)[::2]]
-                num_kept, step = kept[0].numel(), 2 * step
-        numbers = torch.cat(kept).sort().values
-        inner = torch.arange(1, self.options.buckets) * numbers.numel() // self.options.buckets
-        borders = numbers[inner] if numbers.numel() else numbers
-        self._state = {"borders": rounded_borders(borders)}
-
-    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        import torch
-
-        borders = self.state["borders"].to(values.device)
-        buckets = torch.searchsorted(borders, values.to(borders.dtype).contiguous(), right=True)
-        return (buckets / (self.options.buckets - 1)).to(values.dtype), offsets

@@ -15,7 +15,6 @@ from recd_plugin_tables.sources.files import (
     FileFormat,
     FileSource,
     ParquetFormat,
-    looks_like,
 )
 from recd_plugin_tables.sources.source import AsTrained, Source, SourceOptions
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
@@ -115,7 +114,9 @@ def _find_format(
         for each in _FORMATS:
             if str(file.path).lower().endswith(each.suffixes):
                 by_format.setdefault(each.name, []).append(file)
-    if wanted is not None and (not of_another or not by_format or looks_like(files[0]) == wanted):
+    # A table to score may have another suffix than its content, as the trained one had.
+    alike = wanted in ("csv", "tsv") and by_format.keys() <= {"csv", "tsv"}
+    if wanted is not None and (not of_another or alike):
         return wanted, by_format.get(wanted, files)
     if len(by_format) != 1:
         seen = [f"{name} ({of[0]})" for name, of in by_format.items()]

@@ -20,15 +20,6 @@ from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
 from recd_plugins.api import DataError, Location, Origin, Rows
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_START = 4096
-# First bytes of formats.
-_MAGIC = {
-    b"PAR1": "parquet",
-    b"ARROW1": "arrow",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "a zip file or a spreadsheet",
-}
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile("-?[0-9]+")
@@ -68,12 +59,6 @@ def _format_errors(file: Location, name: str) -> Iterator[None]:
         with file.told():
             yield
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
-        found = looks_like(file)
-        if found is not None and found not in (name, _compression_of(file)):
-            raise DataError(
-                f"{file}: this is {found}, not {name}; {set_option('format', found)}, or write it "
-                "as Parquet, CSV, JSON lines or Arrow"
-            ) from error
         how = ""
         if "Expected 1 columns" in str(error):
             how = f"; {set_option('separator', repr(';'))} if that is what separates columns"
@@ -99,26 +84,6 @@ def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
     return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
 
 
-def looks_like(file: Location) -> str | None:
-    """Return the format that the first bytes of a file show, None if they show none."""
-    try:
-        with open_stream(file) as source:
-            start = source.read(_START)
-    except (pa.ArrowException, OSError):
-        return None
-    if start[8:12] == b"DUCK":
-        return "duckdb"
-    for magic, name in _MAGIC.items():
-        if start.startswith(magic):
-            return name
-    line = start.partition(b"\n")[0].strip()
-    if not line or not line.decode("utf-8", "ignore").replace("\t", " ").isprintable():
-        return None
-    if line.startswith(b"{"):
-        return "jsonl"
-    return "tsv" if b"\t" in line else "csv" if b"," in line or b";" in line else None
-
-
 def set_option(name: str, value: str) -> str:
     """Say how to set an option, in a registry file and in `recd init`."""
     return f"set {name}: {value} (recd init: --{name} {value})"
@@ -132,10 +97,7 @@ class ParquetFormat(FileFormat):
 
     def schema(self, file: Location) -> pa.Schema:
         with file.open() as source, _open_parquet(source) as table:
-            fields = map(table.schema.column, range(len(table.schema)))
-            if any(field.physical_type == "INT96" for field in fields):
-                return table.schema_arrow
-            return table.schema.to_arrow_schema()
+            return table.schema_arrow
 
     def num_rows(self, file: Location) -> int | None:
         with file.open() as source:

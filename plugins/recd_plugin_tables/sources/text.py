@@ -26,8 +26,6 @@ _CODE = r"^-?0\d"
 # What a float would round, unless it is an amount, as others with fractions show.
 _LARGE = r"^-?\d{19,}$"
 _FRACTION = r"[.,]|\d[eE]"
-# At the end of a time: what zone it is of.
-_OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class CsvFormat(FileFormat):
@@ -183,16 +181,7 @@ class JsonLinesFormat(FileFormat):
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
-        found = pa.schema([_as_named(field, "", self._texts) for field in found])
-        times = pa.schema([each.with_type(_as_text(each.type)) for each in found])
-        if times == found:
-            return found
-        # Where Arrow infers times it takes offsets into account, and forgets that there were any.
-        with open_stream(file) as source:
-            texts = _open_json(source, times, "ignore").read_next_batch()
-        return pa.schema(
-            [each.with_type(_with_zone(each.type, texts[each.name])) for each in found]
-        )
+        return pa.schema([_as_named(field, "", self._texts) for field in found])
 
     def read(
         self,
@@ -224,28 +213,6 @@ def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
     if pa.types.is_struct(kind):
         return field.with_type(pa.struct([_as_named(each, f"{path}.", texts) for each in kind]))
     return field
-
-
-def _as_text(kind: pa.DataType) -> pa.DataType:
-    """Return the type with text in place of times without a zone."""
-    if pa.types.is_timestamp(kind) and kind.tz is None:
-        return pa.string()
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_as_text(each.type)) for each in kind])
-    return pa.list_(_as_text(kind.value_type)) if pa.types.is_list(kind) else kind
-
-
-def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
-    """Return the type with UTC for times whose text has an offset."""
-    if pa.types.is_timestamp(kind) and pa.types.is_string(values.type):
-        return pa.timestamp(kind.unit, "UTC") if _any(values, _OFFSET) else kind
-    if pa.types.is_struct(kind):
-        return pa.struct(
-            [each.with_type(_with_zone(each.type, values.field(each.name))) for each in kind]
-        )
-    if pa.types.is_list(kind):
-        return pa.list_(_with_zone(kind.value_type, values.flatten()))
-    return kind
 
 
 def _any(texts: pa.Array, pattern: str) -> bool:

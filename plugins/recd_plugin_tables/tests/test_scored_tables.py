@@ -78,7 +78,7 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
         ("old.csv", "new.csv"),
         ("old.csv", "new.csv.gz"),
         ("old.txt", "new.txt"),
-        # A name or content shows another format.
+        # A suffix shows another format.
         ("old.txt", "new.parquet"),
         ("old.csv", "new.jsonl"),
     ],
