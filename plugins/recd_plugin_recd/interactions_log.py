@@ -211,17 +211,17 @@ SCHEMA = pa.schema(
 
 
 class InteractionLog:
-    """Events by user, and in a user's own by time: the *place* of an event is its index here.
+    """Events by user and time: the *place* of an event is its index in that order.
 
     Args:
         events: interactions; ``outcomes`` are not used.
         liked: whether each was positive, bool ``[num_events]``.
         session_gap: seconds without an event after which a user's next session begins.
         refresh: when the features of the user are refreshed.
-        impressions: events of a request, where that is when.
-        history: items in a history, at most.
+        impressions: events of a request.
+        history: most items of a history.
         own_anchors: last events of each user whose features are refreshed at the event itself.
-        known: whether the outcome of each is known, bool ``[num_events]``; None: all are.
+        known: whether the outcome of each is known, bool ``[num_events]``; None if all are.
     """
 
     def __init__(
@@ -292,11 +292,11 @@ class InteractionLog:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
-        """By place: whether it is its user's ``nth`` event from the last and has one before it."""
+        """Return by place whether it is its user's ``nth`` last event, with one before it."""
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """The rows of events by their places, with the columns of ``SCHEMA``."""
+        """Return the rows of places, with the columns of ``SCHEMA``."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
@@ -329,7 +329,7 @@ class InteractionLog:
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
-        """``rows`` with columns of session, a number of its own, and time, in microseconds."""
+        """Return ``rows`` with columns of session, a number, and time, in microseconds."""
         rows = self.rows(places)
         keys = {
             SESSION: self.session_starts[places],
@@ -343,7 +343,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """By place: how often the item was seen and liked before. ``items`` are by time."""
+        """Return by place how often the item was seen and liked before. ``items`` are by time."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []
@@ -357,7 +357,7 @@ class InteractionLog:
         return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
-        """``items[start:stop]`` of each row, of those the last, oldest first."""
+        """Return the last of ``items[start:stop]`` of each row, oldest first."""
         starts = np.maximum(starts, stops - self._history)
         offsets = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(stops - starts, out=offsets[1:])
@@ -366,14 +366,13 @@ class InteractionLog:
 
 
 def _changes(values: Int64s) -> NDArray[np.bool_]:
-    """Whether each value differs from the one before; the first does."""
     changed = np.ones(len(values), bool)
     changed[1:] = values[1:] != values[:-1]
     return changed
 
 
 def _start_of_run(starts: NDArray[np.bool_]) -> Int64s:
-    """The index of the last True up to each element."""
+    """Return the index of the last True up to each element."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
 
 
@@ -382,5 +381,5 @@ def _one_each(ids: Int64s) -> pa.ListArray:
 
 
 def _share(part: Int64s, whole: Int64s) -> NDArray[np.float64]:
-    """A share that starts at one half and follows the counts (Laplace's rule)."""
+    """Return a share that starts at one half (Laplace's rule)."""
     return (part + 1) / (whole + 2)

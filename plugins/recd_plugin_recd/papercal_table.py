@@ -51,10 +51,7 @@ class TableOptions(BaseModel):
 def write_table(
     folder: Path, options: TableOptions, progress: Callable[[int], None] = lambda _rows: None
 ) -> None:
-    """Generate ``folder``. It appears when it is complete; ``progress`` gets rows written.
-
-    Memory is a row group and, by time, 24 bytes for each row in flight, at any size.
-    """
+    """Generate ``folder``, which appears when it is complete; ``progress`` gets rows written."""
     from recd_plugin_recd import papercal
 
     _check_free(folder)

@@ -56,11 +56,6 @@ def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
     """Return a hash of each session id, uint64 ``[rows]``: the same on every machine, for ever.
 
     The hash is splitmix64 of the id's 64 bits, for text of the first 8 bytes of its BLAKE2b.
-    Different integers have different hashes.
-
-    Args:
-        sessions: an Arrow array without nulls.
-        seed: gives other hashes.
     """
     sessions = plain_sessions(sessions)
     if pt.is_integer(sessions.type):
@@ -73,7 +68,7 @@ def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
 
 
 def session_shards(sessions: Any, num_shards: int) -> NDArray[np.int64]:
-    """Return the shard of each session id, int64 ``[rows]``: hash mod number of shards."""
+    """Return the hash mod number of shards of each session id, int64 ``[rows]``."""
     return (session_hashes(sessions) % np.uint64(num_shards)).astype(np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from recd_plugins.api import (
     Piece,
     Rows,
     SessionKeys,
+    Unit,
     did_you_mean,
     id_features,
     real_path,
@@ -27,13 +27,9 @@ _DEFAULTS = {"session": "session_id", "timestamp": "ts"}
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows that belong together, such as those of an hour.
+    """Files of a Hive-style partition such as ``dt=2024-01-01/hour=03``, or all rows of a dataset.
 
-    Attributes:
-        name: folders of a Hive-style partition, as ``dt=2024-01-01/hour=03``; empty where a table
-            has none.
-        files: its files in order; none where rows come from a dataset.
-        num_rows: rows, None where that is not known before they are read.
+    ``num_rows`` is None if it is not known before reading.
     """
 
     name: str
@@ -47,10 +43,10 @@ class SessionTable(ABC):
     Attributes:
         path: the file or folder that it was opened from.
         keys: columns of session and time.
-        schema: all columns. Features in layout ``list_dict`` bear its mark.
+        schema: all columns.
         features: names of the columns of ids, in order.
         partitions: in order, at least one.
-        batch_size: rows of a training batch, None where the place does not say.
+        batch_size: rows of a training batch, None if the source does not say.
     """
 
     path: Path
@@ -62,13 +58,13 @@ class SessionTable(ABC):
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of all partitions, None where that is not known before they are read."""
+        """Rows of all partitions, None if that is not known before reading."""
         counts = [partition.num_rows for partition in self.partitions]
         return None if None in counts else sum(count or 0 for count in counts)
 
     @abstractmethod
     def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Every row of a partition once, with ``columns`` or all, in batches of any size."""
+        """Yield every row of a partition once, with ``columns`` or all, in batches of any size."""
 
 
 def open_source(
@@ -108,8 +104,13 @@ class ParquetSource(SessionTable):
         self.path = path
         self.table = ParquetTable(path)
         self.schema = self.table.schema
+        names = self.schema.names
         for option, column in (("--session", session), ("--timestamp", timestamp)):
-            self._check_column(option, column)
+            if column not in names:
+                raise DataError(
+                    f"{self.table.files[0]}: no column {column}{did_you_mean(column, names)}; name "
+                    f"it with {option}; the columns are {', '.join(names)}"
+                )
         self.keys = SessionKeys(session, timestamp)
         self.features = tuple(
             name for name in id_features(self.schema) if name not in (session, timestamp)
@@ -118,33 +119,25 @@ class ParquetSource(SessionTable):
         for number, file in enumerate(self.table.files):
             files.setdefault(_partition_name(file, path), []).append(number)
         self._files = files
-        rows_of: Counter[int] = Counter()
-        for unit in self.table.units:
-            rows_of[unit.file] += unit.num_rows
         self.partitions = tuple(
             Partition(
                 name,
                 tuple(self.table.files[number] for number in numbers),
-                sum(rows_of[number] for number in numbers),
+                sum(unit.num_rows for unit in self._units(name)),
             )
-            for name, numbers in files.items()
+            for name in files
+            if (numbers := files[name])
         )
 
     def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else columns
         schema = pa.schema([self.schema.field(name) for name in names])
-        numbers = set(self._files[partition.name])
-        units = (unit for unit in self.table.units if unit.file in numbers)
-        return self.table.read((Piece(unit, 0, unit.num_rows) for unit in units), schema)
+        pieces = (Piece(unit, 0, unit.num_rows) for unit in self._units(partition.name))
+        return self.table.read(pieces, schema)
 
-    def _check_column(self, option: str, column: str) -> None:
-        names = self.schema.names
-        if column not in names:
-            meant = did_you_mean(column, names)
-            raise DataError(
-                f"{self.table.files[0]}: no column {column}{meant}; name it with {option}; "
-                f"the columns are {', '.join(names)}"
-            )
+    def _units(self, partition: str) -> Iterator[Unit]:
+        numbers = set(self._files[partition])
+        return (unit for unit in self.table.units if unit.file in numbers)
 
 
 class DatasetSource(SessionTable):

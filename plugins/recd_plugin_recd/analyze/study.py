@@ -181,7 +181,7 @@ def study(
     Args:
         source: the table.
         batch_size: rows of a batch; None takes the source's, or else 4096.
-        sample_megabytes: millions of bytes of whole sessions to hold, as Arrow data.
+        sample_megabytes: millions of bytes of whole sessions to hold.
         nulls: ``empty`` reads a null in place of a list as an empty list.
         progress: gets rows as they are read.
     """

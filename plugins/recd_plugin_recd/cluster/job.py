@@ -97,12 +97,8 @@ def cluster(
 ) -> ClusteringReport:
     """Sort ``options.source`` into the new folder ``options.target``.
 
-    Args:
-        options: of the command.
-        force: replace the target if it is a table.
-        plugins_dir: a folder of plugin files that a registry file may need.
-        start: called with the number of rows, if that is known; returns the progress callback.
-        say: called with a line about how the run begins.
+    ``start`` is called with the number of rows, if that is known, and returns the progress callback;
+    ``say`` gets a line about how the run begins.
     """
     began = time.monotonic()
     check_target(options.source, options.target, force)
@@ -210,8 +206,6 @@ def check_clustered(
     path: Path, session: str | None, timestamp: str | None, plugins_dir: Path | None
 ) -> dict[str, int]:
     """Check that sessions are in one piece with their rows in the order of time.
-
-    Memory grows with the sessions of a partition.
 
     Returns:
         ``rows`` and ``sessions``, each session counted once in each partition.

@@ -107,18 +107,10 @@ def sort_partition(
     layouts: Layouts | None,
     progress: Progress,
 ) -> tuple[Path, Layouts | None]:
-    """Sort a partition into files ``part-*.parquet``.
-
-    Args:
-        source: the table.
-        partition: of it.
-        options: of the run.
-        scratch: an empty folder for spill files and the result.
-        layouts: of the features; None if the first rows decide.
-        progress: of the run.
+    """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
 
     Returns:
-        The folder of the files, and the layouts.
+        The folder, and the layouts of features, which the first rows decide on if they are None.
     """
     parts = scratch / "parts"
     parts.mkdir(parents=True)
@@ -275,10 +267,6 @@ def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Tabl
 
     A cut lies between two sessions (number -1, at the earliest time), and within a session only if
     one fills a range. Numbers are odd: a cut is before the row of the next even number.
-
-    Args:
-        keys: sessions and times of all rows.
-        num_ranges: from the number of rows.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []

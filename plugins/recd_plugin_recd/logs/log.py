@@ -45,15 +45,8 @@ class ParquetFile:
     """Gathers rows into row groups of about ``block_size`` bytes, with zstd and page checksums.
 
     Use as a context manager, then ``close``; without that nothing is left behind. ``path`` may
-    change until then, within its folder.
-
-    Args:
-        path: the file to make or to replace.
-        schema: of the rows.
-        block_size: bytes of rows in memory that make a row group.
-        level: zstd's compression level.
-        sort: a column of sessions whose rows are brought together inside a row group, in the order
-            they came; None keeps the order.
+    change until then, within its folder. With ``sort``, a column, rows of a session are brought
+    together inside a row group, in the order they came.
     """
 
     def __init__(
@@ -204,11 +197,7 @@ class LogIndex:
 
 
 def read_index(folder: Path) -> LogIndex:
-    """Read ``log.json``.
-
-    Raises:
-        DataError: there is no log, or the file was damaged or changed.
-    """
+    """Read ``log.json``."""
     found = read_note(folder / INDEX)
     if found is None:
         raise DataError(f"{folder}: no log: there is no {INDEX}, or it was damaged or changed")
@@ -347,11 +336,7 @@ class Consumer:
             self.load(read_note(offsets))
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the log.
-
-        Raises:
-            DataError: no segment can be read.
-        """
+        """Return the columns of the log."""
         for segment in self.index.segments:
             opened = _open(self._folder, segment)
             if isinstance(opened, pq.ParquetFile):
@@ -376,11 +361,7 @@ class Consumer:
         return {"log": self.index.id, "blocks": list(self._blocks)}
 
     def load(self, state: Any) -> None:
-        """Take up the position that ``state`` returned.
-
-        Raises:
-            DataError: it is of another log.
-        """
+        """Take up the position that ``state`` returned."""
         if not isinstance(state, dict) or state.get("log") != self.index.id:
             raise DataError(
                 f"{self._offsets}: no offsets of {self._folder}, or damaged ones; remove the file "
@@ -453,11 +434,7 @@ class ShardStatistics:
 
 
 def log_statistics(folder: Path) -> list[ShardStatistics]:
-    """Count what can be read of each shard, which checks every checksum.
-
-    Raises:
-        DataError: there is no log.
-    """
+    """Count what can be read of each shard, which checks every checksum."""
     index = read_index(folder)
     shards = [ShardStatistics(number) for number in range(index.num_shards)]
     for segment in index.segments:
