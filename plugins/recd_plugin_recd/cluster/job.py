@@ -97,7 +97,7 @@ def cluster(
 ) -> ClusteringReport:
     """Sort ``options.source`` into the new folder ``options.target``.
 
-    ``start`` is called with the number of rows, if that is known, and returns the progress callback;
+    ``start`` gets the number of rows, if that is known, and returns the progress callback;
     ``say`` gets a line about how the run begins.
     """
     began = time.monotonic()

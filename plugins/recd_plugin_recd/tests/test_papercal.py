@@ -1,12 +1,26 @@
-"""The generated table has the statistics that the project's goals are set on."""
+"""``recd generate``: its tables have the statistics that the project's goals are set on."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
+from tests.small_disk import small_disk
 
 from recd_plugin_recd import papercal
+from recd_plugin_recd.papercal import TableColumns, shape_of
+from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of, write_table
+from recd_plugins.cli import main
+from recd_plugins.data.statistics import StatisticsAccumulator
+from recd_plugins.interfaces import SessionKeys
+from recd_plugins.runtime.errors import DataError
 
 # Sessions are long-tailed: 2^17 rows hold about 8,000 of them, which leaves 1 % of noise.
 ROWS = 1 << 17
@@ -106,3 +120,158 @@ def test_the_label_can_be_learned_from_dense_features_and_from_ids():
         aucs.append(auc(with_bias[half:] @ weights, label[half:]))
     assert aucs[0] > 0.6
     assert aucs[1] > aucs[0] + 0.02
+
+
+def rows_of(
+    shape: TableColumns, rows: int, layout: papercal.Layout = "clustered"
+) -> pa.RecordBatch:
+    keys = papercal.RowKeys.concat(list(papercal.row_keys(rows, 0, layout)))
+    return papercal.make_rows(keys, shape)
+
+
+def named(shape: TableColumns, prefix: str):
+    return [feature for feature in shape.features if feature.name.startswith(prefix)]
+
+
+def changes(rows: pa.RecordBatch, name: str) -> list[bool]:
+    lists = rows.column(name).to_pylist()
+    return [one != other for one, other in pairwise(lists)]
+
+
+def test_papercal_is_what_it_was():
+    """Rows that version 1 made before there were other shapes."""
+    rows = rows_of(shape_of("papercal"), 200)
+    digest = hashlib.sha256()
+    for column in rows.columns:
+        lists = isinstance(column, pa.ListArray)
+        for array in (column.offsets, column.values) if lists else (column,):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    assert (papercal.VERSION, digest.hexdigest()) == (
+        1,
+        "bcdee4cb014725cdaaee22c3d761d14b3be91e5d2eaece18c82e14998865b322",
+    )
+    assert provenance_of(TableOptions(rows=5)) == {
+        "version": 1, "rows": 5, "seed": 0, "layout": "clustered", "row_group_rows": 2048,
+        "files": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"), [("rm1", [4, 3, 3, 3, 3]), ("rm2", [6]), ("rm3", [11])]
+)
+def test_a_model_has_the_groups_of_the_paper_at_any_scale(name, groups):
+    for scale in (1.0, 0.01):
+        shape = shape_of(name, scale)
+        sequences = named(shape, "seq_")
+        assert list(Counter(feature.clock for feature in sequences).values()) == groups
+        users, items = named(shape, "usr_"), named(shape, "item_")
+        assert len(users) + len(items) == 100
+        assert len({feature.clock for feature in (*sequences, *users)}) == len(groups) + 92
+        assert shape.keep.shape == (len(groups) + 92 + 1,)
+        assert len(shape.schema) == 3 + 64 + len(shape.features)
+
+
+def test_features_of_a_group_change_together_and_users_one_by_one():
+    rows = rows_of(shape_of("rm1", 0.05), 600)
+    assert changes(rows, "seq_0_0") == changes(rows, "seq_0_3")
+    alone = [changes(rows, name) for name in ("seq_0_0", "seq_4_2", "usr_0", "usr_1", "usr_91")]
+    assert all(one != other for i, one in enumerate(alone) for other in alone[:i])
+
+
+@pytest.mark.parametrize("name", ["rm1", "rm2", "rm3"])
+def test_a_model_repeats_as_papercal_does(name):
+    shape = shape_of(name, 0.05)
+    accumulator = StatisticsAccumulator(shape.schema, SessionKeys("session_id", "ts"))
+    for keys in papercal.chunks(papercal.row_keys(1 << 15, 0, "clustered"), 1 << 12):
+        accumulator.add(papercal.make_rows(keys, shape))
+    found = accumulator.result()
+    assert found.total.dedupe_factor == pytest.approx(5.4, rel=0.05)
+    for feature in shape.features:
+        assert found.features[feature.name].stays == pytest.approx(feature.keep, abs=0.02)
+    for item in named(shape, "item_"):
+        assert found.features[item.name].dedupe_factor < 1.1
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, ["generate", *map(str, arguments)])
+
+
+def read(folder: Path):
+    return pq.read_table(folder).combine_chunks()
+
+
+def test_writes_a_table_and_says_how_it_was_made(tmp_path):
+    result = run(
+        tmp_path / "t", "--rows", 500, "--seed", 3, "--row-group-rows", 128, "--files", 2,
+        "--layout", "interleaved",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "500 rows" in result.output
+    files = sorted((tmp_path / "t").iterdir())
+    groups = [
+        pq.ParquetFile(file).metadata.row_group(i).num_rows
+        for file in files
+        for i in range(pq.ParquetFile(file).num_row_groups)
+    ]
+    assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
+    assert groups == [128, 128, 128, 116]
+    assert provenance(tmp_path / "t") == {
+        "version": papercal.VERSION,
+        "rows": 500,
+        "seed": 3,
+        "layout": "interleaved",
+        "row_group_rows": 128,
+        "files": 2,
+    }
+    assert read(tmp_path / "t").schema.equals(papercal.SCHEMA)
+
+
+def test_generate_takes_a_shape_and_its_scale(tmp_path):
+    result = run(tmp_path / "t", "--rows", 40, "--shape", "rm3", "--scale", 0.1)
+    assert result.exit_code == 0, result.output
+    assert provenance(tmp_path / "t").items() >= {"shape": "rm3", "scale": 0.1}.items()
+    refused = run(tmp_path / "t", "--rows", 40, "--force", "--scale", 0.1)
+    assert "papercal has one size" in refused.output
+
+
+def test_files_and_row_groups_do_not_change_the_rows(tmp_path):
+    write_table(tmp_path / "a", TableOptions(rows=300, row_group_rows=64, files=3))
+    write_table(tmp_path / "b", TableOptions(rows=300, row_group_rows=300))
+    assert read(tmp_path / "a").equals(read(tmp_path / "b"))
+
+
+def test_force_replaces_a_generated_table_and_nothing_else(tmp_path):
+    assert run(tmp_path / "t", "--rows", 50).exit_code == 0
+    assert "exists already" in run(tmp_path / "t", "--rows", 60).output
+    assert read(tmp_path / "t").num_rows == 50
+    assert run(tmp_path / "t", "--rows", 60, "--force").exit_code == 0
+    assert read(tmp_path / "t").num_rows == 60
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    (tmp_path / "t" / "part-00000.parquet").rename(tmp_path / "t" / "thesis.tex")
+    assert "was not generated" in run(tmp_path / "t", "--rows", 50, "--force").output
+    assert (tmp_path / "t" / "thesis.tex").exists()
+
+
+def test_a_run_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
+    rows_left = iter([papercal.make_rows])
+
+    def fail_second(keys, shape):
+        return next(rows_left)(keys, shape)
+
+    monkeypatch.setattr(papercal, "make_rows", fail_second)
+    with pytest.raises((StopIteration, RuntimeError)):
+        write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_table():
+    """Rows by time: what waits to be sorted is what is in flight, at most a million rows."""
+    longest = max(len(keys) for keys in papercal.row_keys(3_000_000, 0, "interleaved"))
+    assert longest < 1_000_000
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "256k") as disk:
+        with pytest.raises(DataError, match="No space left on device"):
+            write_table(disk / "table", TableOptions(rows=20_000))
+        assert list(disk.iterdir()) == []

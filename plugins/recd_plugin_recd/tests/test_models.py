@@ -1,0 +1,210 @@
+"""``recd init``: a registry file that is valid, complete and never overwritten."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+
+from recd_plugin_recd.models import ModelName, rm_registry, sizes_of
+from recd_plugin_recd.papercal import shape_of
+from recd_plugins import load_registry
+from recd_plugins.cli import main
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.schema import registry_spec
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.trainer import Job, train
+
+MODELS = ("papercal", "rm1", "rm2", "rm3")
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def init(*arguments: object):
+    return CliRunner().invoke(main, ["init", *map(str, arguments)])
+
+
+def registry_of(path: Path, name: ModelName, **arguments: Any):
+    path.write_text(rm_registry(name, folder=path.parent, rows=640, **arguments), encoding="utf-8")
+    return load_registry(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_file_is_valid_and_has_every_section(tmp_path, name):
+    path = tmp_path / "new" / "registry.yaml"
+    result = init(name, path)
+    assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0
+    text = path.read_text(encoding="utf-8")
+    document = YAML(typ="safe").load(text)
+    # Trainers do by themselves what these would.
+    optional = ("ingestion", "optimizers", "metrics", "pipeline", "callbacks")
+    sections = [name for name in registry_spec(KINDS).model_fields if name not in optional]
+    assert list(document) == sections
+    for section in ("dataset", "converter", "preprocessing", "pooling", "sharding", "model"):
+        assert re.search(rf"^# [^\n]*\n{section}:", text, re.MULTILINE), f"{section}: no comment"
+    assert max(map(len, text.splitlines())) <= 100
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_options_stand_in_the_file(tmp_path):
+    path = tmp_path / "registry.yaml"
+    result = init(
+        "rm3", path, "--scale", 0.0625, "--rows", 999, "--batch-size", 8, "--ranks", 3,
+        "--layout", "stream", "--converter", "recd.partial_ikjt", "--data", tmp_path / "a: b",
+        "--architecture", "dcn",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    registry = load_registry(path)
+    generate = registry.dataset.options.generate
+    assert generate.model_dump() | {"files": 1} == {
+        "shape": "rm3", "scale": 0.0625, "rows": 999, "layout": "stream", "seed": 0,
+        "row_group_rows": 2048, "files": 1,
+    }  # fmt: skip
+    assert registry.dataset.options.path.parent == tmp_path / "a: b"
+    assert registry.converter.name == "recd.partial_ikjt"
+    assert (registry.training.batch_size, registry.training.ranks) == (8, 3)
+    assert (registry.model.architecture, registry.model.embedding_dim) == ("dcn", 8)
+    assert "architecture: dcn # or dlrm" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("papercal", "--scale", 0.5), "papercal has one size"),
+        (("rm1", "--scale", 0), "not in the range"),
+        (("rm1", "--scale", 2), "not in the range"),
+        (("rm1", "--rows", 511), "511 rows are no batch of 256 for each of 2 ranks"),
+        (("rm4",), "rm4"),
+    ],
+)
+def test_a_mistake_is_told_and_writes_nothing(tmp_path, arguments, message):
+    result = init(arguments[0], tmp_path / "registry.yaml", *arguments[1:])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "commands" / "init.md").read_text()
+    (example,) = re.findall(r"```console\n\$ recd (.*?)\n(.*?)```", page, re.DOTALL)
+    result = CliRunner().invoke(main, shlex.split(example[0]))
+    assert (result.exit_code, result.output) == (0, example[1])
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def table_rows() -> dict[str, list[str]]:
+    """The cells of the page's table of sizes, by the first of each line."""
+    section = PAGE.read_text().split("\n### Sizes\n")[1].split("\n### ")[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def test_the_page_shows_the_sizes():
+    rows = table_rows()
+    for column, scale in enumerate(map(float, rows["scale"])):
+        sizes, shape = sizes_of("rm1", scale), shape_of("rm1", scale)
+
+        def cell(name: str, column: int = column) -> str:
+            return rows[name][column]
+
+        assert int(cell("`embedding_dim`")) == sizes.embedding_dim
+        assert (
+            int(cell("rows of a sequence feature's table").replace(",", "")) == sizes.sequence_rows
+        )
+        assert int(cell("rows of any other table").replace(",", "")) == sizes.other_rows
+        assert cell("bottom MLP") == ", ".join(map(str, sizes.bottom_mlp))
+        assert cell("top MLP") == ", ".join(map(str, sizes.top_mlp))
+        lengths = sorted({f.mean_length for f in shape.features if f.name.startswith("seq_")})
+        assert cell("mean length of sequences") == ", ".join(map(str, lengths))
+        users = [f.mean_length for f in shape.features if f.name.startswith("usr_")]
+        assert cell("mean length of the user's lists") == f"{min(users)} - {max(users)}"
+        tables = [
+            sizes.sequence_rows if f.name.startswith("seq_") else sizes.other_rows
+            for f in shape.features
+        ]
+        value, unit = cell("bytes of rm1's tables").split()
+        scalars = sum(tables) * sizes.embedding_dim
+        assert 4 * scalars / {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(float(value), rel=0.03)
+        named: tuple[tuple[ModelName, str], ...] = (
+            ("rm1", "multiply-adds of MLPs and interaction in those of rm1"),
+            ("rm2", "of rm2"),
+            ("rm3", "of rm3"),
+        )
+        for name, row in named:
+            shown = float(cell(row).rstrip(" %"))
+            assert 100 * dense_share(name, scale) == pytest.approx(shown, rel=0.04)
+
+
+def dense_share(name: ModelName, scale: float) -> float:
+    """Multiply-adds of MLPs and interaction over those of all but lookups."""
+    sizes, shape = sizes_of(name, scale), shape_of(name, scale)
+    dim, num_features = sizes.embedding_dim, len(shape.features)
+
+    def mlp(*widths: int) -> int:
+        return sum(width * following for width, following in pairwise(widths))
+
+    dense = mlp(shape.num_dense, *sizes.bottom_mlp, dim)
+    dense += (num_features + 1) ** 2 * dim
+    dense += mlp(dim + num_features * (num_features + 1) // 2, *sizes.top_mlp, 1)
+    pooling = 0.0
+    for feature in shape.features:
+        if feature.name.startswith("seq_"):
+            length = feature.mean_length
+            # Attention to all of a row: lengths vary, uniformly over 0.5-1.5 of their mean.
+            pooling += 2 * dim * length**2 * 13 / 12
+            pooling += dim**2 * (12 * length if name == "rm1" else 3 * length + 1)
+    return dense / (dense + pooling)
+
+
+@pytest.mark.parametrize("name", ["rm1", "rm2", "rm3"])
+def test_a_smaller_scale_does_not_flatter_deduplication(name):
+    shares = [dense_share(name, scale) for scale in (1.0, 0.5, 0.25, 0.125, 0.0625)]
+    assert all(larger > share for share, larger in pairwise(shares))
+
+
+@pytest.fixture
+def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    name, arguments, changes = request.param
+    path = tmp_path / "registry.yaml"
+    text = rm_registry(
+        name, folder=tmp_path, scale=0.03, rows=384, batch_size=32, steps=6, **arguments
+    )
+    for usual, other in changes.items():
+        assert usual in text
+        text = text.replace(usual, other)
+    path.write_text(text, encoding="utf-8")
+    load_registry(path).dataset.prepare()
+    return path
+
+
+def cases(*cases: tuple[str, dict[str, str], dict[str, str]]) -> Iterable[object]:
+    """Model, arguments of ``rm_registry``, and what else is changed in its text."""
+    return [pytest.param(case, id="-".join([case[0], *case[1].values()])) for case in cases]
+
+
+@pytest.mark.parametrize(
+    "registry",
+    cases(
+        ("rm1", {}, {}),
+        ("rm2", {"converter": "recd.partial_ikjt"}, {"pool_rows: unique": "pool_rows: all"}),
+        ("rm3", {"layout": "interleaved"}, {"optimizer: rowwise_adagrad": "optimizer: sgd"}),
+    ),
+    indirect=True,
+)
+def test_losses_are_those_of_stock_torchrec(registry: Path) -> None:
+    baseline, _ = run_on_ranks(train, 2, Job(registry, "baseline"))
+    plugins, _ = run_on_ranks(train, 2, Job(registry, "plugins"))
+    assert len(baseline.losses) == len(plugins.losses) == 6
+    assert baseline.losses[-1] < baseline.losses[0] - 0.005, "nothing was learned"
+    np.testing.assert_allclose(plugins.losses, baseline.losses, rtol=0, atol=1e-5)
