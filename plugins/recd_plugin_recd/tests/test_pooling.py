@@ -69,7 +69,7 @@ def test_attention_is_torchs_own(heads: int, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize(("layers", "heads", "feed_forward"), [(1, 2, 12), (2, 1, None), (3, 4, 8)])
+@pytest.mark.parametrize(("layers", "heads", "feed_forward"), [(1, 2, 12), (3, 1, None)])
 def test_the_transformer_is_torchs_own(
     layers: int, heads: int, feed_forward: int | None, norm: Any, device: str
 ) -> None:
