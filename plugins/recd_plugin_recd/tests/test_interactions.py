@@ -205,7 +205,7 @@ def test_movielens_100k(movielens):
     log = data._log
     assert len(log) == 100_000
     assert len(np.unique(log.session_starts)) == 2793
-    for split, batches in (("train", 180), ("test", 20)):
+    for split, batches in zip(data.splits(), (180, 20), strict=True):
         reader = data.reader(rank=0, world_size=1, batch_size=500, split=split)
         assert len(reader) == batches
         assert next(iter(reader)).data.schema == SCHEMA
