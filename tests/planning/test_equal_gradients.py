@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from tests.planning.test_work import NOTHING, plan
-from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.interfaces import Table
@@ -20,10 +19,9 @@ from recd_plugins.interfaces.data_profile import (
     DistinctGradients,
     FeatureProfile,
 )
-from recd_plugins.interfaces.step_cost import StageCosts, StepCost
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.profile import as_run_sends, measure_gradients
 from recd_plugins.planning.step_cost import estimate_step_cost
-from recd_plugins.planning.study import with_plugins
 from recd_plugins.sharding.wire import scalar_bytes
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
@@ -96,36 +94,11 @@ def test_rows_that_are_read_least_are_in_fewer_sequences() -> None:
     assert found.share(0.75, 1, coalesced=True) == pytest.approx(4 / 25, abs=0.02)
 
 
-def test_no_others() -> None:
-    batch = _batch(_rows(0), "kjt")
-    assert not measure_gradients([batch], [_TABLE], ["f"])
-    assert not measure_gradients([batch], [Table("t", ("f",), 64, 8, pooled=True)], ["f"])
-    assert not measure_gradients([batch], [Table("t", ("h",), 64, 8, pooled=False)], ["h"])
-
-
 def test_between_what_was_counted() -> None:
     known = DistinctGradients((1, 4), (0.5, 1.0), ((0.2, 0.4), (0.6, 0.8)), ((1.0, 1.0),) * 2)
     assert known.share(1.0, 2, coalesced=True) == pytest.approx(0.7)
     assert known.share(0.75, 4, coalesced=True) == pytest.approx(0.6)
     assert known.share(0.1, 9, coalesced=True) == pytest.approx(0.4)
-    assert known.share(0.1, 9, coalesced=False) == 1
-
-
-def test_profiles_have_it_where_poolings_say_so(make_registry: Any) -> None:
-    candidate = with_plugins(make_registry())
-    alike = {
-        table.name
-        for table in candidate.tables
-        if not table.pooled
-        and all(
-            entry.plugin.equal_gradients
-            for feature in table.features
-            for entry in candidate.prepared.registry.pooling
-            if entry.matches(feature)
-        )
-    }
-    assert candidate.profile.gradients.keys() == alike
-    assert not candidate.profile.plain().gradients
 
 
 @pytest.mark.parametrize(("share", "sent"), [(0.25, 0.25 * 64 + 2), (1.0, 64), (0.99, 64)])
@@ -150,26 +123,6 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
     ):
         wire = 1 if "wire" not in other else scalar_bytes("int8", [table]) / 4
         assert across(**other) == pytest.approx(ids + 15 * 128 * wire)
-
-
-def _on_two_nodes(known: DistinctGradients, sharding: ShardingPlan) -> list[StepCost]:
-    """Of a rank each, whose batches have 10 rows of 3 ids; a table of 100 rows of 16 scalars."""
-    return estimate_step_cost(
-        [Table("t", ("f",), 100, 16, pooled=False)],
-        sharding,
-        DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known}),
-        NOTHING,
-        batch_size=10,
-        world_size=2,
-        local_world_size=1,
-        gloo=True,
-    )
-
-
-def test_columns_have_all_rows() -> None:
-    known = DistinctGradients((1, 2), (1.0,), ((1.0, 1.0),), ((0.25, 1.0),))
-    (work, _) = _on_two_nodes(known, plan("column_wise", (0, 100, 8), (1, 100, 8)))
-    assert work.bytes_across_nodes == pytest.approx(30 * (8 + 10 + 32) + 10 * 4)
 
 
 @pytest.mark.parametrize(("bits_per_second", "once"), [(200e6, True), (1e9, False), (None, True)])

@@ -173,11 +173,6 @@ def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
     return replace(registry_with(folder, ""), sharding=(entry,))
 
 
-def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
-    more = {"tables": ("t_x",), "counted": lambda self: 5}
-    assert prepare(with_part(tmp_path, more), model("EmbeddingBagCollection")).table_parts
-
-
 class Fast(Cache):
     """A cache with a part."""
 

@@ -1,4 +1,4 @@
-"""The work that is computed of a step is the work that a real step is seen to do."""
+"""The work of a step, against that of a real step and by hand; and the seconds of work."""
 
 from __future__ import annotations
 
@@ -20,11 +20,25 @@ from torchrec.distributed.types import (
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.interfaces.step_cost import StepCost
+from recd_plugins.interfaces.step_cost import (
+    AllReduceCost,
+    AllToAllCost,
+    GemmCost,
+    LookupCost,
+    OtherCost,
+    StageCosts,
+    StepCost,
+)
 from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.step_cost import Compute, Operations, bytes_of_tables, estimate_step_cost
+from recd_plugins.planning.step_cost import (
+    Compute,
+    Operations,
+    bytes_of_tables,
+    estimate_step_cost,
+    predict_stages,
+)
 from recd_plugins.planning.study import with_plugins
-from recd_plugins.planning.topologies import this_machine
+from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.training.session import session
 
 # Four steps are counted, and they read the whole table.
@@ -61,7 +75,6 @@ NOTHING = Compute(Operations(), Operations(), 0)
         ("recd.kjt", "false", "fp32"),
         ("recd.kjt", "true", "fp32"),
         ("recd.ikjt", "false", "bf16"),
-        ("recd.ikjt", "true", "fp32"),
         ("recd.ikjt", "true", "int8"),
     ],
 )
@@ -147,99 +160,74 @@ def works(
     )
 
 
+TABLE_WISE = plan("table_wise", (0, 100, 8))
+ROW_WISE = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+TABLE_ROW_WISE = plan("table_row_wise", (0, 50, 8), (1, 50, 8))
+REPLICATED = plan("data_parallel")
+NODES = {"local_world_size": 2}
+GLOO: dict[str, Any] = {"gloo": True}
+UNIQUE: dict[str, Any] = {"unique": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "options", "collectives"),
+    [
+        (TABLE_WISE, {}, 4),
+        (TABLE_WISE, UNIQUE, 5),
+        (TABLE_WISE, UNIQUE | {"pooled": False}, 4),
+        (TABLE_WISE, GLOO, 4),
+        (ROW_WISE, {}, 4),
+        (ROW_WISE, GLOO, 4 + 9 / 6),  # nine rounds between four ranks
+        (ROW_WISE, GLOO | {"pooled": False}, 4),
+        (ROW_WISE, UNIQUE | NODES, 5),
+        (ROW_WISE, GLOO | UNIQUE | NODES, 8),
+        (TABLE_ROW_WISE, GLOO | NODES, 4.7),
+        (TABLE_ROW_WISE, GLOO | UNIQUE | NODES, 9),
+        (REPLICATED, {}, 1),
+        (REPLICATED, GLOO, 1 + 3),  # nothing else is sent, so ranks wait there
+    ],
+)
+def test_collectives(sharding: ShardingPlan, options: Any, collectives: float) -> None:
+    for work in works(sharding, **options):
+        assert work.collectives == pytest.approx(collectives)
+
+
 def test_table_wise() -> None:
-    owner, other, *_ = works(plan("table_wise", (0, 100, 8)))
+    owner, other, *_ = works(TABLE_WISE)
     assert owner.ids_looked_up == 4 * 30
     assert owner.bytes_looked_up == 4 * 30 * 8 * 4
     assert owner.bytes_in_node == 3 * 10 * 8 * 4  # vectors to three others
     assert other.ids_looked_up == 0
     assert other.bytes_in_node == 30 * 8 + 10 * 4 + 10 * 8 * 4  # ids, lengths, gradients
-    assert owner.collectives == other.collectives == 4
-
-
-def test_a_deduplicated_batch_says_how_many_rows_its_features_have() -> None:
-    table_wise = plan("table_wise", (0, 100, 8))
-    assert {rank.collectives for rank in works(table_wise, unique=5.0)} == {5}
-    # Of sequences a rank needs to know no more than their ids.
-    assert {rank.collectives for rank in works(table_wise, unique=5.0, pooled=False)} == {4}
-
-
-def test_sums_of_split_bags_go_round_on_gloo() -> None:
-    row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-    table_wise = plan("table_wise", (0, 100, 8))
-    assert works(row_wise)[0].collectives == 4
-    # Nine rounds between four ranks.
-    assert works(row_wise, gloo=True)[0].collectives == pytest.approx(4 + 9 / 6)
-    assert works(row_wise, gloo=True, pooled=False)[0].collectives == 4
-    assert works(table_wise, gloo=True)[0].collectives == 4
-
-
-def test_sums_of_split_bags_take_more_on_gloo() -> None:
-    """Those over the ranks of a node too, and more of features that have fewer rows."""
-    taken = {
-        kind: [
-            works(plan(kind, *shards), local_world_size=2, gloo=gloo, unique=unique)[0].collectives
-            for gloo, unique in ((True, 0.0), (True, 5.0), (False, 5.0))
-        ]
-        for kind, shards in {
-            "table_wise": [(0, 100, 8)],
-            "table_row_wise": [(0, 50, 8), (1, 50, 8)],
-            "row_wise": [(rank, 25, 8) for rank in range(4)],
-        }.items()
-    }
-    assert taken == {
-        "table_wise": [4, 5, 5],
-        "table_row_wise": [pytest.approx(4.7), 9, 5],
-        "row_wise": [pytest.approx(5.5), 8, 5],
-    }
+    owner, *_ = works(TABLE_WISE, pooled=False)
+    assert owner.bytes_in_node == 3 * 30 * 8 * 4  # a vector for each id
 
 
 def test_ids_of_all_modules_come_at_once_to_overlapping_ranks_of_gloo() -> None:
-    (one,) = plan("table_wise", (0, 100, 8)).plan.values()
+    (one,) = TABLE_WISE.plan.values()
     modules = ShardingPlan({"a": one, "b": one})
-    assert (
-        works(modules, gloo=True)[0].collectives == works(modules, overlapped=True)[0].collectives
-    )
 
     def joined(sharding: ShardingPlan, unique: float = 0.0) -> float:
         return works(sharding, unique=unique, gloo=True, overlapped=True)[0].collectives
 
     assert joined(ShardingPlan({"a": one})) == 4
     # Outputs and gradients of two, lengths and ids of one, numbers of rows with them.
-    assert joined(modules) == 6
-    assert joined(modules, unique=5.0) == 6
-    replicated = plan("data_parallel").plan[""]
-    assert joined(ShardingPlan({"a": one, "b": replicated})) == 5
-
-
-def test_ranks_of_gloo_wait_in_sums_of_gradients_where_nothing_else_is_sent() -> None:
-    alone = plan("data_parallel")
-    assert works(alone)[0].collectives == 1
-    assert works(alone, gloo=True)[0].collectives == 1 + 3
-    both = ShardingPlan(dict.fromkeys("ab", alone.plan[""]))
-    assert works(both, gloo=True)[0].collectives == 2 + 3
-
-
-def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
-    owner, *_ = works(plan("table_wise", (0, 100, 8)), pooled=False)
-    assert owner.bytes_in_node == 3 * 30 * 8 * 4
+    assert joined(modules) == joined(modules, unique=5.0) == 6
+    assert joined(ShardingPlan({"a": one, "b": REPLICATED.plan[""]})) == 5
 
 
 def test_embeddings_of_sequences_are_put_in_order() -> None:
     """By ranks where they are looked up, and of row-wise tables by the batch where they arrive."""
     sent = 10 * 3 * 8 * 4  # bytes of the embeddings of a rank's batch
-    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-    in_order = [work.element_bytes for work in works(split, pooled=False)]
+    in_order = [work.element_bytes for work in works(ROW_WISE, pooled=False)]
     assert in_order == 4 * [(4 + 6) * sent]
     whole = plan("table_wise", (1, 100, 8))
     assert [w.element_bytes for w in works(whole, pooled=False)] == [0, 4 * 4 * sent, 0, 0]
-    assert [work.element_bytes for work in works(split)] == 4 * [0]
-    assert [work.element_bytes for work in works(plan("table_wise", (1, 100, 8)))] == 4 * [0]
+    assert [work.element_bytes for work in works(ROW_WISE)] == 4 * [0]
 
 
 def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
-    ranks = works(plan("row_wise", *((rank, 25, 8) for rank in range(4))))
-    for work in ranks:
+    for work in works(ROW_WISE):
         assert work.ids_looked_up == 30
         # Partial sums of all rows to three others, and gradients to them; a quarter of the ids.
         assert work.bytes_in_node == 3 * (2 * 10 * 8 * 4 + 30 / 4 * 8 + 10 * 4)
@@ -247,16 +235,15 @@ def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
 
 def test_gloo_reduces_what_others_reduce_and_scatter() -> None:
     """As it was counted on links: twice the bytes, in a ring that leaves a node once."""
-    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     ids, ring = 30 / 4 * 8 + 10 * 4, (2 + 1) * 3 * 10 * 8 * 4
-    for work in works(split, gloo=True):
+    for work in works(ROW_WISE, gloo=True):
         assert (work.bytes_in_node, work.bytes_across_nodes) == (3 * ids + ring, 0)
-    for work in works(split, local_world_size=2, gloo=True):
+    for work in works(ROW_WISE, local_world_size=2, gloo=True):
         assert work.bytes_across_nodes == 2 * ids + ring / 2
         assert work.bytes_in_node == ids + ring / 2
     # What is deduplicated goes to each rank by itself.
     for one, other in zip(
-        works(split, unique=0.5, gloo=True), works(split, unique=0.5), strict=True
+        works(ROW_WISE, unique=0.5, gloo=True), works(ROW_WISE, unique=0.5), strict=True
     ):
         assert replace(one, collectives=other.collectives) == other
 
@@ -269,22 +256,19 @@ def test_rows_learn_once_however_often_ids_are_of_them() -> None:
         "world_size": 4,
     }
     feature = {"f": FeatureProfile(3.0)}
-    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     read = DataProfile(feature, read={"t": DistinctIds((10, 40), (20.0, 50.0))})
     for profile, rows in ((DataProfile(feature), 120), (read, 50), (read.plain(), 50)):
-        whole = estimate_step_cost(plan=plan("table_wise", (0, 100, 8)), profile=profile, **one)  # type: ignore[arg-type]
+        whole = estimate_step_cost(plan=TABLE_WISE, profile=profile, **one)  # type: ignore[arg-type]
         assert [work.rows_updated for work in whole] == [rows, 0, 0, 0]
-        for work in estimate_step_cost(plan=split, profile=profile, **one):  # type: ignore[arg-type]
+        for work in estimate_step_cost(plan=ROW_WISE, profile=profile, **one):  # type: ignore[arg-type]
             assert work.rows_updated == rows / 4
 
 
 def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
-    names = ("a", "b", "c")
-    tables = [Table(name, (name,), 100, 8, pooled=True) for name in names]
-    profile = DataProfile({name: FeatureProfile(3.0) for name in names})
-    split = plan("row_wise", *((rank, 50, 8) for rank in range(2)))
-    (of_split,) = split.plan[""].values()  # type: ignore[attr-defined]
-    (whole,) = plan("table_wise", (0, 100, 8)).plan[""].values()  # type: ignore[attr-defined]
+    tables = [Table(name, (name,), 100, 8, pooled=True) for name in "abc"]
+    profile = DataProfile({name: FeatureProfile(3.0) for name in "abc"})
+    (split,) = plan("row_wise", (0, 50, 8), (1, 50, 8)).plan[""].values()  # type: ignore[attr-defined]
+    (whole,) = TABLE_WISE.plan[""].values()  # type: ignore[attr-defined]
 
     def calls(**shardings: ParameterSharding) -> list[float]:
         modules = ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)})
@@ -292,24 +276,8 @@ def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
         return [work.lookups for work in works]
 
     assert calls(a=whole, b=whole, c=whole) == [1, 0]
-    assert calls(a=of_split, b=of_split) == [1, 1]
-    assert calls(a=of_split, b=whole, c=whole) == [2, 1]
-
-
-def test_tables_with_fewer_ids_have_more_operators() -> None:
-    table = Table("t", ("f",), 100, 8, pooled=True)
-
-    def operators(profile: DataProfile) -> float:
-        whole = plan("table_wise", (0, 100, 8))
-        made = Compute(Operations(), Operations(), 0, operators=7)
-        return estimate_step_cost([table], whole, profile, made, batch_size=10, world_size=2)[
-            0
-        ].operators
-
-    feature = FeatureProfile(3.0, True, 0.5, 0.5, 0.5)
-    coalesced = DataProfile({"f": feature}, distinct={"t": DistinctIds((10,), (9.0,))})
-    plain, deduplicated = operators(coalesced.plain()), operators(DataProfile({"f": feature}))
-    assert plain == 7 < deduplicated < operators(coalesced)
+    assert calls(a=split, b=split) == [1, 1]
+    assert calls(a=split, b=whole, c=whole) == [2, 1]
 
 
 def test_column_wise_sends_ids_to_each_shard() -> None:
@@ -319,22 +287,21 @@ def test_column_wise_sends_ids_to_each_shard() -> None:
 
 
 def test_data_parallel_reduces_the_table_and_all_of_it_learns() -> None:
-    for work in works(plan("data_parallel")):
+    for work in works(REPLICATED):
         assert work.ids_looked_up == 30
         assert work.bytes_reduced == 2 * 3 / 4 * 100 * 8 * 4
         assert work.element_bytes == 15 * 100 * 8 * 4
         assert work.bytes_in_node == 0
-        assert work.collectives == 1
 
 
 def test_nodes() -> None:
-    owner, neighbour, *far = works(plan("table_wise", (0, 100, 8)), local_world_size=2)
+    owner, neighbour, *far = works(TABLE_WISE, local_world_size=2)
     vectors = 10 * 8 * 4
     assert (owner.bytes_in_node, owner.bytes_across_nodes) == (vectors, 2 * vectors)
     assert neighbour.bytes_across_nodes == 0
     assert all(work.bytes_in_node == 0 < work.bytes_across_nodes for work in far)
     # Row-wise in a node: each of its ranks sends the node's sums for one rank of the other.
-    ranks = works(plan("table_row_wise", (0, 50, 8), (1, 50, 8)), local_world_size=2)
+    ranks = works(TABLE_ROW_WISE, local_world_size=2)
     inputs = 2 * (15 * 8 + 10 * 4)
     assert ranks[0].bytes_across_nodes == vectors
     assert ranks[2].bytes_across_nodes == inputs + vectors
@@ -344,25 +311,13 @@ def test_nodes() -> None:
 def test_overlapped_gradients_of_dense_layers_cross_a_link_once_a_node(
     local_world_size: int, once: float
 ) -> None:
-    compute = replace(NOTHING, parameter_bytes=800)
-    table_wise = plan("table_wise", (0, 100, 8))
-
     def reduced(*, overlapped: bool) -> set[float]:
-        ranks = works(
-            table_wise, local_world_size=local_world_size, compute=compute, overlapped=overlapped
-        )
-        return {work.bytes_reduced for work in ranks}
+        options: Any = {"local_world_size": local_world_size, "overlapped": overlapped}
+        compute = replace(NOTHING, parameter_bytes=800)
+        return {work.bytes_reduced for work in works(TABLE_WISE, compute=compute, **options)}
 
     assert reduced(overlapped=False) == {1.5 * 800}  # in a ring of 4
     assert reduced(overlapped=True) == {once * 800}
-
-
-def test_deduplication_divides_everything_that_travels() -> None:
-    whole, part = (works(plan("table_wise", (0, 100, 8)), unique=u) for u in (0.0, 0.5))
-    unique_rows = 10 - 9 * 0.5
-    for before, after in zip(whole, part, strict=True):
-        assert after.bytes_in_node == pytest.approx(before.bytes_in_node * unique_rows / 10)
-        assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
 
 
 class Hot(TableStrategy):
@@ -376,7 +331,7 @@ def test_ids_that_parts_keep_are_not_sent() -> None:
     whole, quarter = (
         bytes_of_tables(
             [Table("t", ("f",), 100, 8, pooled=False)],
-            plan("table_wise", (0, 100, 8)).plan[""],  # type: ignore[arg-type]
+            TABLE_WISE.plan[""],  # type: ignore[arg-type]
             DataProfile({"f": FeatureProfile(3.0)}),
             batch_size=10,
             world_size=4,
@@ -386,3 +341,81 @@ def test_ids_that_parts_keep_are_not_sent() -> None:
     )
     lengths = 3 * 10 * 4
     assert quarter - lengths == (whole - lengths) / 4
+
+
+COSTS = StageCosts(
+    lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),
+    gemm=GemmCost(matmul_flops=1e-10),
+    all_to_all=AllToAllCost(collectives=1e-4, bytes_in_node=1e-9),
+    other=OtherCost(steps=2e-3, element_bytes=1e-10, operators=1e-8),
+)
+
+
+def work(scale: float) -> StepCost:
+    return StepCost(
+        ids_looked_up=1e5,
+        bytes_looked_up=1e6 * scale,
+        collectives=4,
+        bytes_in_node=2e6 * scale,
+        matmul_flops=1e8 * scale,
+        element_bytes=1e8 * scale,
+        operators=1e6 * scale**0.5,
+    )
+
+
+def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
+    even, uneven = [work(2), work(2)], [work(1), work(3)]
+    alone = predict_stages(even, COSTS)
+    assert predict_stages([work(2)], COSTS) == alone
+    most = predict_stages([work(3)], COSTS)
+    assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
+
+
+@pytest.mark.parametrize(
+    ("alone", "seconds"),
+    [
+        (1.0, 4),
+        # Two processors of four ranks: all take half, then one has a processor.
+        (0.5, 1 + 3 * 0.5),
+        # One: nobody waits.
+        (0.25, (1 + 1 + 1 + 4) / 4),
+    ],
+)
+def test_a_rank_has_the_processors_of_those_that_are_done(alone: float, seconds: float) -> None:
+    costs = StageCosts(lookup=LookupCost(lookups=1.0), alone=alone)
+    works = [StepCost(lookups=calls) for calls in (1, 4, 1, 1)]
+    assert predict_stages(works, costs).total == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])
+def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: float) -> None:
+    works = [StepCost(bytes_looked_up=2e9, bytes_reduced=3e9)]
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9),
+        hidden=hidden,
+    )
+    assert predict_stages(works, costs).all_reduce == pytest.approx(3)
+    # Lookups take 2 seconds: what is left of the all-reduce comes after them.
+    assert predict_stages(works, costs, overlapped=True).all_reduce == pytest.approx(left)
+
+
+def test_topologies_give_lower_bounds() -> None:
+    topology = load_topology("dgx-h100", nodes=2)
+    costs = topology.least_costs
+    assert costs.gemm.matmul_flops == 1 / topology.flops
+    assert costs.all_to_all.bytes_across_nodes == 1 / topology.inter_node_bandwidth
+    sent = 2 * 15 / 16  # of a tensor, by each of 16 ranks
+    assert costs.all_reduce.bytes_reduced * sent == pytest.approx(
+        1 / topology.collective_rates.ar_global.bytes_per_second
+    )
+    cpu = this_machine(2)
+    assert cpu.least_costs.lookup.bytes_looked_up == 3 / cpu.ddr_bandwidth
+    assert cpu.least_costs.lookup.bytes_from_host == 1 / cpu.ddr_bandwidth
+    assert topology.hbm_to_ddr_bandwidth
+    assert costs.lookup.bytes_from_host == 1 / topology.hbm_to_ddr_bandwidth
+
+
+@pytest.mark.parametrize("ranks", [3, 1024])
+def test_ranks_with_equal_work_wait_for_none(ranks: int) -> None:
+    assert predict_stages([StepCost(element_bytes=0.1)] * ranks, COSTS).all_to_all == 0.0
