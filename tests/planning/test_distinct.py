@@ -14,7 +14,7 @@ from recd_plugins.data.access import sent_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch
-from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
+from recd_plugins.interfaces.data_profile import DistinctIds
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
 from recd_plugins.planning.report import render
@@ -41,11 +41,6 @@ def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
     assert distinct.of(8) == pytest.approx(10 * 2**0.5)
     assert distinct.of(1) == pytest.approx(5)
     assert distinct.of(256) == pytest.approx(320)
-
-
-def test_of_one_batch_they_grow_with_its_rows() -> None:
-    assert DistinctIds((4,), (10.0,)).of(8) == 20
-    assert DistinctIds((2, 4), (0.0, 0.0)).of(8) == 0
 
 
 def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
@@ -108,23 +103,6 @@ def test_the_planner_is_told_of_them(make_registry: Any) -> None:
             for size, length in zip(found.batch_sizes, found.pooling_factors, strict=True)
         )
         assert sent == pytest.approx(candidate.profile.ids(table, 256))
-
-
-def test_one_coalesced_table_keeps_the_others_of_its_bags_from_being_replicated(
-    make_registry: Any,
-) -> None:
-    entry = {"use": "torchrec.planner", "tables": ["t_usr_0"], "options": {"coalesce": True}}
-    candidate = with_plugins(make_registry(sharding=[entry], converter={"use": "recd.kjt"}))
-    constraints = table_constraints(
-        candidate.prepared,
-        candidate.tables,
-        profile=DataProfile({}),
-        device_type="cuda",
-        replicate=True,
-    )
-    for name in ("t_usr_0", "t_usr_1", "t_item_0"):
-        assert "data_parallel" not in (constraints[name].sharding_types or ())
-    assert "data_parallel" in (constraints["t_seq_0_0"].sharding_types or ())
 
 
 def test_the_report_says_what_comes_back(make_registry: Any) -> None:

@@ -86,14 +86,6 @@ def test_of_ids_wherever_they_are_stored() -> None:
         assert found["t"].share(1.0, owners, coalesced=False) == pytest.approx(expected)
 
 
-def test_rows_that_are_read_least_are_in_fewer_sequences() -> None:
-    # Row 0 is in all sequences, each other one in one of four that have eight each.
-    drawn = [[[0, *range(8 * n + 1, 8 * n + 9)] for n in range(4)] * 3, [[]] * 12]
-    found = measure_gradients([_batch(drawn, "kjt")], [_TABLE], ["f", "g"])["t"]
-    assert found.share(1.0, 1, coalesced=True) == pytest.approx(5 / 33)
-    assert found.share(0.75, 1, coalesced=True) == pytest.approx(4 / 25, abs=0.02)
-
-
 def test_between_what_was_counted() -> None:
     known = DistinctGradients((1, 4), (0.5, 1.0), ((0.2, 0.4), (0.6, 0.8)), ((1.0, 1.0),) * 2)
     assert known.share(1.0, 2, coalesced=True) == pytest.approx(0.7)

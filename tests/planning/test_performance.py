@@ -114,14 +114,6 @@ def test_split_rows_receive_each_id_once(make_registry, device: str, name: str) 
         assert received == pytest.approx(whole[0].perf.input_dist_comms, rel=0.01)
 
 
-def test_lookups_on_cpu_take_as_long_whole_as_split(make_registry) -> None:
-    found = options(make_registry, "cpu")
-    whole, split = (found["seq_0_0", kind].shards for kind in ("table_wise", "row_wise"))
-    assert sum(shard.perf.fwd_compute for shard in split) == pytest.approx(
-        whole[0].perf.fwd_compute, rel=0.01
-    )
-
-
 def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
     model = candidate(make_registry, "plugins", Model(20 * FEW + 1))
     topology = load_topology("dgx-a100-80g", nodes=2).to_torchrec()

@@ -75,19 +75,6 @@ def test_of_many_columns_fewer_batches_are_looked_at(
     assert measure_profile(registry).source == "the first 16 rows"
 
 
-def test_preprocessing_changes_lengths(make_registry) -> None:
-    plain = measure_profile(make_registry()).features
-    short = measure_profile(
-        make_registry(
-            preprocessing=[
-                {"use": "recd.first_x", "features": ["seq_0_0"], "options": {"x": 2}},
-            ]
-        )
-    ).features
-    assert short["seq_0_0"].length == 2 < plain["seq_0_0"].length
-    assert short["usr_0"] == plain["usr_0"]
-
-
 @pytest.fixture(scope="module")
 def with_footer(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same table, written with statistics."""

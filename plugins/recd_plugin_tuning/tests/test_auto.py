@@ -23,7 +23,7 @@ from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slo
 from recd_plugins import prepare
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
-from recd_plugins.interfaces import PlanContext, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules
 from recd_plugins.interfaces.step_cost import (
     AllReduceCost,
@@ -37,7 +37,7 @@ from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.step_cost import Compute, Operations, estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
-from recd_plugins.runtime.errors import NoPlanError, RegistryError, SetupError
+from recd_plugins.runtime.errors import NoPlanError, RegistryError
 from recd_plugins.training.identity import identity_of
 
 SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
@@ -197,21 +197,6 @@ def test_others_keep_their_tables(make_registry) -> None:
     assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
 
 
-def test_a_name_that_is_spelt_out_is_its_own(make_registry) -> None:
-    mine, other = (
-        {"use": use, "tables": ["t_usr_0", pattern]}
-        for use, pattern in (("auto", "t_item_*"), ("torchrec.row_wise", "t_seq_*"))
-    )
-    with pytest.raises(RegistryError, match=r"t_usr_0 is claimed by sharding\[0\] .* and sharding"):
-        with_plugins(make_registry(sharding=[mine, other]), slow())
-
-
-def test_where_others_have_every_table_it_is_refused(make_registry) -> None:
-    every = {"use": "torchrec.row_wise", "tables": ["*"]}
-    with pytest.raises(RegistryError, match=r"sharding\[0\]: other entries name every table"):
-        with_plugins(make_registry(sharding=[*AUTO, every]), slow())
-
-
 def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     auto = with_plugins(make_registry(sharding=AUTO), slow())
     found, planned = chosen_of(auto.prepared), auto.plan(slow().to_torchrec(), 256)
@@ -267,41 +252,38 @@ def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None
     assert "auto chooses without what cannot be loaded: acme.far failed to load" in caplog.text
 
 
-def test_what_cannot_be_is_refused(make_registry) -> None:
-    with pytest.raises(RegistryError, match=r"sharding\[1\]: auto stands in sharding\[0\]"):
-        make_registry(sharding=[*AUTO, {"use": "auto", "tables": ["t_usr_0"]}])
-    with pytest.raises(RegistryError, match=r"sharding\[0\]\.options\.memory: unknown option"):
-        make_registry(sharding=[{"use": "auto", "options": {"memory": 1}}])
-    with pytest.raises(RegistryError, match=r"t_user\w* matches no table"):
-        with_plugins(make_registry(sharding=[{"use": "auto", "tables": ["t_user_0"]}]), slow())
-    with pytest.raises(NoPlanError, match=r"sharding\[0\]: auto finds nothing that fits"):
-        with_plugins(make_registry(sharding=AUTO), slow(ddr_bytes=100_000))
-
-
-def test_a_pipeline_that_does_not_overlap_is_chosen_for(make_registry) -> None:
-    costs = StageCosts(
-        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
-    )
-    sharding = [
-        {"use": "auto", "tables": SEQUENCES},
-        {"use": "torchrec.row_wise", "tables": BAGS},
-    ]
-    reduced = [
-        chosen_of(
-            with_plugins(make_registry(sharding=sharding, pipeline=use), slow(costs=costs)).prepared
-        ).seconds.all_reduce
-        for use in (None, {"use": "torchrec.base"})
-    ]
-    assert reduced == [pytest.approx(0.5), pytest.approx(1.0)]
-
-
-def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
-    registry = make_registry(sharding=AUTO)
-    model = build_model(registry, registry.dataset.schema())
-    known = setting_of(registry, list(embedding_modules(model)), slow())
-    unknown = PlanContext(**{**vars(known), "costs": None})
-    with pytest.raises(SetupError, match="no costs"):
-        prepare(registry, model, unknown)
+@pytest.mark.parametrize(
+    ("sharding", "cluster", "message"),
+    [
+        (
+            [*AUTO, {"use": "auto", "tables": ["t_usr_0"]}],
+            {},
+            r"sharding\[1\]: auto stands in sharding\[0\]",
+        ),
+        (
+            [{"use": "auto", "options": {"memory": 1}}],
+            {},
+            r"sharding\[0\]\.options\.memory: unknown option",
+        ),
+        ([{"use": "auto", "tables": ["t_user_0"]}], {}, r"t_user\w* matches no table"),
+        (
+            [*AUTO, {"use": "torchrec.row_wise", "tables": ["*"]}],
+            {},
+            r"sharding\[0\]: other entries name every table",
+        ),
+        (
+            [{"use": use, "tables": ["t_usr_0"]} for use in ("auto", "torchrec.row_wise")],
+            {},
+            r"t_usr_0 is claimed by sharding\[0\] .* and sharding",
+        ),
+        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto finds nothing that fits"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    make_registry, sharding: Any, cluster: Any, message: str
+) -> None:
+    with pytest.raises((RegistryError, NoPlanError), match=message):
+        with_plugins(make_registry(sharding=sharding), slow(**cluster))
 
 
 def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> None:

@@ -129,22 +129,6 @@ def test_a_collective_that_sends_nothing_is_not_shown(
             assert {name for name, words in NAMES.items() if words in text} == shown
 
 
-def test_the_file_says_what_was_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
-) -> None:
-    path = tmp_path / "cluster.yaml"
-
-    def first_line(found: MeasuredCluster, *options: str) -> str:
-        recd_calibrate(monkeypatch, found, "-o", str(path), "--force", *options)
-        return path.read_text().splitlines()[0]
-
-    assert "--quick" not in first_line(measured)
-    assert "assumed" not in first_line(measured)
-    assert " --quick on " in first_line(measured, "--quick")
-    one_node = replace(measured, machine=measured.machine.model_copy(update={"nodes": 1}))
-    assert first_line(one_node).endswith("One node: rates between nodes are assumed.")
-
-
 def with_spread(measured: MeasuredCluster, high: float) -> MeasuredCluster:
     spread = MiddleHalf(1.0, 1.0, high)
     one = dict.fromkeys(SIZES, spread)

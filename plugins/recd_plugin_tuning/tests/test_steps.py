@@ -5,28 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from recd_plugin_tuning.steps import CalibrationPoint, calibrate, fit, works_of
 from recd_plugins.api import (
     STAGES,
     Job,
     RecdError,
-    RunConfig,
     StageCosts,
     StageTimes,
     StepCost,
-    TopologySpec,
-    calibration_job,
     load_registry,
     predict_stages,
     this_machine,
     with_plugins,
     write_topology,
 )
-from recd_plugins.cli import main
 from recd_plugins.planning.step_cost import NO_COMPUTE
-from recd_plugins.planning.topologies import machine_of
 
 COSTS = StageCosts.model_validate(
     {
@@ -116,30 +110,6 @@ def on_two_nodes(folder: Path) -> Path:
     return path
 
 
-def test_this_machine_is_measured_whatever_topology_the_file_names(tmp_path: Path) -> None:
-    registry = load_registry(on_two_nodes(tmp_path))
-    registry, job = calibration_job(registry, None, this_machine(2), tmp_path / "here.yaml")
-    for each in (registry, job.load()):
-        spec = machine_of(each.training)
-        assert (spec.nodes, spec.ranks_per_node) == (1, 2)
-
-
-def test_the_batch_size_of_the_command_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[str, int] = {}
-
-    def stop(registry: RunConfig, job: Job, _: TopologySpec) -> None:
-        found.update(own=registry.training.batch_size, ranks=job.load().training.batch_size)
-        raise RecdError("stop")
-
-    monkeypatch.setattr("recd_plugin_tuning.steps.calibrate", stop)
-    output = str(tmp_path / "here.yaml")
-    command = ["plan", str(on_two_nodes(tmp_path)), "--calibrate", output, "--batch-size", "8"]
-    CliRunner().invoke(main, command)
-    assert found == {"own": 8, "ranks": 8}
-
-
 def test_batches_are_of_whole_numbers_of_rows_that_are_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,13 +170,3 @@ def test_costs_are_of_the_bytes_that_the_wire_sends(tmp_path: Path) -> None:
         return sum(work.bytes_in_node for work in works)
 
     assert sent("bf16") < 0.8 * sent("fp32")
-
-
-def test_a_calibration_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("registry.yaml").write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
-    Path("here.yaml").write_text("mine")
-    result = CliRunner().invoke(main, ["plan", "registry.yaml", "--calibrate", "here.yaml"])
-    assert result.exit_code == 1
-    assert "here.yaml exists already" in result.output
-    assert Path("here.yaml").read_text() == "mine"

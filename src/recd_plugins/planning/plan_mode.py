@@ -1,4 +1,4 @@
-"""Interfaces of ``recd plan``: what a flag plans, and how machines are measured."""
+"""Interfaces of ``recd plan``: its modes, and measurements of machines."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What ``recd plan`` is asked.
+    """Arguments of ``recd plan``.
 
     Attributes:
         registry: loaded, not prepared.
         plugins_dir: of the registry.
         topology: its name.
         spec: its ranks.
-        batch_size: rows of a rank; None looks for the most that fit.
+        batch_size: rows of a rank; None searches for the largest that fits.
         options: values of the mode's own options, by name.
-        say: shows what is being done while it takes.
+        say: shows progress.
     """
 
     registry: RunConfig
@@ -48,12 +48,12 @@ class PlanQuestion:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """What ``recd plan`` answers.
+    """Result of ``recd plan``.
 
     Attributes:
         text: for the terminal.
-        as_json: makes the values of ``--json``.
-        plot: draws ``--plot``'s picture; its suffix is the format. None: there is none.
+        as_json: returns the values of ``--json``.
+        plot: draws the picture of ``--plot``; its suffix is the format.
     """
 
     text: RenderableType
@@ -81,13 +81,13 @@ class PlanMode(ABC):
                 return PlanAnswer(found.table(), found.as_json, found.draw)
 
     Attributes:
-        flag: chooses the mode.
+        flag: selects the mode.
         help: of the flag.
         takes_topology: whether ``--topology``, ``--nodes`` and ``--ranks-per-node`` go with it.
         takes_auto: whether ``--batch-size auto`` does.
         calibrates: what ``--calibrate`` measures: this machine, or the ranks of ``--topology`` if
             they fit on it; None: it does not go with the mode.
-        because: why options do not go with the mode, in words that follow its flag.
+        because: why options do not go with the mode, following its flag in messages.
     """
 
     flag: ClassVar[str]
@@ -120,7 +120,7 @@ class PlanMode(ABC):
         """Measure for ``--calibrate``, and write the topology file ``path``.
 
         Returns:
-            The topology to plan for, and what was measured, for the terminal.
+            The topology to plan for, and the measurement for the terminal.
         """
         raise PluginError(f"recd plan {self.flag} measures nothing: it has no calibrate")
 
@@ -158,8 +158,8 @@ class TablesPlan(PlanMode):
 class Measurement(ABC):
     """A way to measure machines; the hook ``register_measurements`` adds it.
 
-    A subclass is made without arguments, and travels to ranks by pickle. Its module imports neither
-    torch nor torchrec at the top::
+    A subclass is made without arguments, and is pickled for ranks. Its module imports neither torch
+    nor torchrec at the top::
 
         class Ping(Measurement):
             def cluster(self, device):
@@ -170,10 +170,10 @@ class Measurement(ABC):
 
     @abstractmethod
     def cluster(self, device: torch.device) -> TopologySpec:
-        """Return what the ranks of this process group reach, the same on every rank. Collective.
+        """Measure the ranks of this process group; the same on every rank. Collective.
 
-        A run on several nodes that names no topology is planned for it, so it takes seconds and
-        draws no random numbers.
+        A run on several nodes that names no topology starts with it, so it takes seconds and draws
+        no random numbers.
 
         Args:
             device: of this rank.
@@ -190,31 +190,24 @@ class Measurement(ABC):
         """Measure the stages of a registry's steps here, for ``recd plan --calibrate``.
 
         Args:
-            question: what is planned after it.
+            question: the plan that follows.
             path: the topology file to write.
 
         Returns:
-            The topology to plan for, and what was measured, for the terminal.
-
-        Raises:
-            RecdError: there is such a file already, or training does not go.
+            The topology to plan for, and the measurement for the terminal.
         """
         raise PluginError(f"{qualified(type(self))} measures no steps: it has no method steps")
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """Return the way to measure machines that was registered last, files of plugins after packages.
-
-    Raises:
-        PluginError: a file of ``plugins_dir`` is broken.
-    """
+    """Return the measurement that was registered last, files of plugins after packages."""
     found: list[type[Measurement]] = []
     PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
     return found[-1]() if found else None
 
 
 def needed_measurement(what: str, plugins_dir: Path | None = None) -> Measurement:
-    """Return it, for ``what`` cannot do without.
+    """Return the measurement that ``what`` needs.
 
     Raises:
         SetupError: there is none.
@@ -228,15 +221,12 @@ def needed_measurement(what: str, plugins_dir: Path | None = None) -> Measuremen
 
 
 def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) -> CollectiveRates:
-    """Start ranks here, on pretended nodes too, and measure their collectives.
+    """Start ranks here, also on pretended nodes, and measure their collectives.
 
     Args:
-        world_size: ranks.
-        ranks_per_node: of them that count as a node.
+        world_size: number of ranks.
+        ranks_per_node: ranks that count as a node.
         device_type: ``cpu`` (gloo) or ``cuda`` (NCCL).
-
-    Raises:
-        SetupError: nothing that is installed measures machines, or this one does not allow it.
     """
     from recd_plugins.runtime.launch import backend_for, launch
 

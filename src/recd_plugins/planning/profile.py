@@ -1,4 +1,4 @@
-"""What the planner knows of the data: lengths, deduplication, distinct ids and gradients."""
+"""Profile of the data for the planner: lengths, deduplication, distinct ids and gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from recd_plugins.interfaces.data_profile import (
     DistinctGradients,
     DistinctIds,
     FeatureProfile,
-    FeatureStatistics,
     TableStatistics,
 )
 from recd_plugins.interfaces.step_cost import StageCosts
@@ -35,7 +34,7 @@ from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.index_select import jagged_index_select
 
 _Ids = NDArray[np.int64]
-# A number for each row of a feature; a gradient is the sum of those of its rows.
+# A random number per row of a feature; the sum over rows stands for a gradient.
 _Marks = NDArray[np.uint64]
 # Features that share their unique rows.
 _Group = dict[str, FeatureProfile]
@@ -43,11 +42,11 @@ _Group = dict[str, FeatureProfile]
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
 # Of hundreds of columns fewer batches do: each takes time for each column.
 _MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
-# A batch is halved so often, and so many are put together, to see how distinct ids grow.
+# Batches are halved so often, and put together, to see how distinct ids grow.
 _HALVINGS, _BATCHES, _TOGETHER = 4, 32, (1, 2, 4)
-# Seconds in which ranks spare a byte of equal gradients: links of 1 Gbit/s take as long for it.
+# Seconds of ranks to save a byte of equal gradients, about those of links of 1 Gbit/s.
 _SECONDS_TO_SPARE_A_BYTE = 1e-8
-# So many ids are counted for equal gradients, in whole batches.
+# Ids that are counted for equal gradients, in whole batches.
 _MOST_IDS = 200_000
 _OWNERS, _KEPT = (1, 2, 4, 8, 32, 128), (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -64,18 +63,17 @@ def measure_profile(
 
     The first batches show which features the converter deduplicates, and how. If the table carries
     statistics, and no wrapper reorders its rows, lengths and shares of repeated rows and ids are
-    the whole table's; else they are the mean of these batches, as distinct ids always are.
+    those of the whole table; else, as for distinct ids, the mean of these batches.
 
     Args:
         registry: its dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
         others: further tables whose distinct rows are counted.
-        least_rows: to look at, in at most 64 batches, or 8 of tables with thousands of columns.
+        least_rows: to read, in at most 64 batches, or 8 of tables with thousands of columns.
 
     Raises:
         DataError: the data is missing or wrong.
-        PluginError: a plugin failed.
         RegistryError: a pattern matches no feature.
     """
     if isinstance(registry.dataset, NoDataset):
@@ -83,7 +81,6 @@ def measure_profile(
     first = read_first_rows(registry)
     rows, in_wrappers = first.rows, first.dataset is not registry.dataset
     fit_converter(registry, rows)
-    # Nothing is lowered.
     pipeline = RowPipeline(registry, Transforms.of(registry, Placement(), num_embeddings))
     batch = pipeline.batch(rows)
     most = max(_FEW_BATCHES, min(_MOST_BATCHES, _MOST_COLUMNS // rows.data.num_columns))
@@ -114,7 +111,7 @@ def measure_profile(
 
 
 def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
-    """The mean of the profiles of some batches, whose features are in the same groups."""
+    """The mean of the profiles of batches with the same groups."""
     seen = [{name: found for group in batch for name, found in group.items()} for batch in batches]
 
     def mean(name: str) -> FeatureProfile:
@@ -135,7 +132,7 @@ def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
 
 
 def _order(registry: RunConfig, first: FirstRows) -> str:
-    """Which wrappers order the rows, and which were left out, in words."""
+    """Wrappers that order the rows, and those left out, in words."""
     used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
 
     def names(entries: Iterable[Entry[Any]]) -> str:
@@ -151,10 +148,10 @@ def _order(registry: RunConfig, first: FirstRows) -> str:
 def _of_whole_table(
     group: Mapping[str, FeatureProfile], known: TableStatistics, looked_at: Sequence[Rows]
 ) -> dict[str, FeatureProfile]:
-    """Features that share their unique rows: a row repeats if all of them do.
+    """Profile features that share their unique rows: a row repeats if all of them do.
 
-    The whole table says how often the one that repeats least does so; the first rows show how often
-    the others do not repeat then.
+    The statistics give the repeats of the feature that repeats least; the first rows show how often
+    the others repeat with it.
     """
     statistics = {name: known.features[name] for name in group}
     repeated_rows = min(feature.exact_rows for feature in statistics.values())
@@ -175,23 +172,19 @@ def _of_whole_table(
             deduplicated=True,
             repeated_rows=repeated_rows,
             repeated_ids=repeated,
-            shared_ids=_shifted(own) if partial else repeated,
+            shared_ids=own.shifted_ids / max(own.ids, 1) if partial else repeated,
         )
     return found
 
 
 def _coincidence(rows: Rows, names: Sequence[str]) -> float:
-    """Rows that repeat in all of several features over those that repeat in each one."""
+    """Rows that repeat in all features, over those of the feature that repeats least."""
     columns = [sparse_column(rows, name) for name in names]
     together, *alone = (
         len(rows) - int(unique.inverse_lookup.max() + 1)
         for unique in Deduplicator()([columns, *([column] for column in columns)], len(rows))
     )
     return together / min(alone) if min(alone) else 0.0
-
-
-def _shifted(feature: FeatureStatistics) -> float:
-    return feature.shifted_ids / feature.ids if feature.ids else 0.0
 
 
 def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> float:
@@ -204,7 +197,7 @@ def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> fl
 
 
 def _groups(batch: Batch) -> Iterable[_Group]:
-    """The features of a batch, those together that share their unique rows."""
+    """Yield the features of a batch by groups that share their unique rows."""
     size = batch.batch_size
     if batch.kjt is not None:
         for name, jagged in batch.kjt.to_dict().items():
@@ -249,17 +242,14 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """The probability that what follows the first row is left out, if ``kept`` remain."""
+    """The probability that a later row is left out, if ``kept`` of ``whole`` remain."""
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
 
 
 def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return the mean distinct ids of each table in a batch, by table name.
-
-    The first batch shows how they grow with the batch size, if it has some.
-    """
+    """Return the mean distinct ids of each table in a batch, and their growth in the first one."""
     if not tables:
         return {}
     num_rows = batches[0].batch_size
@@ -280,10 +270,7 @@ def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str
 
 
 def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return the distinct ids of each table in a batch as it is sent; none without data.
-
-    They are the mean of the first batches, as one alone may have few sessions.
-    """
+    """Return the distinct ids of each table in a batch as it is sent, the mean of some batches."""
     if isinstance(registry.dataset, NoDataset):
         return {}
     size = registry.training.batch_size
@@ -309,17 +296,15 @@ def _distinct_in_parts(
     features: Sequence[tuple[_Ids, _Ids]], num_rows: int, size: int
 ) -> list[int]:
     """Distinct ids of the rows as batches of ``size``."""
-    starts = range(0, num_rows - size + 1, size)
-    if not features:
-        return [0]
+    starts = range(0, num_rows - size + 1, size) if features else ()
     return [
         len(_distinct([ids[at[start] : at[start + size]] for ids, at in features]))
         for start in starts
-    ]
+    ] or [0]
 
 
 def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
-    """Ids of all rows, and where each row begins, by feature."""
+    """Ids and offsets of all rows, by feature."""
     found = {} if batch.kjt is None else batch.kjt.to_dict()
     exact = [
         ikjt
@@ -334,7 +319,7 @@ def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
 
 
 def _ids(batch: Batch) -> dict[str, Tensor]:
-    """By feature; ids that are stored once for several rows as often as they are stored."""
+    """Stored ids by feature."""
     found = {} if batch.kjt is None else {n: j.values() for n, j in batch.kjt.to_dict().items()}
     for ikjt in batch.ikjts:
         found |= {n: j.values() for n, j in ikjt.to_unique_kjt().to_dict().items()}
@@ -349,7 +334,7 @@ def _of_table(ids: dict[str, Tensor], table: Table) -> _Ids:
 
 
 def _distinct(parts: Sequence[_Ids]) -> _Ids:
-    """Each id once, sorted; the hash table of ``np.unique`` takes more than ten times as long."""
+    """Each id once, sorted; ten times as fast as ``np.unique``."""
     ids = np.sort(np.concatenate(parts))
     first = np.ones(len(ids), np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first[1:])
@@ -357,21 +342,17 @@ def _distinct(parts: Sequence[_Ids]) -> _Ids:
 
 
 def equal_gradients_pay(costs: StageCosts | None) -> bool:
-    """Return whether links take longer for a byte of gradients than ranks to spare it.
-
-    Args:
-        costs: that were measured; if none were, deduplication is taken to pay.
-    """
+    """Return whether links take longer for a byte than ranks to save it; True without ``costs``."""
     return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
 
 
 def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
-    """Return the profile with equal gradients only if a run sends them once."""
+    """Return the profile, without equal gradients if a run sends all."""
     return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
 
 
 def gradients_sent_once(setting: PlanContext) -> Mapping[str, DistinctGradients]:
-    """Return distinct gradients of the tables whose equal ones a run sends once, by name."""
+    """Return distinct gradients by table name, of tables whose equal ones a run sends once."""
     # int8 has fewer bytes than a scalar of 16 bits.
     by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < 2
     if not by_gloo or int8 or setting.nodes == 1 or all_are_sent():
@@ -393,12 +374,12 @@ def pooled_alike(registry: RunConfig) -> set[str]:
 def measure_gradients(
     batches: Sequence[Batch], tables: Sequence[Table], alike: Collection[str]
 ) -> dict[str, DistinctGradients]:
-    """Measure the share of distinct gradients of sequence tables, by name.
+    """Measure the share of distinct gradients by table name.
 
     Args:
         batches: of as many rows each.
-        tables: those count that only features in ``alike`` read.
-        alike: features of sequences whose rows get the same gradient.
+        tables: only sequence tables count whose features are all in ``alike``.
+        alike: features whose pooling gives all rows of a sequence the same gradient.
     """
     chosen = [t for t in tables if not t.pooled and t.features and set(t.features) <= set(alike)]
     read = [{name: pair for name, *pair in _marked(batch)} for batch in batches if chosen]
@@ -427,7 +408,7 @@ def measure_gradients(
 
 
 def _marked(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
-    """By feature ids as they are stored, and the sum of the marks of the rows that have each."""
+    """Yield feature, stored ids, and for each the sum of the marks of its rows."""
     jagged = {} if batch.kjt is None else batch.kjt.to_dict()
     for ikjt in batch.ikjts:
         jagged |= ikjt.to_unique_kjt().to_dict()
@@ -444,13 +425,11 @@ def _marked(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
 
 
 def _marks(feature: str, num_rows: int) -> _Marks:
-    """Random, so that sums of different rows differ, and always the same."""
     drawn = np.random.default_rng(list(feature.encode()))
     return drawn.integers(1 << 63, size=num_rows, dtype=np.uint64)
 
 
 def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
-    """Each id once, and the sum of its marks."""
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     first = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else order
@@ -460,7 +439,7 @@ def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
 def _shares(
     batches: Sequence[tuple[_Ids, _Marks]], order: tuple[_Ids, _Ids], num_rows: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Distinct gradients of all, by the share of ids that are kept and the number of owners."""
+    """Share of distinct gradients by the share of ids kept and the number of owners."""
     ids = np.concatenate([ids for ids, _ in batches])
     batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
     marks = np.concatenate([marks for _, marks in batches])
