@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from tests.drop_in.forced_dedup import forced_dedup
+from tests.drop_in.trainer import forced_dedup
 from tests.planning.test_planner import prepared, profile, registry
 from tests.sharded import bags, sharded
 from torch import Tensor, nn

@@ -5,23 +5,36 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.drop_in import dedup_cases as cases
-from tests.drop_in.forced_dedup import forced_dedup
-from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from tests.drop_in.trainer import FEATURES, NUM_STEPS, Model, Sample, forced_dedup, loader
+from tests.sharded import CPU, bags, sequences, sharded
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+import recd_plugins
 from recd_plugins.drop_in.batches import Stored
 from recd_plugins.drop_in.dedup import Counted, Dedup, _decide
 from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT, unique_rows
 from recd_plugins.testing.gloo import run_on_ranks
+
+PARAMS = {"learning_rate": 0.1}
 
 
 @pytest.fixture
@@ -30,35 +43,76 @@ def forced() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["bags", "bags and a sequence"])
-@pytest.mark.parametrize("sessions", [True, False], ids=["sessions", "no duplicates"])
-def test_losses_are_those_of_stock_with_plain_batches(sessions: bool, sequence: bool) -> None:
-    ranks = run_on_ranks(cases.losses, 2, sessions, sequence)
+def sharded_model(
+    model: Model | None = None, base: Iterable[Any] = (), stock: bool = False
+) -> tuple[Any, Dedup]:
+    """A model, by these sharders or by TorchRec's on the same plan, and its ``dedup``."""
+    model = model or Model()
+    ready = recd_plugins.wrap(model)
+    base = list(base)
+    ours = ready.sharders(base) if base else ready.sharders(fused_params=PARAMS)
+    plan = ready.planner(world_size=dist.get_world_size()).plan(model, ours)
+    # TorchRec's own for sequences takes no batch without rows.
+    theirs = base or [EmbeddingBagCollectionSharder(PARAMS), ours[1]]
+    return sharded(model, plan, theirs if stock else ours, CPU), ready.dedup
+
+
+def trained(dmp: Any, batches: Iterable[Sample]) -> list[float]:
+    losses = []
+    for batch in batches:
+        loss = dmp(batch)
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+@forced_dedup()
+def both_sides(
+    rank: int, world_size: int, sessions: bool, sequence: bool, unsharded: bool
+) -> tuple[list[float], list[float], str]:
+    """Losses of deduplicated batches, of stock with plain ones, and what was said."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("recd_plugins.drop_in").addHandler(handler)
+    base = [EmbeddingBagCollectionSharder(PARAMS)] if unsharded else []
+    # A batch without rows is none for TorchRec's unsharded modules.
+    count = NUM_STEPS - 1 if unsharded else NUM_STEPS
+    found = []
+    for stock in (False, True):
+        dmp, dedup = sharded_model(Model(sequence), base, stock)
+        batches: Any = itertools.islice(loader(rank, sessions), count)
+        losses = trained(dmp, batches if stock else dedup(batches))
+        with torch.no_grad():  # an evaluation of plain batches
+            found.append(losses + [dmp(batch).item() for batch in loader(rank, sessions, 1)])
+    logging.getLogger("recd_plugins.drop_in").removeHandler(handler)
+    return found[0], found[1], "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "sequence", "unsharded"),
+    [(True, False, False), (False, False, False), (True, True, False), (True, True, True)],
+    ids=["sessions", "no duplicates", "and a sequence", "and an unsharded sequence"],
+)
+def test_losses_are_those_of_stock_with_plain_batches(
+    sessions: bool, sequence: bool, unsharded: bool
+) -> None:
+    ranks = run_on_ranks(both_sides, 2, sessions, sequence, unsharded)
     for ours, stock, _ in ranks:
-        assert ours == pytest.approx(stock, abs=1e-6, nan_ok=True)
+        assert ours == pytest.approx(stock, abs=1e-5, nan_ok=True)
     said = ranks[0][2]
     assert ranks[1][2] == "", "one rank says it"
     if sessions:
         assert "batch.sparse: 4.0 ids per stored id, in f0, f1, f2" in said
     else:
         assert "batch.sparse: left alone, as it has 1.0" in said
-    assert (
-        "batch.more['x']: left alone, as none of its features is pooled by an "
-        "EmbeddingBagCollection" in said
-    )
-
-
-def test_a_module_that_stays_unsharded_gets_all_rows() -> None:
-    ranks = run_on_ranks(cases.with_unsharded_sequences, 2)
-    for ours, stock, _ in ranks:
-        assert ours == pytest.approx(stock, rel=1e-6)
-    assert "ids per stored id" in ranks[0][2]
+    assert "batch.more['x']: left alone, as none of its features is pooled by an Embedding" in said
 
 
 @pytest.mark.usefixtures("forced")
 def test_rows_and_their_order_stay() -> None:
-    batch = next(cases.loader(0, sessions=True))
-    stored = unique_rows(Dedup(cases.Model()).batch(batch).sparse)
+    batch = next(loader(0, sessions=True))
+    stored = unique_rows(Dedup(Model()).batch(batch).sparse)
     assert stored.values().numel() * 4 == batch.sparse.values().numel()
     names, inverse = stored.inverse_indices()
     for name, indices in zip(names, inverse, strict=True):
@@ -73,8 +127,8 @@ def test_features_without_duplicates_are_not_looked_at_again(
 ) -> None:
     same, other = torch.zeros(6, dtype=torch.long), torch.arange(6)
     ids = torch.cat([same, same, other]).repeat_interleave(2)
-    kjt = KeyedJaggedTensor(cases.FEATURES, ids, lengths=torch.full((18,), 2))
-    stored = unique_rows(Dedup(cases.Model()).batch([kjt])[0])
+    kjt = KeyedJaggedTensor(FEATURES, ids, lengths=torch.full((18,), 2))
+    stored = unique_rows(Dedup(Model()).batch([kjt])[0])
     assert stored.stride_per_key() == [1, 1, 6]
     assert "batch[0]: 6.0 ids per stored id, in f0, f1\n" in caplog.text
     assert "batch[0]: hardly any duplicates in f2" in caplog.text
@@ -90,10 +144,9 @@ def test_one_id_a_row_is_left_alone_without_a_network(
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
     monkeypatch.setattr("recd_plugins.drop_in.dedup.tell_all", lambda step, value, group: [value])
-    kjt = KeyedJaggedTensor(
-        cases.FEATURES, torch.zeros(18, dtype=torch.long), lengths=torch.ones(18).int()
-    )
-    stored = Dedup(cases.Model()).batch([kjt])[0]
+    lengths = torch.ones(18).int()
+    kjt = KeyedJaggedTensor(FEATURES, torch.zeros(18, dtype=torch.long), lengths=lengths)
+    stored = Dedup(Model()).batch([kjt])[0]
     assert (stored is kjt) == (ranks_here == "2")
     assert ("it has 1.0 ids per row and feature" in caplog.text) == (ranks_here == "2")
 
@@ -127,20 +180,19 @@ def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
             self.epoch = epoch
 
     own = Loader()
-    loader = Dedup(cases.Model())(own)
-    loader.set_epoch(3)
-    assert (own.epoch, len(loader)) == (3, 7)
-    loader.epoch = 4
+    wrapped = Dedup(Model())(own)
+    wrapped.set_epoch(3)
+    assert (own.epoch, len(wrapped)) == (3, 7)
+    wrapped.epoch = 4
     assert own.epoch == 4
-    assert len(copy.copy(loader)) == 7
+    assert len(copy.copy(wrapped)) == 7
 
 
 def test_where_nothing_is_deduplicated_the_loader_is_the_trainers() -> None:
-    batches = list(cases.loader(0, sessions=False))
-    dedup = Dedup(cases.Model())
-    loader = dedup(batches)
-    assert all(new is old for new, old in zip(loader, batches, strict=True))
-    assert type(iter(loader)) is type(iter(batches))
+    batches = list(loader(0, sessions=False))
+    wrapped = Dedup(Model())(batches)
+    assert all(new is old for new, old in zip(wrapped, batches, strict=True))
+    assert type(iter(wrapped)) is type(iter(batches))
 
 
 @pytest.mark.usefixtures("forced")
@@ -148,8 +200,8 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Mine(EmbeddingBagCollection):
         pass
 
-    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["s"])
-    model = nn.ModuleDict({"bags": cases.Model(), "mine": Mine([config])})
+    mine = Mine(bags("s").embedding_bag_configs())
+    model = nn.ModuleDict({"bags": Model(), "mine": mine})
     twice = torch.zeros(4, dtype=torch.long)
 
     def kjt(*names: str) -> KeyedJaggedTensor:
@@ -171,35 +223,52 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.text, "once"
 
 
+def different_makes(rank: int, world_size: int) -> str:
+    batch = next(loader(rank, sessions=True))
+    try:
+        Dedup(Model()).batch(batch if rank else {"clicks": batch.sparse})
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
 def test_ranks_with_batches_of_different_make_are_named() -> None:
-    for text in run_on_ranks(cases.different_makes, 2):
+    for text in run_on_ranks(different_makes, 2):
         assert text.startswith("the first batch of rank 0 has {\"batch['clicks']\": ['f0', ")
         assert "that of rank 1 {'batch.sparse': " in text
 
 
+@forced_dedup()
+def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:
+    """Batches of a rank, and whether it decided what the others did."""
+    dedup = Dedup(Model())
+    batches = list(dedup(loader(rank, True, rank)))
+    assert dedup.decision is not None
+    return len(batches), "batch.sparse" in dedup.decision.features
+
+
 def test_a_rank_without_batches_decides_with_the_others() -> None:
-    assert run_on_ranks(cases.no_batch_on_one_rank, 2) == [(0, True), (1, True)]
+    assert run_on_ranks(no_batch_on_one_rank, 2) == [(0, True), (1, True)]
 
 
 def test_batches_without_a_kjt_pass_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     batches = [{"labels": torch.ones(2)}] * 2
-    loader = Dedup(cases.Model())(batches)
-    assert all(new is old for new, old in zip(loader, batches, strict=True))
+    assert all(new is old for new, old in zip(Dedup(Model())(batches), batches, strict=True))
     assert caplog.text.count("the first batch has no KeyedJaggedTensor") == 1
 
 
 @pytest.mark.usefixtures("forced")
 def test_an_empty_loader_leaves_the_decision_to_a_later_one() -> None:
-    dedup = Dedup(cases.Model())
+    dedup = Dedup(Model())
     assert list(dedup([])) == []
     assert dedup.decision is None
-    assert [type(b.sparse) for b in dedup(cases.loader(0, True, 1))] == [DeduplicatedKJT]
+    assert [type(b.sparse) for b in dedup(loader(0, True, 1))] == [DeduplicatedKJT]
 
 
 @pytest.mark.usefixtures("forced")
 def test_a_stream_may_be_read_in_pieces() -> None:
-    expected = [batch.labels.tolist() for batch in cases.loader(0, True, 9)]
-    stream, dedup = cases.loader(0, True, 9), Dedup(cases.Model())
+    expected = [batch.labels.tolist() for batch in loader(0, True, 9)]
+    stream, dedup = loader(0, True, 9), Dedup(Model())
     found = [next(dedup(stream))]
     for batch in dedup(stream):
         found.append(batch)
@@ -214,66 +283,189 @@ def test_a_stream_may_be_read_in_pieces() -> None:
     assert all(isinstance(batch.sparse, DeduplicatedKJT) for batch in found)
 
 
-def test_a_model_without_embeddings() -> None:
-    with pytest.raises(SetupError, match="before DistributedModelParallel has sharded it"):
-        Dedup(nn.Linear(1, 1))
+@forced_dedup()
+def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
+    """Losses of the first two of three ranks, the last of which trains nothing."""
+    group: Any = dist.new_group([0, 1])
+    if rank == 2:
+        init_device_mesh("cpu", (2,))  # as ShardingEnv has it done by all ranks
+        return []
+    ready = recd_plugins.wrap(model := Model())
+    sharders: Any = ready.sharders(fused_params=PARAMS)
+    plan = ready.planner(world_size=2).plan(model, sharders)
+    env = ShardingEnv.from_process_group(group)
+    dmp = DistributedModelParallel(model, env=env, device=CPU, plan=plan, sharders=sharders)
+    losses = trained(dmp, ready.dedup(loader(rank, sessions=True)))
+    assert ready.dedup.decision is not None
+    assert ready.dedup.decision.features
+    return losses
 
 
 def test_ranks_that_train_nothing_are_not_waited_for() -> None:
-    *training, idle = run_on_ranks(cases.on_a_part_of_the_ranks, 3)
+    *training, idle = run_on_ranks(on_a_part_of_the_ranks, 3)
     assert all(training)
     assert not idle
 
 
+@forced_dedup()
+def detached_and_attached(rank: int, world_size: int) -> list[list[float]]:
+    """Losses of a train pipeline that goes on, and of one that is taken off its model between."""
+    found: list[list[float]] = []
+    for detach in (False, True):
+        dmp, dedup = sharded_model()
+        losses: list[float] = []
+
+        def forward(batch: Any, dmp: Any = dmp, losses: list[float] = losses) -> tuple[Any, None]:
+            loss = dmp(batch)
+            losses.append(loss.item())
+            return loss, None
+
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        pipeline: Any = TrainPipelineSparseDist(dmp, optimizer, CPU, custom_model_fwd=forward)
+        batches = iter(dedup(loader(0, sessions=True)))
+        with suppress(StopIteration):
+            while True:
+                pipeline.progress(batches)
+                if detach and len(losses) == 2:
+                    pipeline.attach(pipeline.detach())
+        assert dedup.decision is not None
+        assert dedup.decision.features
+        found.append(losses)
+    return found
+
+
 def test_a_pipeline_that_is_detached_between_goes_on() -> None:
-    for straight, detached in run_on_ranks(cases.detached_and_attached, 2):
-        assert len(straight) == cases.NUM_STEPS
+    for straight, detached in run_on_ranks(detached_and_attached, 2):
+        assert len(straight) == NUM_STEPS
         assert detached == straight
 
 
+def _in_place(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    kjt.values().remainder_(kjt.values().max() or 1)  # another one each time
+    return kjt
+
+
+def _assigned(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    kjt._values = kjt._values % 5
+    return kjt
+
+
+#: What trainers do to a KeyedJaggedTensor between their loader and their tables.
+MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
+    "as it comes": lambda kjt: kjt,
+    "to": lambda kjt: kjt.to(CPU),
+    "permute": lambda kjt: kjt.permute([2, 0, 1]),
+    "split and concat": lambda kjt: KeyedJaggedTensor.concat(kjt.split([1, 2])),
+    "hashed": lambda kjt: KeyedJaggedTensor(kjt.keys(), kjt.values() % 9, lengths=kjt.lengths()),
+    "from_jt_dict": lambda kjt: KeyedJaggedTensor.from_jt_dict(kjt.to_dict()),
+    "by key": lambda kjt: KeyedJaggedTensor.from_jt_dict({n: kjt[n] for n in kjt.keys()}),  # noqa: SIM118
+    "of dense lists": lambda kjt: KeyedJaggedTensor.from_lengths_sync(
+        kjt.keys(), torch.cat([row for n in FEATURES for row in kjt[n].to_dense()]), kjt.lengths()
+    ),
+    "copied": lambda kjt: copy.deepcopy(kjt),
+    "pickled": lambda kjt: pickle.loads(pickle.dumps(kjt)),
+    "pickled and assigned": lambda kjt: _assigned(pickle.loads(pickle.dumps(kjt))),
+    "by tree_map": lambda kjt: tree_map_only(Tensor, torch.clone, kjt),
+    "hashed by tree_map_only": lambda kjt: tree_map_only(
+        Tensor, lambda each: each % 7 if each is kjt.values() else each, kjt
+    ),
+    "pickled and hashed": lambda kjt: _in_place(pickle.loads(pickle.dumps(kjt))),
+    "hashed in place": _in_place,
+    "hashed in place and pickled": lambda kjt: pickle.loads(pickle.dumps(_in_place(kjt))),
+    "hashed in place by a copy": lambda kjt: _in_place(copy.copy(kjt)) and kjt,
+    "hashed in place by key": lambda kjt: kjt["f1"].values().remainder_(5) is None or kjt,
+    "assigned": _assigned,
+}
+
+
+@forced_dedup()
+def made_anew(rank: int, world_size: int, deduplicated: bool) -> list[float]:
+    """Losses of a model that is fed KeyedJaggedTensors made anew of those of a batch."""
+    dmp, dedup = sharded_model()
+    batches: Any = loader(rank, True, 1)
+    (batch,) = dedup(batches) if deduplicated else batches
+    assert not deduplicated or dedup.decision.features  # type: ignore[union-attr]
+    made = (Sample(make(batch.sparse), batch.more, batch.labels) for make in MADE_ANEW.values())
+    return trained(dmp, made)
+
+
 def test_a_batch_that_the_model_makes_anew_has_all_rows() -> None:
-    plain = run_on_ranks(cases.made_anew, 2, False)
-    for expected, found in zip(plain, run_on_ranks(cases.made_anew, 2, True), strict=True):
-        assert len(found) == len(cases.MADE_ANEW)
-        assert found == pytest.approx(expected, abs=1e-6)
+    plain = run_on_ranks(made_anew, 2, False)
+    for expected, found in zip(plain, run_on_ranks(made_anew, 2, True), strict=True):
+        assert len(found) == len(MADE_ANEW)
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_fewer_values_than_lengths_say_are_refused() -> None:
-    kjt = KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([2, 2]))
-    with pytest.raises(
-        DataError, match=r"batch\['clicks'\]: lengths add up to 4 ids, and there are 3"
-    ):
-        Dedup(cases.Model()).batch({"clicks": kjt})
+@forced_dedup()
+def left_alone_once_sharded(rank: int, world_size: int, stock: bool) -> tuple[bool, str]:
+    """Whether the batch of a model without our sharders stays plain, and the reason."""
+    model: Any = Model()
+    dedup = Dedup(model)
+    sharders: Any = [EmbeddingBagCollectionSharder() if stock else EmbeddingCollectionSharder()]
+    if not stock:
+        model.other = sequences("o")
+    DistributedModelParallel(model, device=CPU, sharders=sharders)
+    batch = next(loader(rank, sessions=True))
+    plain = dedup.batch(batch) is batch
+    assert dedup.decision is not None
+    return plain, dedup.decision.left["batch.sparse"]
 
 
 @pytest.mark.parametrize("stock", [True, False])
 def test_modules_without_our_sharders_get_plain_batches(stock: bool) -> None:
-    for plain, left in run_on_ranks(cases.left_alone_once_sharded, 2, stock):
+    for plain, left in run_on_ranks(left_alone_once_sharded, 2, stock):
         assert plain
         assert left.startswith("bags is not sharded by ready.sharders")
 
 
-def test_more_values_than_lengths_say_are_refused() -> None:
-    kjt = KeyedJaggedTensor(["f0"], torch.arange(5), lengths=torch.tensor([2, 2]))
-    with pytest.raises(DataError, match="lengths add up to 4 ids, and there are 5 values"):
+@pytest.mark.parametrize("values", [3, 5])
+def test_other_values_than_lengths_say_are_refused(values: int) -> None:
+    kjt = KeyedJaggedTensor(["f0"], torch.arange(values), lengths=torch.tensor([2, 2]))
+    message = f"lengths add up to 4 ids, and there are {values}"
+    with pytest.raises(DataError, match=rf"batch\['clicks'\]: {message}"):
+        Dedup(Model()).batch({"clicks": kjt})
+    with pytest.raises(DataError, match=message):
         Stored({"batch": ["f0"]})("batch", kjt)
 
 
-def test_weights_that_no_kernel_takes_stay() -> None:
-    weights = torch.ones(8, dtype=torch.float16)
-    lengths = torch.full((8,), 1)
-    kjt = KeyedJaggedTensor(["f0"], torch.zeros(8, dtype=torch.long), weights, lengths)
-    decided = Dedup(cases.Model()).decide({"ids": kjt})
-    assert decided.left == {
-        "batch['ids']": "its weights are float16, which no CPU kernel permutes by rows"
-    }
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        (torch.ones(8).half(), "its weights are float16, which no CPU kernel permutes by rows"),
+        (
+            torch.ones(8, requires_grad=True),
+            "its weights require a gradient, of which equal rows would share one",
+        ),
+    ],
+    ids=["half", "learn"],
+)
+def test_weights_that_stay(weights: Tensor, why: str) -> None:
+    ids = torch.zeros(8, dtype=torch.long)
+    kjt = KeyedJaggedTensor(["f0"], ids, weights, torch.full((8,), 1))
+    decided = Dedup(Model()).decide({"ids": kjt})
+    assert decided is not None
+    assert decided.left == {"batch['ids']": why}
 
 
-def test_weights_that_learn_stay() -> None:
-    weights = torch.ones(8, requires_grad=True)
-    lengths = torch.full((8,), 1)
-    kjt = KeyedJaggedTensor(["f0"], torch.zeros(8, dtype=torch.long), weights, lengths)
-    decided = Dedup(cases.Model()).decide({"ids": kjt})
-    assert decided.left == {
-        "batch['ids']": "its weights require a gradient, of which equal rows would share one"
-    }
+def _batch(_: Any = None) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f0"], torch.zeros(8).long(), lengths=torch.full((4,), 2))
+
+
+def test_ranks_cannot_decide_in_workers() -> None:
+    """They find one another there in no process group: without this they wait for ever."""
+    dedup = Dedup(Model())
+    two: Any = range(2)
+    in_process: Any = DataLoader(two, batch_size=1, collate_fn=lambda _: dedup.batch(_batch()))
+    with forced_dedup():
+        assert unique_rows(next(iter(in_process))).stride_per_key() == [1]
+    dedup.decision = None
+    worker: Any = DataLoader(
+        two, batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(_batch())
+    )
+    with pytest.raises(SetupError, match="dedup is in a worker of a DataLoader"):
+        next(iter(worker))
+
+
+def test_a_model_without_embeddings() -> None:
+    with pytest.raises(SetupError, match="before DistributedModelParallel has sharded it"):
+        Dedup(nn.Linear(1, 1))

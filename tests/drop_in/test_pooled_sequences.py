@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from tests.drop_in import pooled_sequences_cases as cases
+from tests.sharded import sequences
 from tests.summed_types import SummedTypes
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins import Dedup, PooledSequences
 from recd_plugins.runtime.errors import ExactnessError, PluginError, SetupError
@@ -54,13 +55,13 @@ def test_without_ranks() -> None:
         by_hand(stored)
 
 
-def collection(*features: str, **config: Any) -> EmbeddingCollection:
-    return EmbeddingCollection(
-        [
-            EmbeddingConfig(name=f"t{i}", embedding_dim=8, num_embeddings=9, feature_names=[name])
-            for i, name in enumerate(features)
-        ]
-    )
+def collection(*features: str) -> EmbeddingCollection:
+    """Tables t0, t1 of features that may be equal."""
+    tables = [
+        EmbeddingConfig(name=f"t{i}", embedding_dim=8, num_embeddings=9, feature_names=[name])
+        for i, name in enumerate(features)
+    ]
+    return EmbeddingCollection(tables)
 
 
 class Mine(EmbeddingCollection):
@@ -68,31 +69,41 @@ class Mine(EmbeddingCollection):
 
 
 @pytest.mark.parametrize(
-    ("sequences", "poolings", "message"),
+    ("collection", "poolings", "message"),
     [
         (collection("a", "b"), {"a": cases.Mean()}, "looks up a, b: pool each"),
         (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "pools a, z, and"),
         (collection("a", "a"), {"a": cases.Mean()}, "looks up a, a: pool each"),
         (Mine(collection("a").embedding_configs()), {"a": cases.Mean()}, "not a Mine"),
         (nn.Linear(1, 1), {"a": cases.Mean()}, "not a Linear"),
+        (collection("a"), {"a": "recd.maen"}, r"pooling recd.maen; did you mean recd.mean\?"),
+        (collection("a", "b"), {("a", "b"): "recd.mean"}, "recd.mean pools one feature"),
+        (collection("a"), {"a": "recd.din"}, r"recd.din pools one feature.*SequencePooling"),
     ],
 )
-def test_what_it_is_made_of_is_looked_at(sequences: Any, poolings: Any, message: str) -> None:
-    with pytest.raises(SetupError, match=message):
-        PooledSequences(sequences, poolings)
+def test_what_it_is_made_of_is_looked_at(collection: Any, poolings: Any, message: str) -> None:
+    with pytest.raises((SetupError, PluginError), match=message):
+        PooledSequences(collection, poolings)
 
 
 @pytest.mark.parametrize(
-    ("poolings", "message"),
+    ("pooling", "told"),
     [
-        ({"a": "recd.meen"}, "no installed package has pooling recd.meen"),
-        ({("a", "b"): "recd.mean"}, "recd.mean pools one feature"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "has 1, a Dropout"),
+        (nn.Sequential(nn.BatchNorm1d(4)), "has 0, a BatchNorm1d"),
+        (nn.MultiheadAttention(4, 1, dropout=0.1), "has itself, a MultiheadAttention"),
+        (nn.MultiheadAttention(4, 1), ""),
+        (nn.GRU(4, 4, num_layers=2, dropout=0.1), "has itself, a GRU"),
+        (nn.LazyBatchNorm1d(), "has itself, a LazyBatchNorm1d"),
     ],
 )
-def test_poolings_by_name_are_looked_at(poolings: Any, message: str) -> None:
-    features = ["a", "b"] if ("a", "b") in poolings else ["a"]
-    with pytest.raises(PluginError, match=message):
-        PooledSequences(collection(*features), poolings)
+def test_poolings_that_see_more_than_a_row_are_warned_of(
+    pooling: nn.Module, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    PooledSequences(sequences("f"), {"f": pooling})
+    found = [text for text in caplog.messages if text.startswith("the pooling of f ")]
+    assert len(found) == bool(told)
+    assert all(text.startswith(f"the pooling of f {told}: ") for text in found)
 
 
 def test_a_pooling_gives_a_vector_a_row() -> None:
@@ -100,10 +111,9 @@ def test_a_pooling_gives_a_vector_a_row() -> None:
         def forward(self, rows: JaggedTensor) -> torch.Tensor:
             return rows.values()
 
-    pooled = PooledSequences(collection("a"), {"a": Values()})
-    kjt = cases.KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    kjt = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1, 2]))
     with pytest.raises(ExactnessError, match=r"the pooling of a gave \[3, 8\] for 2 rows"):
-        pooled(kjt)
+        PooledSequences(collection("a"), {"a": Values()})(kjt)
 
 
 def test_ids_stay_beside_their_vectors() -> None:
@@ -115,9 +125,9 @@ def test_ids_stay_beside_their_vectors() -> None:
             ]
             return torch.stack(sums, dim=1)
 
-    sequences = EmbeddingCollection(collection("a", "b").embedding_configs(), need_indices=True)
-    pooled = PooledSequences(sequences, {"a": Ids(), ("a", "b"): Ids()})
-    stored = cases.KeyedJaggedTensor(
+    tables = EmbeddingCollection(collection("a", "b").embedding_configs(), need_indices=True)
+    pooled = PooledSequences(tables, {"a": Ids(), ("a", "b"): Ids()})
+    stored = KeyedJaggedTensor(
         keys=["a", "b"],
         values=torch.arange(5),
         lengths=torch.tensor([1, 2, 1, 1]),
@@ -137,7 +147,7 @@ def test_gradients_of_vectors_in_half_precision_are_summed_in_float32() -> None:
             return vectors
 
     pooled = PooledSequences(collection("a"), {"a": Given()})
-    often = cases.KeyedJaggedTensor(
+    often = KeyedJaggedTensor(
         keys=["a"],
         values=torch.arange(2),
         lengths=torch.tensor([2]),
@@ -160,8 +170,8 @@ def test_a_deduplicated_batch_needs_its_rows() -> None:
         "stride_per_key_per_rank": [[2]],
     }
     with pytest.raises(ExactnessError, match="without inverse_indices"):
-        pooled(cases.KeyedJaggedTensor(**stored))
+        pooled(KeyedJaggedTensor(**stored))
     pooled.sequences = collection("a")  # as a sharder of another's would put one in
     rows = torch.tensor([[0, 1, 0]])
     with pytest.raises(ExactnessError, match="sharded by another sharder"):
-        pooled(cases.KeyedJaggedTensor(**stored, inverse_indices=(["a"], rows)))
+        pooled(KeyedJaggedTensor(**stored, inverse_indices=(["a"], rows)))

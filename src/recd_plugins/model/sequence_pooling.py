@@ -16,7 +16,7 @@ from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import rows_by_feature, tables_of
 from recd_plugins.interfaces.plugin import plugin_call
-from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
 from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 
@@ -58,28 +58,10 @@ class SequencePooling(nn.Module):
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
     def put(self, feature: str, plugin: Pooling) -> None:
-        """Have ``plugin`` pool ``feature``. Features with the same plugin object may form groups.
-
-        Raises:
-            PluginError: it fails, or builds no module.
-            RecdError: the target of ``plugin`` has a target itself.
-        """
+        """Have ``plugin`` pool ``feature``; features of one plugin object may form groups."""
         with plugin_call(plugin, f"build for feature {feature}"):
-            module = plugin.build(self.embedding_dim)
-        if not isinstance(module, nn.Module):
-            raise PluginError(
-                f"{plugin.title}: build for feature {feature} returned {module!r}; expected a "
-                "torch.nn.Module"
-            )
-        self.poolings[_key(feature)] = module
+            self.poolings[_key(feature)] = plugin.build(self.embedding_dim)
         self.pooled_by[feature] = plugin
-        for each in self._target_poolings():
-            if isinstance(self.pooled_by.get(each.target), TargetPooling):
-                raise RecdError(
-                    f"{each.name}: its target {each.target} is pooled by "
-                    f"{self.pooled_by[each.target].name}, which needs a target itself; name a "
-                    "feature of the item that another pooling pools, or none"
-                )
 
     def forward(
         self,
@@ -87,22 +69,25 @@ class SequencePooling(nn.Module):
         batch: ModelInput,
         targets: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Vectors of all rows, ``[B, num_features, embedding_dim]``.
+        """Pool all features for all rows.
 
         Args:
-            embeddings: what the EmbeddingCollection made of ``batch.sequence_features``.
-            batch: says how many rows of each feature are unique, and which row is which.
-            targets: vectors of all rows, ``[B, embedding_dim]``, of each feature of ``targets``.
+            embeddings: output of the EmbeddingCollection for ``batch.sequence_features``.
+            batch: its ``inverse_lookup`` maps rows to the unique rows of each feature.
+            targets: ``[B, embedding_dim]`` of each feature of ``targets``.
+
+        Returns:
+            ``[B, num_features, embedding_dim]``.
 
         Raises:
-            PluginError: a pooling returned another shape than it should.
             RecdError: a target is missing.
         """
         groups = self._groups(embeddings, batch)
         vectors: dict[str, Tensor] = {}
         for entry in _by_plugin(groups):
             for group, pooled in zip(entry, self._pooled(entry), strict=True):
-                vectors |= group.each(self._expanded(group, pooled))
+                every = pooled if group.inverse is None else index_select(pooled, group.inverse)
+                vectors |= group.each(every)
         known = {**(targets or {}), **vectors}
         for group in groups:
             if isinstance(group.plugin, TargetPooling):
@@ -121,19 +106,9 @@ class SequencePooling(nn.Module):
         return list(groups.values())
 
     def _pooled(self, entry: list[_Group]) -> list[Tensor]:
-        plugin, described = entry[0].plugin, _described(entry)
-        with plugin_call(plugin, described):
-            pooled = list(plugin.pool_groups([(each.modules, each.sequences) for each in entry]))
-        if len(pooled) != len(entry):
-            raise PluginError(
-                f"{plugin.title}: {described} gave {len(pooled)} tensor(s); expected {len(entry)}, "
-                "one a group"
-            )
-        return pooled
-
-    def _expanded(self, group: _Group, pooled: Tensor) -> Tensor:
-        self._check(group, pooled, group.num_rows)
-        return pooled if group.inverse is None else index_select(pooled, group.inverse)
+        plugin = entry[0].plugin
+        with plugin_call(plugin, _described(entry)):
+            return list(plugin.pool_groups([(each.modules, each.sequences) for each in entry]))
 
     def _seen_by_target(
         self, group: _Group, plugin: TargetPooling, vectors: Mapping[str, Tensor]
@@ -141,36 +116,12 @@ class SequencePooling(nn.Module):
         target = vectors.get(plugin.target)
         if target is None:
             raise RecdError(
-                f"{plugin.title}: no vectors of its target {plugin.target}; pass them to "
+                f"{plugin.title}: no vectors of its target {plugin.target}; name a feature that "
+                "the model looks up and that no pooling with a target pools, or pass them to "
                 "SequencePooling as targets={name: [B, embedding_dim]}"
             )
         with plugin_call(plugin, _described([group])):
-            pooled = plugin.pool_for(group.modules, group.sequences, target, group.inverse)
-        self._check(group, pooled, target.shape[0])
-        return pooled
-
-    def _check(self, group: _Group, vectors: Tensor, num_rows: int) -> None:
-        shape = tuple(getattr(vectors, "shape", ()))
-        expected = (num_rows, len(group.features), self.embedding_dim)
-        if shape != expected:
-            found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise PluginError(
-                f"{group.plugin.title}: {_described([group])} gave {found}; expected "
-                f"{list(expected)}, one vector of embedding_dim a row and feature"
-            )
-        values = group.sequences[0].values()
-        if vectors.dtype != values.dtype and not torch.is_autocast_enabled(values.device.type):
-            raise PluginError(
-                f"{group.plugin.title}: {_described([group])} gave {vectors.dtype}; expected "
-                f"{values.dtype}, that of the rows"
-            )
-        learns = any(rows.values().requires_grad and len(rows.values()) for rows in group.sequences)
-        if learns and torch.is_grad_enabled() and not vectors.requires_grad:
-            raise PluginError(
-                f"{group.plugin.title}: {_described([group])} gave vectors without a gradient, by "
-                "which the tables of these features would learn nothing: pool without detach() and "
-                "no_grad()"
-            )
+            return plugin.pool_for(group.modules, group.sequences, target, group.inverse)
 
     def _target_poolings(self) -> list[TargetPooling]:
         return [each for each in self.pooled_by.values() if isinstance(each, TargetPooling)]
@@ -191,12 +142,8 @@ class _Group:
         self.modules.append(module)
         self.sequences.append(sequence)
 
-    @property
-    def num_rows(self) -> int:
-        return self.sequences[0].lengths().numel()
-
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Vectors by feature, unbound: the gradients then meet in one tensor, not in one each."""
+        """Vectors by feature; unbound, so that their gradients are stacked once."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
@@ -221,7 +168,7 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
     """Fill the SequencePooling modules of ``model``.
 
     Raises:
-        RecdError: a sequence feature has no pooling, or its plugin makes none.
+        RecdError: a sequence feature has no pooling.
         RegistryError: a pooling does not suit the model, or its target is no feature of it.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tests.drop_in.forced_dedup import forced_dedup
 from tests.drop_in.matrix.modules import FEATURES, MAX_LENGTH, ROWS, Module
+from tests.drop_in.trainer import forced_dedup
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable

@@ -61,7 +61,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
                     name=f"ids_of_{name}",
                     embedding_dim=dim,
                     num_embeddings=options.rows,
-                    feature_names=["nobody" if fault == "other_feature" else name],
+                    feature_names=[name],
                 )
                 for name in features.pooled
             ]
@@ -141,14 +141,6 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction=reduction)
             if fault == "lacks_a_kernel_everywhere":
                 logits.detach().to_sparse().sort()  # torch has it for no device
-            if fault == "no_graph":
-                loss = loss.detach()
-            if fault == "in_place":
-                batch.labels.mul_(1)
-            if fault == "looks_up_twice":
-                self.sequences(batch.sequence_features)
-            if fault == "one_row_less":
-                return loss, (loss.detach(), logits.detach()[1:], batch.labels[1:])
             if fault == "other_labels":
                 return loss, (loss.detach(), logits.detach(), 1 - batch.labels)
             if fault == "other_loss":
@@ -159,8 +151,6 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
                 return loss
             if fault == "with_its_graph":
                 return loss, (loss, logits, batch.labels)
-            if fault == "wide_logits":
-                return loss, (loss.detach(), logits.detach()[:, None], batch.labels)
             return loss, (loss.detach(), logits.detach(), batch.labels)
 
         def logits(self, dense: Any, bags: Any, copies: Any, pooled: Any) -> Any:
@@ -182,9 +172,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
                 logits = logits - torch.stack(seen).mean()
             return logits
 
-    if fault == "no_module":
-        return "a model"
-    return nn.Linear(1, 1) if fault == "no_tables" else TowerModule()
+    return TowerModule()
 
 
 @hookimpl

@@ -20,7 +20,7 @@ from recd_plugins.data.prepared import placement_of
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
-from recd_plugins.model.build import model_of
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.launch import launch
@@ -77,8 +77,8 @@ class ModelContract(PluginContract):
     def test_stands_on_the_meta_device(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
-        with torch.device("meta"):
-            meta = model_of(plugin, features)
+        with torch.device("meta"), plugin_call(plugin, "build"):
+            meta = plugin.build(features)
         assert {p.device.type for p in meta.parameters()} == {"meta"}
         assert tables_of(meta) == tables_of(model)
 
@@ -97,6 +97,17 @@ class ModelContract(PluginContract):
         pooled = {name for module in _poolings(model) for name in module.features}
         assert pooled >= {*features.sequence}, "SequencePooling pools what pooling entries name"
         assert {*placement_of(embedding_modules(model), {}).sequence} >= pooled
+
+    def test_gives_loss_and_logits(self, features: ModelFeatures, model: nn.Module) -> None:
+        """``loss, (loss, logits [B], labels [B])``, of which only the first has its graph."""
+        batch = _batch(model, features, deduplicated=False)
+        loss, (again, logits, labels) = model(batch)
+        assert loss.dim() == again.dim() == 0
+        assert logits.shape == batch.labels.shape
+        assert torch.equal(labels, batch.labels)
+        assert torch.equal(loss.detach(), again)
+        assert loss.requires_grad
+        assert not any(each.requires_grad for each in (again, logits)), "detach loss and logits"
 
     def test_every_parameter_is_trained(self, features: ModelFeatures, model: nn.Module) -> None:
         loss, _ = model(_batch(model, features, deduplicated=False))
@@ -234,7 +245,8 @@ def _assert_same_output(features: ModelFeatures, model: nn.Module, other: nn.Mod
 
 def _model(plugin: Model, features: ModelFeatures, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    model = model_of(plugin, features)
+    with plugin_call(plugin, "build"):
+        model = plugin.build(features)
     for module in _poolings(model):
         for name in module.features:
             module.put(name, _Sum(PluginOptions()))
