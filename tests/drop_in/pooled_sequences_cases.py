@@ -10,31 +10,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.planning.test_planner import prepared, profile, registry
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import CPU, bags, local_weights, sequences, sharded
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardedTensor, ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 import recd_plugins
-from recd_plugins import Dedup, PooledSequences
+from recd_plugins import PooledSequences
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.distributions import zipf
-from recd_plugins.planning.planner import build_planner
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import lookup_ids
 from recd_plugins.sharding.pipeline import build_train_pipeline
-from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.rank_state import copy_weights
 
-CPU = torch.device("cpu")
 #: Of each feature, how many rows follow one another with the same ids.
 RUNS = {"bag": 4, "items": 4, "actions": 2, "alone": 1}
 SEQUENCES = ["items", "actions", "alone"]
@@ -77,19 +70,12 @@ class Mean(nn.Module):
         return summed / rows.lengths().clamp(min=1).unsqueeze(1)
 
 
-def tables(config: Any, names: list[str]) -> list[Any]:
-    return [
-        config(name=f"t_{name}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[name])
-        for name in names
-    ]
-
-
 class ByHand(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.bags = EmbeddingBagCollection(tables(EmbeddingBagConfig, ["bag"]))
-        self.sequences = EmbeddingCollection(tables(EmbeddingConfig, SEQUENCES))
+        self.bags = bags("bag", rows=ROWS, dim=DIM)
+        self.sequences = sequences(*SEQUENCES, rows=ROWS, dim=DIM)
         self.newest, self.mean = Newest(), Mean()
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -108,10 +94,9 @@ class Wrapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.bags = EmbeddingBagCollection(tables(EmbeddingBagConfig, ["bag"]))
-        sequences = EmbeddingCollection(tables(EmbeddingConfig, SEQUENCES))
+        self.bags = bags("bag", rows=ROWS, dim=DIM)
         self.histories = PooledSequences(
-            sequences,
+            sequences(*SEQUENCES, rows=ROWS, dim=DIM),
             {("items", "actions"): Newest(), "items": Mean(), "alone": "recd.mean"},
         )
 
@@ -164,38 +149,24 @@ class Trained:
 
 def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: int) -> Trained:
     """A few steps of a train pipeline, on the plan of ours."""
-    reg, model = registry(), make()
-    ready = prepared(reg, model)
-    ours = build_sharders(ready)
-    planner = build_planner(ready, world_size=world_size, profile=profile())
-    params = fused_params(reg.training)
+    model, params = make(), {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.02}
+    ready = recd_plugins.wrap(model)
+    ours: Any = ready.sharders(fused_params=params)
     theirs: Any = [
         EmbeddingBagCollectionSharder(dict(params)),
         EmbeddingCollectionSharder(dict(params)),
     ]
-    dedup = Dedup(model)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=planner.plan(model, ours),
-        sharders=theirs if stock else ours,
-    )
-    copy_weights(dmp.state_dict(), weights)
+    plan = ready.planner(world_size=world_size).plan(model, ours)
+    dmp = sharded(model, plan, theirs if stock else ours, CPU)
     dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
     # Ours raises where an embedding module is not pipelined.
     make_pipeline: Any = TrainPipelineSparseDist if stock else build_train_pipeline
     pipeline = make_pipeline(dmp, torch.optim.SGD(dense, lr=0.02), CPU)
     loader: Any = list(batches(dist.get_rank()))
-    source = chain(dedup(loader) if deduplicated else loader, batches(7, 1))
+    source = chain(ready.dedup(loader) if deduplicated else loader, batches(7, 1))
     with lookup_ids(dmp) as counted:
         losses = [float(pipeline.progress(source)) for _ in range(NUM_STEPS + 1)]
-    found = {}
-    for name, value in dmp.state_dict().items():
-        of_rank = value.local_shards() if isinstance(value, ShardedTensor) else None
-        for tensor in [value] if of_rank is None else [shard.tensor for shard in of_rank]:
-            found[".".join(name.split(".")[-2:])] = tensor.clone()
+    found = {".".join(n.split(".")[-2:]): tensor for n, tensor in local_weights(dmp).items()}
     return Trained(losses, found, counted.total)
 
 
@@ -212,19 +183,10 @@ def drop_in(
     registry: Path | None, params: Mapping[str, Any] | None = None
 ) -> tuple[recd_plugins.Wrapped, DistributedModelParallel]:
     """The wrapped model, from the same weights, as a trainer shards it that exists."""
-    model = Wrapped()
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ready = recd_plugins.wrap(model, registry)
+    ready = recd_plugins.wrap(Wrapped(), registry)
     sharders = ready.sharders(fused_params=params)
-    dmp = DistributedModelParallel(
-        ready.model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=ready.planner().collective_plan(ready.model, sharders, dist.group.WORLD),
-        sharders=sharders,
-    )
-    copy_weights(dmp.state_dict(), weights)
-    return ready, dmp
+    plan = ready.planner().collective_plan(ready.model, sharders, dist.group.WORLD)
+    return ready, sharded(ready.model, plan, sharders, CPU)
 
 
 def three_ways(rank: int, world_size: int) -> list[Trained]:
@@ -238,8 +200,7 @@ def three_ways(rank: int, world_size: int) -> list[Trained]:
 
 def clipped(rank: int, world_size: int) -> list[str]:
     """What deduplicated batches of tables that clip gradients end with, and plain ones."""
-    params = {**fused_params(registry().training), "gradient_clipping": True}
-    ready, dmp = drop_in(None, params)
+    ready, dmp = drop_in(None, {"gradient_clipping": True})
     (batch,) = batches(rank, 1)
     said = []
     for each in (ready.dedup.batch(batch), batch):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from tests.drop_in.matrix.modules import MODULES
+from tests.sharded import configs
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -17,15 +20,6 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 
 import recd_plugins
 
@@ -33,82 +27,52 @@ META = torch.device("meta")
 Sizes = Sequence[tuple[int, int]]
 
 
+def _sized(tables: Any, sizes: Sizes) -> list[Any]:
+    for index, (table, (rows, dim)) in enumerate(zip(tables, sizes, strict=True)):
+        table.num_embeddings, table.embedding_dim = rows, dim
+        if index % 2 and isinstance(table, EmbeddingBagConfig):
+            table.pooling = PoolingType.MEAN
+    return list(tables)
+
+
+def _names(prefix: str, sizes: Sizes) -> list[str]:
+    return [f"{prefix}{index}" for index in range(len(sizes))]
+
+
 def bags(prefix: str, sizes: Sizes, *, weighted: bool = False) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(_bag_configs(prefix, sizes), is_weighted=weighted, device=META)
-
-
-def _bag_configs(prefix: str, sizes: Sizes) -> list[EmbeddingBagConfig]:
-    return [
-        EmbeddingBagConfig(
-            name=f"t_{prefix}{index}",
-            feature_names=[f"{prefix}{index}"],
-            num_embeddings=rows,
-            embedding_dim=dim,
-            pooling=PoolingType.MEAN if index % 2 else PoolingType.SUM,
-        )
-        for index, (rows, dim) in enumerate(sizes)
-    ]
+    tables = _sized(configs(EmbeddingBagConfig, _names(prefix, sizes), 1, 4), sizes)
+    return EmbeddingBagCollection(tables, is_weighted=weighted, device=META)
 
 
 def sequences(prefix: str, sizes: Sizes) -> EmbeddingCollection:
-    return EmbeddingCollection(
-        [
-            EmbeddingConfig(
-                name=f"t_{prefix}{index}",
-                feature_names=[f"{prefix}{index}"],
-                num_embeddings=rows,
-                embedding_dim=dim,
-            )
-            for index, (rows, dim) in enumerate(sizes)
-        ],
-        device=META,
-    )
+    tables = _sized(configs(EmbeddingConfig, _names(prefix, sizes), 1, 4), sizes)
+    return EmbeddingCollection(tables, device=META)
 
 
-def processed() -> FeatureProcessedEmbeddingBagCollection:
-    weights = PositionWeightedModuleCollection({"p0": 8, "p1": 8}, device=META)
-    inside = bags("p", [(90_000, 16), (40, 16)], weighted=True)
-    return FeatureProcessedEmbeddingBagCollection(inside, weights)
-
-
-def fused() -> FusedEmbeddingBagCollection:
-    return FusedEmbeddingBagCollection(
-        _bag_configs("f", [(50_000, 8), (300, 8)]),
-        optimizer_type=torch.optim.SGD,
-        optimizer_kwargs={"lr": 0.1},
-        device=META,
-    )
-
-
-def managed() -> ManagedCollisionEmbeddingBagCollection:
-    inside = bags("m", [(1_000, 8)])
-    maps = {
-        "t_m0": MCHManagedCollisionModule(
-            zch_size=1_000,
-            device=META,
-            eviction_interval=2,
-            eviction_policy=DistanceLFU_EvictionPolicy(),
-        )
-    }
-    configs = inside.embedding_bag_configs()
-    return ManagedCollisionEmbeddingBagCollection(inside, ManagedCollisionCollection(maps, configs))
+def _beside_bags(path: str, name: str) -> dict[str, nn.Module]:
+    return {path: MODULES[name].build(), "bags": bags("c", SMALL)}
 
 
 SMALL, LARGE = [(40, 8), (300, 8), (7, 8)], [(424_241, 4), (72_543, 4), (5_000_000, 64)]
 MODELS: dict[str, Callable[[], dict[str, nn.Module]]] = {
-    "small bags": lambda: {"bags": bags("a", SMALL)},
-    "large bags": lambda: {"bags": bags("a", LARGE)},
-    "many bags": lambda: {"bags": bags("a", [(10 ** (i % 6 + 1), 16) for i in range(26)])},
-    "weighted bags": lambda: {"bags": bags("a", [*SMALL, *LARGE], weighted=True)},
-    "two towers": lambda: {"user": bags("a", LARGE[:2]), "item": bags("b", LARGE[1:])},
+    "small bags": lambda: {"bags": bags("c", SMALL)},
+    "large bags": lambda: {"bags": bags("c", LARGE)},
+    "many bags": lambda: {"bags": bags("c", [(10 ** (i % 6 + 1), 16) for i in range(26)])},
+    "weighted bags": lambda: {"bags": bags("c", [*SMALL, *LARGE], weighted=True)},
+    "two towers": lambda: {"user": bags("c", LARGE[:2]), "item": bags("d", LARGE[1:])},
     "sequences": lambda: {"sequences": sequences("s", [(1_000, 32), (500_000, 32)])},
     "bags and sequences": lambda: {
-        "bags": bags("a", LARGE),
+        "bags": bags("c", LARGE),
         "sequences": sequences("s", [(1_000, 8)]),
     },
-    "processed": lambda: {"processed": processed(), "bags": bags("a", LARGE[:2])},
-    "fused": lambda: {"fused": fused(), "bags": bags("a", SMALL)},
-    "managed": lambda: {"managed": managed(), "bags": bags("a", SMALL)},
+    **{
+        short: partial(_beside_bags, short, name)
+        for short, name in (
+            ("processed", "FeatureProcessedEmbeddingBagCollection"),
+            ("fused", "FusedEmbeddingBagCollection"),
+            ("managed", "ManagedCollisionEmbeddingBagCollection"),
+        )
+    },
 }
 
 
@@ -156,9 +120,9 @@ def test_constraints_by_name_have_rows_split_on_cpu() -> None:
     model = model_of("large bags")
     sharders = recd_plugins.wrap(model).sharders()
     for wanted in (["row_wise"], ["table_row_wise"], ["row_wise", "table_wise"]):
-        constraints = {"t_a0": ParameterConstraints(sharding_types=wanted)}
+        constraints = {"t_c0": ParameterConstraints(sharding_types=wanted)}
         found = kinds(planned(model, sharders, 2, constraints=constraints))
-        assert found.pop("bags.t_a0") in wanted
+        assert found.pop("bags.t_c0") in wanted
         assert "row_wise" not in found.values()
 
 
