@@ -340,7 +340,7 @@ if TYPE_CHECKING:
     )
     from recd_plugins.config.from_file import load_registry as load_registry
     from recd_plugins.runtime.folders import put as put, scratch_folder as scratch_folder
-    from recd_plugins.sharding.bags import (
+    from recd_plugins.sharding.exact_modules import (
         ExactShardedEmbeddingBagCollection as ExactShardedEmbeddingBagCollection,
     )
     from recd_plugins.sharding.batch_form import refuse_inverse_indices as refuse_inverse_indices
@@ -349,11 +349,11 @@ if TYPE_CHECKING:
         lookup_ids as lookup_ids,
     )
     from recd_plugins.sharding.coalesced.input_dist import unique_ids as unique_ids
-    from recd_plugins.sharding.contexts import ExactSequenceContext as ExactSequenceContext
+    from recd_plugins.sharding.batch_form import ExactSequenceContext as ExactSequenceContext
     from recd_plugins.sharding.guards import guard as guard
     from recd_plugins.sharding.overlap import LookupAhead as LookupAhead
     from recd_plugins.sharding.pipeline import build_train_pipeline as build_train_pipeline
-    from recd_plugins.sharding.sequences import (
+    from recd_plugins.sharding.exact_modules import (
         ExactShardedEmbeddingCollection as ExactShardedEmbeddingCollection,
     )
     from recd_plugins.sharding.sharders import (

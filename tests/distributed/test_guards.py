@@ -26,8 +26,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.launch import RankError
-from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.batch_form import BatchForm
+from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

@@ -20,7 +20,7 @@ from recd_plugins.compat.row_updates import (
 )
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
-from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
+from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:

@@ -182,8 +182,8 @@ def test_wrong_files_are_refused(file: Any, section: str, said: str) -> None:
 
 
 def _two(shared: str) -> nn.Module:
-    two = nn.ModuleDict({"first": Model(), "second": Model()})
-    first, second = two["first"], two["second"]
+    first, second = Model(), Model()
+    two = nn.ModuleDict({"first": first, "second": second})
     if shared == "module":
         second.bags = first.bags
     else:
@@ -193,7 +193,7 @@ def _two(shared: str) -> nn.Module:
 
 def _one_weight() -> nn.Module:
     model = Model()
-    tables = model.bags.embedding_bags
+    tables: Any = model.bags.embedding_bags
     tables["t_f1"].weight = tables["t_f0"].weight
     return model
 
@@ -205,9 +205,9 @@ def _frozen() -> nn.Module:
 
 
 def _tied() -> nn.Module:
-    tied = nn.ModuleDict({"out": nn.Linear(8, 30), "inner": Model()})
-    tied["out"].weight = tied["inner"].bags.embedding_bags["t_f0"].weight
-    return tied
+    out, inner = nn.Linear(8, 30), Model()
+    out.weight = inner.bags.embedding_bags["t_f0"].weight
+    return nn.ModuleDict({"out": out, "inner": inner})
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCo
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.mean_pooling import with_inverse_indices_of
-from recd_plugins.sharding.contexts import num_rows, with_an_empty_row
+from recd_plugins.sharding.batch_form import num_rows, with_an_empty_row
 from recd_plugins.sparse.index_select import jagged_index_select
 
 

@@ -49,9 +49,8 @@ _OTHERS: set[Any] = set()
 class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that this rank sends to other ranks while the context is open.
 
-    It can be opened again and adds up; ``reset`` starts anew. Collectives of the backward pass and
-    those of DistributedDataParallel are seen, under a train pipeline too. It slows down every
-    operation in it; closed it costs nothing.
+    Reopening adds up. It sees collectives of the backward pass, of DistributedDataParallel and of
+    train pipelines. An open context slows down every operation.
 
     Example::
 
@@ -88,12 +87,6 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for traffic, num_bytes in self.sent.items():
             totals[getattr(traffic, attribute)] += num_bytes
         return dict(totals)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.sent.clear()
-        self.calls.clear()
-        self.to_ranks.clear()
 
     def __torch_dispatch__(
         self,
@@ -254,10 +247,6 @@ def _listed_others(value: Any, _: dict[str, Any], rank: int, __: int) -> int:
     return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
 
 
-def _scattered(value: Any, arguments: dict[str, Any], rank: int, size: int) -> int:
-    return _listed_others(value, arguments, rank, size) if rank == arguments["root_rank"] else 0
-
-
 def _even(value: Any, _: dict[str, Any], __: int, size: int) -> int:
     """All of a tensor but the part that stays."""
     return _bytes(value) * (size - 1) // size
@@ -306,31 +295,16 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, str, _Sent]] = {
     "_c10d_functional::all_to_all_single": ("all_to_all", "input", _split),
     "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", _listed_others),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", _even),
-    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs", _even),
     "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
-    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input", _even),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs", _even),
     "torchrec::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
     "c10d::allgather_": ("all_gather", "input_tensors", _whole),
     "c10d::_allgather_base_": ("all_gather", "input_tensor", _whole),
-    "c10d::allgather_coalesced_": ("all_gather", "input_list", _whole),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "inputs", _whole),
     "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", _whole),
-    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "input", _whole),
-    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", "inputs", _whole),
     "torchrec::all_gather_into_tensor": ("all_gather", "shard", _whole),
     "c10d::allreduce_": ("all_reduce", "tensors", _reduced),
-    "c10d::allreduce_coalesced_": ("all_reduce", "tensors", _reduced),
     "_c10d_functional::all_reduce": ("all_reduce", "input", _reduced),
     "_c10d_functional::all_reduce_": ("all_reduce", "input", _reduced),
-    "_c10d_functional::all_reduce_coalesced": ("all_reduce", "inputs", _reduced),
-    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", "inputs", _reduced),
     "c10d::broadcast_": ("broadcast", "tensors", _from_root),
-    "_c10d_functional::broadcast": ("broadcast", "input", _from_root),
-    "_c10d_functional::broadcast_": ("broadcast", "input", _from_root),
     "c10d::reduce_": ("other", "tensors", _to_root),
-    "c10d::gather_": ("other", "input_tensors", _to_root),
-    "c10d::scatter_": ("other", "input_tensors", _scattered),
     "c10d::send": ("other", "tensors", _to_one),
-    "_c10d_functional::isend": ("other", "tensor", lambda value, *_: _bytes(value)),
 }

@@ -47,14 +47,16 @@ from recd_plugins.interfaces.model_tables import outermost_sharded
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.runtime.rank_agreement import crosses_links
-from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.byte_counter import tracker_of
+from recd_plugins.sharding.exact_modules import (
+    ExactShardedEmbeddingBagCollection,
+    ExactShardedEmbeddingCollection,
+)
 from recd_plugins.sharding.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
 from recd_plugins.sharding.overlap import DeferredAllReduce, JoinedIds, LookupAhead
-from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from torchrec.distributed.types import (
     ShardingEnv2D,
     ShardingType,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.compat.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.compat.row_updates import check_updates, copy_optimizer_arguments
@@ -29,9 +29,11 @@ from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.versions import installed_set
-from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.sharding.exact_modules import (
+    ExactShardedEmbeddingBagCollection,
+    ExactShardedEmbeddingCollection,
+)
 from recd_plugins.sharding.gradient_dedup import sends_once
-from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, check_int8, int8_of
 
 logger = logging.getLogger(__name__)
@@ -48,8 +50,8 @@ _OPTIMIZERS = {
 class _OnlyIfConstrained(str):
     """A sharding type that TorchRec's planner takes only if constraints name it.
 
-    Its enumerator drops types that are not ``!=`` ``grid_shard``, unless the ``sharding_types`` of
-    a table's ParameterConstraints have them (torchrec 1.6 to 1.9). A copy is a plain string.
+    Its enumerator (1.6 to 1.9) drops types that equal ``grid_shard`` unless a table's
+    ParameterConstraints have them. A copy is a plain string.
     """
 
     __slots__ = ()
@@ -61,45 +63,36 @@ class _OnlyIfConstrained(str):
         return str, (str(self),)
 
 
-class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
-
-    Args:
-        fused_params: FBGEMM's, as TorchRec takes them.
-        qcomm_codecs_registry: TorchRec's.
-        kernels: lookup kernels of plugins. Kernels of other modules' tables do no harm.
-        coalesced: tables whose ids are made unique before they are sent. Names of other modules'
-            tables do no harm.
-    """
+class _WithKernels:
+    """What the exact sharders have beside TorchRec's."""
 
     def __init__(
         self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: Codecs | None = None,
-        *,
+        *arguments: Any,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
+        **options: Any,
     ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry)
-        self._kernels = tuple(kernels)
-        self._coalesced = frozenset(coalesced)
+        super().__init__(*arguments, **options)
+        self._kernels, self._coalesced = tuple(kernels), frozenset(coalesced)
 
     def shard(
-        self,
-        module: EmbeddingBagCollection,
+        self: Any,
+        module: Any,
         params: dict[str, ParameterSharding],
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ExactShardedEmbeddingBagCollection:
+    ) -> Any:
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
             SetupError: a table is frozen, or its optimizer, kernel or coalescing would silently
                 train otherwise than asked; or ranks shard the module differently.
         """
-        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=True)
-        configs = module.embedding_bag_configs()
+        pooled = isinstance(module, EmbeddingBagCollection)
+        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=pooled)
+        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
         sharded = self.sharded_module_type(
             module,
             params,
@@ -110,8 +103,26 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             module_fqn=module_fqn,
             kernels=[each.as_planned(params, configs) for each in self._kernels],
             coalesced=self._coalesced,
+            **({} if pooled else {"use_index_dedup": self._use_index_dedup}),
         )
         return left_uncompiled(sharded)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Return TorchRec's kernels and those of plugins."""
+        offered = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
+        return offered_kernels(self._kernels, sharding_type, offered)
+
+
+class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
+
+    Args:
+        fused_params: FBGEMM's, as TorchRec takes them.
+        qcomm_codecs_registry: TorchRec's.
+        kernels: lookup kernels of plugins. Kernels of other modules' tables do no harm.
+        coalesced: tables whose ids are made unique before they are sent. Names of other modules'
+            tables do no harm.
+    """
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return TorchRec's types, and on CPU row-wise ones for tables whose constraints name them.
@@ -126,18 +137,13 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             types = [each for each in types if each not in ADDED_ON_THE_WAY]
         return types
 
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return TorchRec's kernels and those of plugins."""
-        offered = super().compute_kernels(sharding_type, compute_device_type)
-        return offered_kernels(self._kernels, sharding_type, offered)
-
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
         """The type that ``shard`` returns."""
         return ExactShardedEmbeddingBagCollection
 
 
-class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
     """Shards an EmbeddingCollection; data-parallel is right on CPU too.
 
     Args:
@@ -147,53 +153,6 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         kernels: as in ExactEmbeddingBagCollectionSharder.
         coalesced: likewise.
     """
-
-    def __init__(
-        self,
-        fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: Codecs | None = None,
-        use_index_dedup: bool = False,
-        *,
-        kernels: Sequence[LookupKernels] = (),
-        coalesced: Collection[str] = (),
-    ) -> None:
-        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
-        self._kernels = tuple(kernels)
-        self._coalesced = frozenset(coalesced)
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ExactShardedEmbeddingCollection:
-        """See TorchRec's ``ModuleSharder.shard``.
-
-        Raises:
-            SetupError: as ExactEmbeddingBagCollectionSharder.
-        """
-        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=False)
-        configs = module.embedding_configs()
-        sharded = self.sharded_module_type(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
-            module_fqn=module_fqn,
-            kernels=[each.as_planned(params, configs) for each in self._kernels],
-            coalesced=self._coalesced,
-        )
-        return left_uncompiled(sharded)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return TorchRec's kernels and those of plugins."""
-        offered = super().compute_kernels(sharding_type, compute_device_type)
-        return offered_kernels(self._kernels, sharding_type, offered)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:

@@ -41,9 +41,9 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.rank_agreement import check_agreement, tell_all
 from recd_plugins.runtime.text import shortened
+from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import is_overlapped
-from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint_files import DamagedError
 from recd_plugins.training.identity import (

@@ -1,4 +1,4 @@
-"""TorchRec's sharded EmbeddingBagCollection, exact on CPU for every input that it accepts."""
+"""TorchRec's two sharded collections, exact on CPU for every input that they accept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torchrec.distributed import comm_ops
+from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
@@ -20,10 +21,9 @@ from torchrec.distributed.types import (
     LazyAwaitable,
     ParameterSharding,
     ShardingEnv,
-    ShardingType,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.compat.clipped_gradients import ClippedGradients
@@ -46,28 +46,52 @@ from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.batch_form import BatchForm, IdWeights, keep_inverse_indices
-from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.sharding.coalesced.input_dist import coalesce_bags
-from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags
-from recd_plugins.sharding.contexts import (
+from recd_plugins.sharding.batch_form import (
+    BatchForm,
     ExactBagContext,
+    ExactSequenceContext,
+    IdWeights,
+    StoredRows,
+    keep_inverse_indices,
     num_rows,
     pooled_without_rows,
+    refuse_inverse_indices,
     set_stored_rows,
+    takes_stored_rows,
     with_an_empty_row,
+    without_rows,
 )
-from recd_plugins.sharding.wire import why_plain_codecs
+from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
+from recd_plugins.sharding.coalesced.input_dist import coalesce_bags, coalesce_sequences
+from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags, CoalescedSequences
+from recd_plugins.sharding.gradient_dedup import dedup_gradients
+from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
-_ROW_WISE = {
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.GRID_SHARD.value,
-}
+
+class _RowKernels:
+    """A sharded collection of TorchRec's, with lookup kernels of plugins."""
+
+    lookup_kernels: tuple[LookupKernels, ...]  # set before the base class creates the lookups
+
+    def reset_parameters(self) -> None:
+        """Reset tables; row kernels read their rows again before they use them."""
+        flush_kernels(self)  # type: ignore[arg-type]
+        super().reset_parameters()  # type: ignore[misc]
+
+    def _create_lookups(self) -> None:
+        with lookups_with(self.lookup_kernels):
+            super()._create_lookups()  # type: ignore[misc]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move tables (``to``, ``half``), but for those whose rows are elsewhere."""
+        tables = getattr(self, "embedding_bags", None) or self.embeddings  # type: ignore[attr-defined]
+        with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
+            moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]
+        return moved
 
 
-class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollection):
     """Takes deduplicated (VBE) batches, and batches of different sizes, in every sharding.
 
     The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass,
@@ -98,7 +122,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         device_type = "cpu" if device is None else device.type
         self._in_blocks = why_plain_codecs(arguments.get("qcomm_codecs_registry"))
         self.fused_params = fused_params
-        self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
+        self.lookup_kernels = tuple(kernels)
         super().__init__(module, plan, env, fused_params, device, **arguments)
         self._gathers_equal_sizes = gathers_equal_sizes(env.process_group, device_type)
         if device_type == "cpu":
@@ -114,7 +138,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._layout = BagLayout(self, configs, shardings, self._groups)
             self._divided_columns = None
             self._has_mean_pooling_callback = False  # the layout divides
-        self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
+        self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in shardings.values())
         updates = plain_updates(module, fused_params, device_type)
         self.form = BatchForm(
             name,
@@ -125,50 +149,25 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             env.process_group,
         )
 
-    def _create_lookups(self) -> None:
-        """Create the base class's lookups, with plugins' kernels for the tables that have some."""
-        with lookups_with(self.lookup_kernels):
-            super()._create_lookups()
-
-    def reset_parameters(self) -> None:
-        """Reset tables; row kernels read their rows again before they use them."""
-        flush_kernels(self)
-        super().reset_parameters()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move tables (``to``, ``half``), but for those whose rows are elsewhere."""
-        with tables_of_row_kernels_stay(self, self.embedding_bags):
-            return super()._apply(fn, recurse)
-
     def update_shards(
         self,
         changed_sharding_params: EmbeddingModuleShardingPlan,  # noqa: ARG002
         env: ShardingEnv,  # noqa: ARG002
         device: torch.device | None,  # noqa: ARG002
     ) -> None:
-        """Refuse ``DistributedModelParallel.reshard``, which makes lookups and output dists anew.
-
-        Raises:
-            SetupError: always.
-        """
+        """Refuse ``DistributedModelParallel.reshard``, which makes lookups anew."""
         raise SetupError(
             f"{self.form.name} is sharded exactly, which DistributedModelParallel.reshard would "
             "undo in part: shard the model anew by the new plan, and load a checkpoint"
         )
 
     def create_context(self) -> ExactBagContext:
-        """Return the context of a batch."""
         return ExactBagContext()
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids; of coalesced tables, unique ids.
-
-        Raises:
-            ExactnessError: a feature or inverse indices are missing, or inverse indices or weights
-                would be ignored or not learn.
-        """
+        """Send ids, unique ones for coalesced tables; refuse input that would be ignored."""
         features = maybe_td_to_kjt(features)
         if isinstance(features, KeyedJaggedTensor):
             features = self._checked(ctx, features)
@@ -236,14 +235,12 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """Look up: the first half of ``compute_and_output_dist``."""
         set_stored_rows(ctx, dist_input)
         return super().compute(ctx, dist_input)
 
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        """Send vectors: the second half of ``compute_and_output_dist``."""
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, super().output_dist(ctx, output))
 
@@ -281,3 +278,123 @@ def _sync_collectives() -> Iterator[None]:
         yield
     finally:
         comm_ops.set_use_sync_collectives(before)
+
+
+class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
+    """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
+
+    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; a subclass changes ids there.
+
+    Attributes:
+        dedups_gradients: whether ``DedupGradientAllToAll`` sends those of its rows.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        kernels: Sequence[LookupKernels] = (),
+        coalesced: Collection[str] = (),
+        **arguments: Any,
+    ) -> None:
+        plan = table_name_to_parameter_sharding
+        check_coalesced(coalesced, plan, pooled=False)
+        self.clipped = ClippedGradients(module, plan, fused_params, coalesced)
+        self.fused_params = fused_params
+        self.lookup_kernels = tuple(kernels)
+        self._groups = feature_groups(module.embedding_configs(), coalesced)
+        super().__init__(module, plan, env, fused_params, device, **arguments)
+        self._on_cpu = device is None or device.type == "cpu"
+        form = StoredRows if takes_stored_rows(module) else BatchForm
+        self.form = form(
+            arguments.get("module_fqn") or "an EmbeddingCollection",
+            self._why_plain(),
+            (name for config in module.embedding_configs() for name in config.feature_names),
+            env.process_group,
+        )
+        self.dedups_gradients = self._on_cpu and dedup_gradients(self._output_dists)
+        if self._on_cpu:
+            use_portable_lookups(self._lookups)
+        follow_state_dicts(self)
+        if self._groups is not None and self._use_index_dedup:
+            raise SetupError(
+                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
+                "use_index_dedup away, as coalescing does the same"
+            )
+
+    def create_context(self) -> ExactSequenceContext:
+        return ExactSequenceContext()
+
+    def input_dist(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Send ids, unique ones for coalesced tables; refuse input that would be ignored."""
+        features = maybe_td_to_kjt(features)
+        if isinstance(features, KeyedJaggedTensor):
+            features = unique_rows(features)
+            refuse_inverse_indices(features, allow_variable_batch=True)
+            if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
+                self.clipped.check_stored(features.keys())
+            features = self.form.fit(self.form.ordered(features))
+            if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
+                ctx.no_rows, features = True, with_an_empty_row(features)
+        if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
+            with torch.no_grad():
+                features, ctx.coalesced = coalesce_sequences(features, self._groups)
+        return self.distribute(ctx, features)
+
+    def _why_plain(self) -> str:
+        if self._groups is not None:
+            return "from which unique ids are taken"
+        if self._on_cpu:
+            return "as TorchRec loses their gradient on CPU"
+        return self.clipped.why_plain
+
+    def distribute(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Send ids, which are unique where tables are coalesced."""
+        return super().input_dist(ctx, features)
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Look up and send vectors; refuse TorchRec's synchronous collectives."""
+        if self._on_cpu and comm_ops.get_use_sync_collectives():
+            raise ExactnessError(
+                "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
+                "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
+                "alone; these sharders switch them on where they are needed. torch.compile of the "
+                "whole model switches them on, too: compile its dense part"
+            )
+        return self._expanded(ctx, self.look_up(ctx, input))
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        return self._expanded(ctx, super().output_dist(ctx, output))
+
+    def _expanded(
+        self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Make rows of all ids from those of a coalesced batch, and take out an empty row."""
+        if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
+            assert ctx.coalesced is not None
+            embeddings = CoalescedSequences(
+                embeddings, ctx.coalesced, self._groups, self._need_indices
+            )
+        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
+            embeddings.callbacks.append(without_rows)
+        return embeddings
+
+    def look_up(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Look up the ids that ``distribute`` sent, and send vectors."""
+        return super().compute_and_output_dist(ctx, input)
