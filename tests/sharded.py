@@ -92,7 +92,7 @@ PLACES: dict[str, Callable[[int, int], Any]] = {
 
 
 def local_ranks() -> int:
-    return int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
 
 
 def everyone() -> ShardingEnv:

@@ -30,7 +30,7 @@ from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.sharding import batch_form
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.coalesced import input_dist
-from recd_plugins.sharding.coalesced.groups import feature_groups
+from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,

@@ -8,7 +8,7 @@ from tests.summed_types import SummedTypes
 from torch import Tensor
 from torch.nn import functional as F
 
-from recd_plugins.sharding.coalesced.rows import Bags, Part, expand, pool, pool_by_torch
+from recd_plugins.sharding.coalesced.outputs import Bags, Part, expand, pool, pool_by_torch
 
 
 def test_expand_and_its_gradient() -> None:

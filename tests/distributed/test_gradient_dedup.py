@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import local_weights, shard
 from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
-from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -35,11 +30,7 @@ pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo sends them be
 
 _ROWS, _DIM = 40, 8
 _SEQUENCES = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
-_SHARDINGS = {
-    "row_wise": lambda: row_wise(compute_kernel="fused"),
-    "table_wise": lambda: table_wise(rank=1, compute_kernel="fused"),
-    "column_wise": lambda: column_wise(ranks=[1, 0], compute_kernel="fused"),
-}
+_SHARDINGS = ["row_wise", "table_wise", "column_wise"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -86,13 +77,11 @@ def trained(
 ) -> tuple[dict[str, Tensor], list[Tensor], int, bool]:
     """Weights, outputs and bytes of gradients after some steps, and whether they went once."""
     torch.manual_seed(0)
+    sizes: Any = {"embedding_dim": _DIM, "num_embeddings": _ROWS}
     tables = [
-        EmbeddingConfig(
-            name=name, embedding_dim=_DIM, num_embeddings=_ROWS, feature_names=list(features)
-        )
-        for name, features in (("t", "ab"), ("u", "c"))
+        EmbeddingConfig(name="t", feature_names=["a", "b"], **sizes),
+        EmbeddingConfig(name="u", feature_names=["c"], **sizes),
     ]
-    module = EmbeddingCollection(tables=tables)
     codecs = None
     if wire == "int8":  # of blocks that are a row; those of files are longer
         codecs = {_SEQUENCES: QuantizedCommCodecs(Int8(_DIM), Int8(_DIM))}
@@ -103,29 +92,8 @@ def trained(
         codecs,
         coalesced=coalesced,
     )
-    plan = construct_module_sharding_plan(
-        module,
-        {name: _SHARDINGS[sharding]() for name in ("t", "u")},
-        sharder,
-        local_size=1,
-        world_size=world_size,
-        device_type="cpu",
-    )
-
-    def shard() -> DistributedModelParallel:
-        return DistributedModelParallel(
-            module,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=ShardingPlan({"": plan}),
-            sharders=[sharder],
-        )
-
-    if once:
-        dmp = shard()
-    else:
-        with all_gradients_sent():
-            dmp = shard()
+    with nullcontext() if once else all_gradients_sent():
+        dmp: Any = shard(EmbeddingCollection(tables=tables), [sharder], sharding)
     outputs, counter = [], CollectiveBytes()
     for step in range(4):
         with counter:
@@ -137,18 +105,12 @@ def trained(
                 total = total + ((number + 1) * (values if alike else values * factors)).sum()
             total.backward()
     backward = sum(n for t, n in counter.sent.items() if t.phase == "backward")
-    weights = {name: shards_of(each) for name, each in dmp.state_dict().items()}
-    return weights, outputs, backward, dmp.module.dedups_gradients
-
-
-def shards_of(weight: Any) -> Tensor:
-    """What a rank has of a table, flat."""
-    return torch.cat([torch.empty(0), *(s.tensor.flatten() for s in weight.local_shards())])
+    return local_weights(dmp), outputs, backward, dmp.module.dedups_gradients
 
 
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("coalesced", [[], ["t", "u"]])
-@pytest.mark.parametrize("sharding", list(_SHARDINGS))
+@pytest.mark.parametrize("sharding", _SHARDINGS)
 def test_tables_learn_the_same_bit_for_bit(
     sharding: str, coalesced: list[str], alike: bool
 ) -> None:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
-from tests.distributed import launch_cases as cases
+import torch
+import torch.distributed as dist
 from tests.forked import Program
 
-from recd_plugins.runtime.errors import PluginError, RecdError, SetupError
+from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError, SetupError
 from recd_plugins.runtime.launch import (
     RankError,
     Ranks,
@@ -24,14 +27,72 @@ from recd_plugins.runtime.machine import threads_of_a_rank
 ROOT = Path(__file__).parents[2]
 
 
+def process_id(rank: int, world_size: int) -> int:
+    return os.getpid()
+
+
+def total(rank: int, world_size: int, start: float) -> torch.Tensor:
+    value = torch.tensor(start + rank)
+    dist.all_reduce(value)
+    return value
+
+
+def environment(rank: int, world_size: int, names: list[str]) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def threads(rank: int, world_size: int) -> int:
+    return torch.get_num_threads()
+
+
+def raise_on_rank_1(rank: int, world_size: int, kind: str) -> None:
+    if rank == 1:
+        if kind == "value":
+            raise ValueError("the reason")
+        if kind == "plugin":
+            raise PluginError("acme.rows: the reason")
+        if kind == "registry":
+            raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "abort":
+            os.abort()
+        if kind == "exit":
+            os._exit(3)
+    dist.barrier()
+
+
+def note_pid_and_sleep(rank: int, world_size: int, folder: str) -> None:
+    (Path(folder) / str(rank)).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def launch_sleepers(folder: str) -> None:
+    launch(note_pid_and_sleep, 2, folder)
+
+
+def parents_of_it_and_of_what_it_starts(rank: int, world_size: int) -> tuple[int, int]:
+    context = multiprocessing.get_context("forkserver")
+    queue = context.SimpleQueue()
+    process = context.Process(target=note_parent, args=(queue,))
+    process.start()
+    parent = queue.get()
+    process.join()
+    return os.getppid(), parent
+
+
+def note_parent(queue: SimpleQueue[int]) -> None:
+    queue.put(os.getppid())
+
+
 def test_results_come_back_by_rank_as_tensors() -> None:
-    assert [value.item() for value in launch(cases.total, 2, 1.0)] == [3.0, 3.0]
+    assert [value.item() for value in launch(total, 2, 1.0)] == [3.0, 3.0]
 
 
 def test_environment_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECD_TEST_SETTING", "from the parent")
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RECD_TEST_SETTING"]
-    assert launch(cases.environment, 4, names, local_world_size=2) == [
+    assert launch(environment, 4, names, local_world_size=2) == [
         ["0", "4", "0", "2", "from the parent"],
         ["1", "4", "1", "2", "from the parent"],
         ["2", "4", "0", "2", "from the parent"],
@@ -46,7 +107,7 @@ def test_ranks_share_the_cores_and_have_one_thread_at_least(
     for no_number in ("", "x", "0", None):
         _set_threads(monkeypatch, no_number)
         assert [threads_of_a_rank(ranks) for ranks in (1, 1000)] == [cores, 1]
-    assert launch(cases.threads, 2) == [max(1, cores // 2)] * 2
+    assert launch(threads, 2) == [max(1, cores // 2)] * 2
 
 
 def _set_threads(monkeypatch: pytest.MonkeyPatch, number: str | None) -> None:
@@ -60,9 +121,9 @@ def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
     with pytest.raises(
         RankError, match=r"(?s)rank 1 failed.*raise_on_rank_1.*ValueError: the reason"
     ) as caught:
-        launch(cases.raise_on_rank_1, 2, "value")
+        launch(raise_on_rank_1, 2, "value")
     assert re.fullmatch(
-        r"ValueError: the reason \(launch_cases\.py:\d+\), on rank 1", caught.value.what
+        r"ValueError: the reason \(test_launch\.py:\d+\), on rank 1", caught.value.what
     )
 
 
@@ -78,9 +139,9 @@ def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
 )
 def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message: str) -> None:
     with Ranks(2) as ranks:
-        pids = ranks.run(cases.process_id)
+        pids = ranks.run(process_id)
         with pytest.raises(error, match=message):
-            ranks.run(cases.raise_on_rank_1, kind)
+            ranks.run(raise_on_rank_1, kind)
         assert not ranks.alive
         assert not any(_runs(pid) for pid in pids)
 
@@ -88,12 +149,12 @@ def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message
 def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:
     for _ in range(3):
         with pytest.raises(SetupError, match="rank 1 was killed"):
-            launch(cases.raise_on_rank_1, 4, "kill")
+            launch(raise_on_rank_1, 4, "kill")
 
 
 def test_what_a_rank_starts_is_forked_from_the_server_of_the_ranks() -> None:
     """Another server would import everything again, for each rank."""
-    parents = {pid for pids in launch(cases.parents_of_it_and_of_what_it_starts, 2) for pid in pids}
+    parents = {pid for pids in launch(parents_of_it_and_of_what_it_starts, 2) for pid in pids}
     assert len(parents) == 1
 
 
@@ -102,7 +163,7 @@ def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Pa
     script = tmp_path / "main.py"
     script.write_text(
         "import signal, sys\n"
-        "from tests.distributed.launch_cases import launch_sleepers\n"
+        "from tests.distributed.test_launch import launch_sleepers\n"
         "if __name__ == '__main__':\n"
         # A shell's background jobs ignore it.
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"

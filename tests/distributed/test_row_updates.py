@@ -12,8 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from recd_plugins.compat.clipped_gradients import ClippedGradients
 from recd_plugins.compat.row_updates import (
+    ClippedGradients,
     check_updates,
     plain_updates,
     why_plain_kernels,

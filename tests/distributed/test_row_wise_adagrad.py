@@ -123,35 +123,6 @@ def test_rows_are_shared_among_threads(threads: int) -> None:
     assert_same_bits(stock, ours)
 
 
-def test_gradients_of_any_layout() -> None:
-    stock, ours = pair([8, 4])
-    ids, offsets = batch(6, 3)
-    for each in (stock, ours):
-        each(ids, offsets).sum().backward()  # an expanded scalar
-        (each(ids, offsets).t().contiguous() ** 2).sum().backward()
-    assert_same_bits(stock, ours)
-
-
-def test_the_rate_is_that_of_the_lookup() -> None:
-    stock, ours = pair([8])
-    ids, offsets = batch(6, 3)
-    for each in (stock, ours):
-        output = each(ids, offsets)
-        each.set_learning_rate(0.5)
-        output.sum().backward()
-        each(ids, offsets).sum().backward()
-    assert_same_bits(stock, ours)
-
-
-def test_ids_outside_of_a_table_are_what_fbgemm_makes_of_them() -> None:
-    stock, ours = pair([8])
-    ids, offsets = torch.tensor([3, ROWS + 5, 4]), torch.tensor([0, 2, 3])
-    for each in (stock, ours):
-        each(ids.clone(), offsets).sum().backward()
-        each(ids.int(), offsets.int()).sum().backward()
-    assert_same_bits(stock, ours)
-
-
 def test_what_is_left_to_fbgemm_still_learns() -> None:
     stock, ours = pair([8, 4], features=[0, 0, 1])  # two features share a table
     ids, offsets = batch(9, 3)
@@ -202,17 +173,6 @@ def test_what_is_divided_by_zero_is_what_fbgemm_makes_of_it(eps: float, gradient
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_output_may_be_changed_in_place() -> None:
-    stock, ours = pair([8, 4])
-    ids, offsets = batch(6, 3)
-    for each in (stock, ours):
-        output = each(ids, offsets)
-        output.mul_(2)
-        output[:, :2] = 0
-        output.sum().backward()
-    assert_same_bits(stock, ours)
-
-
 def _set(tensor: Tensor) -> None:
     tensor.data.copy_(tensor.flip(0))
     with torch.no_grad():
@@ -247,13 +207,48 @@ def test_a_graph_is_gone_after_its_backward_pass() -> None:
             output.backward()
 
 
-def test_arguments_by_position_and_weights_of_another_tensor() -> None:
-    stock, ours = pair([8])
+def _any_layout(each: Any, ids: Tensor, offsets: Tensor) -> None:
+    each(ids, offsets).sum().backward()  # an expanded scalar
+    (each(ids, offsets).t().contiguous() ** 2).sum().backward()
+
+
+def _another_rate(each: Any, ids: Tensor, offsets: Tensor) -> None:
+    output = each(ids, offsets)
+    each.set_learning_rate(0.5)
+    output.sum().backward()
+    each(ids, offsets).sum().backward()
+
+
+def _ids_outside(each: Any, _ids: Tensor, _offsets: Tensor) -> None:
+    ids, offsets = torch.tensor([3, ROWS + 5, 4]), torch.tensor([0, 2, 3])
+    each(ids.repeat(2), torch.cat([offsets, offsets[1:] + 3])).sum().backward()
+    each(ids.int().repeat(2), torch.cat([offsets, offsets[1:] + 3]).int()).sum().backward()
+
+
+def _output_in_place(each: Any, ids: Tensor, offsets: Tensor) -> None:
+    output = each(ids, offsets)
+    output.mul_(2)
+    output[:, :2] = 0
+    output.sum().backward()
+
+
+def _by_position(each: Any, ids: Tensor, offsets: Tensor) -> None:
+    each(ids, offsets, None, torch.ones(2)).sum().backward()
+
+
+def _other_weights(each: Any, ids: Tensor, offsets: Tensor) -> None:
+    output = each(ids, offsets)
+    each.weights_host.data = each.weights_host.detach().cos()
+    output.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [_any_layout, _another_rate, _ids_outside, _output_in_place, _by_position, _other_weights],
+)
+def test_whatever_a_trainer_does_the_bits_are_those_of_fbgemm(step: Any) -> None:
+    stock, ours = pair([8, 4])
     ids, offsets = batch(6, 3)
-    other = torch.rand_like(stock.weights_host)
     for each in (stock, ours):
-        each(ids, offsets, None, torch.ones(1)).sum().backward()
-        output = each(ids, offsets)
-        each.weights_host.data = other.clone()
-        output.sum().backward()
+        step(each, ids.clone(), offsets)
     assert_same_bits(stock, ours)

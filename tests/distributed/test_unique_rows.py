@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.compat.clipped_gradients import ClippedGradients
+from recd_plugins.compat.row_updates import ClippedGradients
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import ExactnessError

@@ -16,8 +16,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.model import deferred_tables as module
-from recd_plugins.model.deferred_tables import FirstValues, Window, deferred_tables
-from recd_plugins.model.made_collections import one_row_tables
+from recd_plugins.model.deferred_tables import FirstValues, Window, deferred_tables, one_row_tables
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.training.rank_state import copy_weights, first_weights
 

@@ -27,8 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import load_registry
 from recd_plugins.config import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
-from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model.interactions import CrossInteraction, DotInteraction, interaction_of
+from recd_plugins.model.dlrm import DLRM, CrossInteraction, DotInteraction, interaction_of
 from recd_plugins.runtime.errors import RegistryError
 
 FEATURES, NUM_DENSE, ROWS, DIM = ("a", "b", "c"), 5, 11, 8

@@ -78,12 +78,7 @@ class AskedShardedTensor(ShardedTensor):
 
 
 def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) -> None:
-    """Call a function whenever shards of a table's weights or optimizer state are read.
-
-    Args:
-        module: a sharded collection; its state dicts may be taken before or after.
-        asked_for: the function of each table.
-    """
+    """Call a table's function whenever shards of its weights or optimizer state are read."""
     states = module.fused_optimizer.state_dict()["state"]
     for name, weights in module.state_dict().items():
         function = asked_for.get(name.partition(".")[2].removesuffix(".weight"))
@@ -126,11 +121,7 @@ def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iter
 
 
 def close_kernels(module: nn.Module) -> None:
-    """Close the row kernels of this rank.
-
-    Raises:
-        RecdError: rows could not be written.
-    """
+    """Close the row kernels of this rank; raises RecdError if rows could not be written."""
     for kernel in row_kernels(module):
         kernel.close()
 
@@ -166,8 +157,8 @@ def _flush(kernels: Iterable[RowKernel]) -> None:
 def prefetches(model: nn.Module) -> bool:
     """Return whether a table wants its rows fetched before the batch that needs them.
 
-    Plugins' kernels say so, and FBGEMM's cache by ``prefetch_pipeline`` of the plan's CacheParams
-    or of ``fused_params``. All ranks return the same, as their pipelines have to send in one order.
+    By kernels of plugins, or by ``prefetch_pipeline`` of the plan's CacheParams or
+    ``fused_params``. The same on all ranks, as their pipelines have to send in one order.
     """
     return any(
         plan_prefetches(
@@ -215,11 +206,7 @@ def offered_kernels(
 def check_kernels(
     kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse a plan that leaves out a table's own kernel, and with it the rows that it keeps.
-
-    Raises:
-        SetupError: names the table and what to change.
-    """
+    """Refuse a plan that leaves out a table's own kernel, and with it the rows that it keeps."""
     for table, sharding in params.items():
         own = _of_table(table, kernels)
         if own is not None and own.compute_kernel != sharding.compute_kernel:

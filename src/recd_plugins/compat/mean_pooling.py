@@ -25,7 +25,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding.coalesced.groups import refuse_at_signs
+from recd_plugins.sharding.coalesced.input_dist import refuse_at_signs
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 
@@ -124,10 +124,5 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """Return TorchRec's ``[B, columns]`` without the 1e-6, and 1 for empty bags and other columns.
-
-    Args:
-        divisor: TorchRec's.
-        is_divided: of ``divide_row_wise_tables_only``.
-    """
+    """Return TorchRec's ``[B, columns]`` without the 1e-6; 1 for empty bags and other columns."""
     return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

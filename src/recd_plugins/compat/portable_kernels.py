@@ -74,10 +74,8 @@ class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
 class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
     """TorchRec's pooled lookup, which takes variable batches with several kernels on CPU too.
 
-    Tables that differ in pooling or data type get kernels of their own. TorchRec (1.6 to 1.9) has
-    each write its part of one output of a variable batch, which FBGEMM does on CUDA only; this one
-    joins the parts, as TorchRec (1.8 and 1.9) does on MTIA. Rows are of all ranks, or of
-    data-parallel tables of this one.
+    TorchRec (1.6 to 1.9) has each kernel write its part of one output, which FBGEMM does on CUDA
+    only; this lookup joins the parts, as TorchRec does on MTIA.
     """
 
     def _forward_with_vbe_merging(
@@ -102,10 +100,9 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
 class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
     """TorchRec's fused kernel, which takes variable batches without FBGEMM's metadata for them.
 
-    On CPU FBGEMM (1.8) makes that metadata by several tensor operations a row, and then does not
-    use it: it pads every feature to the one with the most rows. Where tables are equally wide, this
-    one looks them up as one table, without padding; else it pads the offsets itself and takes the
-    rows that there are out of the output. Values and gradients are the same.
+    On CPU FBGEMM (1.8) makes that metadata by several operations a row, and pads every feature to
+    the longest one. This kernel looks equally wide tables up as one, and pads offsets of others
+    itself. Values and gradients are the same.
     """
 
     def forward(
@@ -131,10 +128,8 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
 class PortableEmbedding(BatchedFusedEmbedding):
     """TorchRec's fused kernel without pooling, whose ids FBGEMM looks up as bags of one id each.
 
-    Without pooling, FBGEMM's backward pass on CPU (1.6 to 1.9) collects the gradients of a batch in
-    a hash map of hash maps of vectors, with several allocations a distinct id of the batch: 24 to
-    32 times the time of its backward pass of bags, which sorts the ids and has vector
-    instructions. Values and gradients are the same. That saves time with and without duplicates.
+    FBGEMM's backward pass without pooling on CPU (1.6 to 1.9) takes 24 to 32 times as long as that
+    of bags. Values and gradients are the same.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -161,14 +156,7 @@ def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]
 
 
 def _rank_by_rank(strides: Tensor) -> Tensor:
-    """Where rows that come rank by rank, feature by feature, stand feature by feature.
-
-    Args:
-        strides: rows of each feature from each rank, ``[F, num_ranks]``.
-
-    Returns:
-        ``[num_rows]``
-    """
+    """Places, by feature, of rows that come by rank and feature, by strides ``[F, ranks]``."""
     first_row = strides.flatten().cumsum(0).view_as(strides) - strides
     num_rows = strides.t().flatten()
     shift = first_row.t().flatten() - (num_rows.cumsum(0) - num_rows)
@@ -176,12 +164,7 @@ def _rank_by_rank(strides: Tensor) -> Tensor:
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
-    """A KJT in which every key has as many rows, with empty ones at its end.
-
-    Args:
-        features: with a variable batch.
-        num_rows: of each key, ``[F]``.
-    """
+    """Pad every key of a variable batch to one number of rows; it has ``num_rows`` ``[F]``."""
     stride = max(1, int(num_rows.max()))
     first_row = num_rows.cumsum(0) - num_rows
     rows = torch.minimum(torch.arange(stride), num_rows.unsqueeze(1)) + first_row.unsqueeze(1)
@@ -203,14 +186,11 @@ def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
 
 
 def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
-    """Where the rows of a variable batch stand in a ``[num_rows, sum(widths)]`` of padded features.
+    """Positions of a variable batch's rows in ``[num_rows, sum(widths)]`` of padded features.
 
     Args:
         strides: rows of each feature from each rank, ``[F, num_ranks]``.
         widths: of the features, in units, ``[F]``.
-
-    Returns:
-        Positions of units, rank by rank, feature by feature, row by row.
     """
     first_row = (strides.cumsum(1) - strides).t()
     first_unit = first_row * widths.sum() + (widths.cumsum(0) - widths)
@@ -230,11 +210,7 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Zeros, as no id comes here.
-
-        Raises:
-            DataError: an id does, which its table does not have anywhere.
-        """
+        """Zeros; an id that comes here raises DataError, as its table has it nowhere."""
         _refuse_outside(self, features)
         widths = [self._local_cols[table] for table in self._feature_table_map]
         if features.variable_stride_per_key():
@@ -252,11 +228,7 @@ class EmptyEmbedding(BatchedFusedEmbedding):
     """The same without pooling."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """No embeddings, as no id comes here.
-
-        Raises:
-            DataError: an id does, which its table does not have anywhere.
-        """
+        """No embeddings; an id that comes here raises DataError."""
         _refuse_outside(self, features)
         return _zeros(self, features, [0, self._local_cols[0]])
 
@@ -274,11 +246,10 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _part_tables(kernel: Any) -> None:
-    """Let FBGEMM tell a table that has no row on this rank from the one behind it.
+    """Let FBGEMM tell a table without rows on this rank from the next one.
 
-    Its CPU kernels know tables by where their rows begin among all. Such a table was a part of the
-    next one, whose width may be another, so that memory of others was written; the last one was
-    looked for behind the end of the sizes.
+    Its CPU kernels know tables by their first row, so such a table was a part of the next one, and
+    memory of others was written if their widths differ.
     """
     if 0 in kernel._local_rows:
         begins = [0, *accumulate(max(1, rows) for rows in kernel._local_rows)]
@@ -289,10 +260,9 @@ def _part_tables(kernel: Any) -> None:
 
 
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
-    """Make the lookups and kernels that fail on CPU those of this module, in place.
+    """Replace lookups and kernels that fail on CPU by those of this module, in place.
 
-    The class is changed and not the object: optimizers, DDP and state dicts already hold its
-    parameters, and TorchRec has no public way to make a kernel of one's own.
+    Their classes change, as optimizers, DDP and state dicts already hold their parameters.
     """
     module: Any
     for module in (module for lookup in lookups for module in lookup.modules()):
@@ -362,15 +332,15 @@ def look_up_bags(
 def refuse_outside(
     ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
 ) -> None:
-    """Refuse ids outside of their table, which would be rows of another one below it.
+    """Refuse ids outside of their table, which would be rows of another one.
 
-    FBGEMM's check of bounds lets -1 pass, and everything if it is off; its own CPU kernels raise.
+    FBGEMM's check of bounds lets -1 pass, and everything if it is off.
 
     Args:
-        ids: as they are looked up, in the order of ``features``, in CPU memory.
-        features: whose ids they are.
-        rows: of the table, or of its shard here, of each feature.
-        table: the name of a feature's, by the number of the feature.
+        ids: in the order of ``features``, in CPU memory.
+        features: of the ids.
+        rows: of each feature's table, or of its shard here.
+        table: name of the table by the number of a feature.
 
     Raises:
         DataError: names table, feature and id.

@@ -1,15 +1,17 @@
 """Updates of rows in the backward pass, as FBGEMM's kernels make them.
 
 FBGEMM (1.6 to 1.9) silently does nothing with some arguments of optimizers, and TorchRec with the
-default learning rate of a class. Kernels of some updates take no variable batches on CUDA.
+default learning rate of a class. Kernels of some updates take no variable batches on CUDA. With
+``gradient_clipping`` FBGEMM clips the gradient of each row that is looked up, and a clipped sum is
+not the sum of clipped gradients.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -20,13 +22,14 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
 )
 
-from recd_plugins.runtime.errors import SetupError
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.text import shortened
 
 logger = logging.getLogger(__name__)
@@ -82,11 +85,7 @@ _FUSED_ON_CUDA = _FUSED | {
 def kind_of_update(
     optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
 ) -> EmbOptimType:
-    """Return FBGEMM's name of the update that a parameter brings.
-
-    Args:
-        optimizer: as ``apply_optimizer_in_backward`` takes it.
-        arguments: likewise; an ``optimizer`` among them goes before the class.
+    """Return FBGEMM's update of an optimizer class and its arguments in the backward pass.
 
     Raises:
         ValueError: FBGEMM has none.
@@ -194,13 +193,7 @@ def plain_updates(
     fused_params: Mapping[str, Any] | None,
     device_type: str,
 ) -> dict[str, str]:
-    """Return tables whose kernels take no variable (deduplicated) batches, with their updates.
-
-    Args:
-        module: not sharded, with the optimizers that its parameters or it itself bring.
-        fused_params: of its sharder.
-        device_type: of the module.
-    """
+    """Return tables of an unsharded module whose kernels take no deduplicated batches."""
     found: dict[str, str] = {}
     for config in module.embedding_bag_configs() if device_type != "cpu" else ():
         kind = kind_of_update(torch.optim.SGD, fused_params or {})
@@ -217,12 +210,9 @@ def plain_updates(
 def why_plain_kernels(
     shardings: Mapping[str, ParameterSharding], updates: Mapping[str, str], *, on_cpu: bool
 ) -> str:
-    """Return why batches of bags have to be plain by their kernels; empty if they need not be.
+    """Return why kernels of bags need plain batches; empty if they do not.
 
-    Args:
-        shardings: of the tables of a module, by name.
-        updates: of ``plain_updates``.
-        on_cpu: whether they are there, where data-parallel ones take variable batches.
+    On CPU data-parallel tables take variable batches. ``updates`` are those of ``plain_updates``.
     """
     replicated, dense = ShardingType.DATA_PARALLEL.value, EmbeddingComputeKernel.DENSE.value
     plain = [
@@ -258,3 +248,98 @@ def _has_other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, 
         and of_class is not None
         and of_class.default != _RATE
     )
+
+
+_OPTION = "gradient_clipping"
+
+
+class ClippedGradients:
+    """The tables of a module that clip.
+
+    Args:
+        module: not sharded, with the optimizers that its parameters bring.
+        params: how each of its tables is sharded.
+        fused_params: of its sharder.
+        coalesced: tables whose ids are sent once.
+
+    Attributes:
+        in_use: whether any module of this process has such tables; models are not searched else.
+
+    Raises:
+        SetupError: a coalesced table clips.
+    """
+
+    in_use: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        module: EmbeddingBagCollection | EmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        fused_params: Mapping[str, Any] | None,
+        coalesced: Collection[str] = (),
+    ) -> None:
+        pooled = isinstance(module, EmbeddingBagCollection)
+        configs: Any = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        tables: Any = module.embedding_bags if pooled else module.embeddings
+        clipped = []
+        for config in configs:
+            given = dict(fused_params or {})
+            # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+            for arguments in getattr(tables[config.name].weight, "_optimizer_kwargs", []):
+                given |= arguments
+            dense = params[config.name].compute_kernel == EmbeddingComputeKernel.DENSE.value
+            if clips(given) and not dense:
+                clipped.append(config)
+        self.tables = tuple(config.name for config in clipped)
+        self._features = frozenset(name for config in clipped for name in config.feature_names)
+        ClippedGradients.in_use |= bool(clipped)
+        if both := [name for name in self.tables if name in coalesced]:
+            raise SetupError(
+                f"tables {shortened(both)} are to be coalesced and have {_OPTION}, which clips the "
+                "gradient of each row that is looked up: of ids that are sent once it would clip "
+                "their sums. Leave one of the two out"
+            )
+
+    @property
+    def why_plain(self) -> str:
+        """Why batches of bags have to be plain; empty if they need not be."""
+        if not self.tables:
+            return ""
+        return f"as {_OPTION} of tables {shortened(self.tables)} clips the gradient of each row"
+
+    def check_stored(self, features: Collection[str]) -> None:
+        """Refuse features whose equal rows are looked up and pooled once.
+
+        Raises:
+            ExactnessError: tables that clip have some; names them.
+        """
+        if clipped := sorted(self._features.intersection(features)):
+            raise ExactnessError(
+                f"features {shortened(clipped)} are deduplicated, and their tables "
+                f"{shortened(self.tables)} have {_OPTION}, which clips the gradient of each row "
+                "that is looked up: of rows that are stored once it would clip their sums. Leave "
+                "these features out of the converter or of dedup, or clipping out of the optimizer"
+            )
+
+
+def why_clipped(sharded: nn.Module) -> str:
+    """Return why a module around an EmbeddingBagCollection needs plain batches, or nothing."""
+    return next(filter(None, (clipped.why_plain for clipped in _inside(sharded))), "")
+
+
+def check_deduplicated(model: nn.Module, batch: ModelInput) -> None:
+    """Refuse a batch with deduplicated sequences of tables that clip."""
+    if ClippedGradients.in_use:
+        for clipped in _inside(model):
+            clipped.check_stored({*batch.inverse_lookup, *batch.segments})
+
+
+def clips(arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments of a kernel have it clip gradients."""
+    return bool(arguments.get(_OPTION))
+
+
+def _inside(model: nn.Module) -> Iterator[ClippedGradients]:
+    for module in model.modules():
+        if isinstance(clipped := getattr(module, "clipped", None), ClippedGradients):
+            yield clipped

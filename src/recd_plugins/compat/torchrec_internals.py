@@ -129,7 +129,7 @@ _NAMES = {
         "_DummyBackendModule _setup_privateuseone_for_python_backend"
     ),
     "torch:Tensor": "_make_wrapper_subclass _version",
-    "torch:UntypedStorage": "_cdata _new_shared",
+    "torch:UntypedStorage": "_cdata",
     "torch:_C": "_only_lift_cpu_tensors _set_only_lift_cpu_tensors",
     "fsspec:AbstractFileSystem": "_open",
     "multiprocessing.forkserver": "_forkserver",

@@ -396,11 +396,9 @@ def _may_pay(whole: Counted, ranks: int) -> bool:
 def _decide(
     looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
 ) -> Decision:
-    """Make one decision of what every rank saw.
+    """Make one decision of the features and reasons that every rank saw.
 
-    Args:
-        looks: features that could be deduplicated and reasons against it, of each rank.
-        looked_up: features of which deduplication saves the lookup, and no network.
+    Deduplication saves the lookup alone, and no network, of the features in ``looked_up``.
     """
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:

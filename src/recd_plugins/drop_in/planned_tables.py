@@ -89,11 +89,7 @@ def _optimizer(optimizer: TableOptimizer) -> str:
 
 
 def model_of(name: str) -> nn.Module:
-    """Return the model that ``module:function`` makes; modules of the current directory are found.
-
-    Raises:
-        SetupError: there is no such function, or it returns something else.
-    """
+    """Return the model that ``module:function`` makes; modules of the current directory count."""
     module_name, _, function_name = name.partition(":")
     if not function_name:
         raise SetupError(f"--model {name}: expected MODULE:FACTORY, as in trainer:build_model")

@@ -24,7 +24,7 @@ from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.interfaces.step_cost import stage_of
 from recd_plugins.model.build import build_model, model_code
-from recd_plugins.model.made_collections import one_row_tables
+from recd_plugins.model.deferred_tables import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
 from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.runtime.errors import RecdError

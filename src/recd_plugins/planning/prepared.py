@@ -37,7 +37,7 @@ from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.sharding.batch_form import set_takes_stored_rows, takes_stored_rows
-from recd_plugins.sharding.coalesced.groups import feature_groups
+from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.guards import guard
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from recd_plugins.data.lower import plain_kjt
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import tell_all
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.coalesced.groups import refuse_at_signs
-from recd_plugins.sharding.coalesced.input_dist import Coalesced
+from recd_plugins.sharding.coalesced.input_dist import Coalesced, refuse_at_signs
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
 
 logger = logging.getLogger(__name__)
@@ -247,15 +246,8 @@ def refuse_inverse_indices(
 ) -> None:
     """Refuse an EmbeddingCollection's input whose inverse indices would be lost.
 
-    An unsharded EmbeddingCollection ignores them, and so does a sharded one without
+    An unsharded EmbeddingCollection ignores them, and a sharded one does without
     ``stride_per_key_per_rank``.
-
-    Args:
-        features: the input.
-        allow_variable_batch: whether inverse indices of a deduplicated batch are applied.
-
-    Raises:
-        ExactnessError: says what to feed instead.
     """
     variable = features.variable_stride_per_key()
     if variable and allow_variable_batch:
@@ -269,11 +261,7 @@ def refuse_inverse_indices(
 
 
 def keep_inverse_indices(features: KeyedJaggedTensor) -> None:
-    """Keep the memory of inverse indices until this stream is done with it.
-
-    A batch may have been copied to a GPU on another stream, and TorchRec (1.6 to 1.9) forgets
-    these tensors, which backward passes read.
-    """
+    """Keep inverse indices for this stream, which TorchRec (1.6 to 1.9) forgets."""
     indices = features.inverse_indices_or_none()
     if indices is not None and indices[1].is_cuda:
         indices[1].record_stream(torch.cuda.current_stream())
@@ -287,14 +275,14 @@ def fit_batches(
     needs_rows: bool = False,
     weights: IdWeights | None = None,
 ) -> None:
-    """Give batches of one form to a sharded module of TorchRec's.
+    """Give batches of one form to a sharded module of TorchRec's, by an ``input_dist`` of its own.
 
     Args:
-        sharded: takes a KeyedJaggedTensor; gets an ``input_dist`` of its own.
+        sharded: takes a KeyedJaggedTensor.
         form: of its batches.
         remaps: whether it maps ids to rows, which TorchRec does to 64-bit ids alone.
         needs_rows: whether TorchRec fails if a deduplicated batch has no row.
-        weights: looks at those of its batches.
+        weights: checks those of its batches.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
 

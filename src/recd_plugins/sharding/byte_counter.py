@@ -24,7 +24,7 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 @dataclass(frozen=True)
 class Traffic:
-    """What distinguishes one collective's bytes from another's.
+    """Key of the counted bytes.
 
     Attributes:
         kind: of collective.
@@ -147,10 +147,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class LookupIds:
-    """How many ids the lookups of this rank took, after the input dist, by feature.
+    """Ids that the lookups of this rank took, by feature.
 
-    A column-wise table takes an id once for each of its shards on this rank, as that many reads of
-    memory happen.
+    A column-wise table takes an id once for each of its shards on this rank.
     """
 
     per_feature: Counter[str] = field(default_factory=Counter)

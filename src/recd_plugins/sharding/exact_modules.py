@@ -26,7 +26,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.compat.clipped_gradients import ClippedGradients
 from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
@@ -41,7 +40,7 @@ from recd_plugins.compat.mean_pooling import (
     refuse_means_in_grids,
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
-from recd_plugins.compat.row_updates import plain_updates, why_plain_kernels
+from recd_plugins.compat.row_updates import ClippedGradients, plain_updates, why_plain_kernels
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
@@ -61,8 +60,12 @@ from recd_plugins.sharding.batch_form import (
     with_an_empty_row,
     without_rows,
 )
-from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.sharding.coalesced.input_dist import coalesce_bags, coalesce_sequences
+from recd_plugins.sharding.coalesced.input_dist import (
+    check_coalesced,
+    coalesce_bags,
+    coalesce_sequences,
+    feature_groups,
+)
 from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags, CoalescedSequences
 from recd_plugins.sharding.gradient_dedup import dedup_gradients
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs

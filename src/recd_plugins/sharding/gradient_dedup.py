@@ -55,14 +55,7 @@ class DedupGradientAllToAll:
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """Return a handle that waits for the gradients of other ranks.
-
-        Args:
-            rows: ``[n, D]`` of floats, in the order of ranks.
-            to_ranks: how many of them each rank gets.
-            from_ranks: how many come from each.
-            group: of the ranks.
-        """
+        """Send ``rows`` ``[n, D]``, ordered by rank; return a handle for those of other ranks."""
         own, width = group.rank(), rows.shape[1] * rows.element_size()
         received = rows.new_empty(sum(from_ranks), rows.shape[1])
         here = torch.split(received, list(from_ranks))
@@ -92,11 +85,7 @@ class DedupGradientAllToAll:
 
 
 def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
-    """Have output dists of sequences on CPU do so between nodes, if gloo sends for all of them.
-
-    Returns:
-        Whether they do.
-    """
+    """Deduplicate gradients of output dists between nodes, if all use gloo; return whether."""
     found = [
         module
         for each in output_dists

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.clipped_gradients import check_deduplicated
+from recd_plugins.compat.row_updates import check_deduplicated
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import left_modules
 from recd_plugins.runtime.errors import ExactnessError

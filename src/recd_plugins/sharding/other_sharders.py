@@ -63,7 +63,6 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
 )
 
-from recd_plugins.compat.clipped_gradients import clips, why_clipped
 from recd_plugins.compat.feature_processors import (
     keep_batches,
     keep_form,
@@ -78,7 +77,9 @@ from recd_plugins.compat.mean_pooling import mean_pooled
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.compat.row_updates import (
     check_update_of_fused,
+    clips,
     plain_updates,
+    why_clipped,
     why_plain_kernels,
 )
 from recd_plugins.interfaces.model_tables import embedding_modules

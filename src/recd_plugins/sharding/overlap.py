@@ -34,16 +34,11 @@ _INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
 
 
 class LookupAhead:
-    """A lookup of rows for the next step, in place of the module that looks them up.
+    """Looks up rows for the next step, in place of a lookup of fused kernels.
 
-    FBGEMM's backward pass learns by the rate of the forward pass, and a rate that is set between
-    two steps comes after the rows were looked up. They are then looked up once more when their
-    gradients are there; the same rows were sent.
-
-    A step is counted when it is learned, as a checkpoint may be written before.
-
-    Args:
-        lookup: of fused kernels.
+    FBGEMM's backward pass uses the learning rate of the forward pass. If the rate changes in
+    between, rows are looked up again for their gradients. A step is counted when it is learned, as
+    a checkpoint may be written before.
     """
 
     def __init__(self, lookup: nn.Module) -> None:
@@ -97,13 +92,10 @@ class _Learning(torch.autograd.Function):
 
 
 class JoinedIds(Awaitable[list[KJTListAwaitable]]):
-    """Lengths and ids of all modules, sent in one all-to-all when their sizes have come.
+    """Lengths and ids of all modules in one all-to-all, sent when their sizes have come.
 
-    TorchRec (1.6 to 1.9) sends each tensor of each module in a collective of its own. In gloo one
-    of few bytes takes as long as one of many. Features with weights are left to TorchRec.
-
-    Args:
-        sizes: of the ids of modules on one process group; this is waited for in place of it.
+    TorchRec (1.6 to 1.9) sends each tensor of each module in a collective of its own, and in gloo
+    a short one takes as long as a long one. Features with weights are left to TorchRec.
     """
 
     def __init__(self, sizes: FusedKJTListSplitsAwaitable[Any]) -> None:
@@ -149,13 +141,7 @@ def _send(
 
 
 class _Tensor:
-    """One of the tensors that travel together.
-
-    Args:
-        sent: one-dimensional.
-        to_ranks: how much of it each rank gets.
-        from_ranks: how much comes from each.
-    """
+    """A one-dimensional tensor of several that are sent together, with its splits by rank."""
 
     def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
         self.received = sent.new_empty(sum(from_ranks))
@@ -194,9 +180,9 @@ class _AllToAll:
 class DeferredAllReduce:
     """All-reduce of a DistributedDataParallel's gradients that its backward pass does not wait for.
 
-    The buckets and the order in which ranks are summed stay DistributedDataParallel's, so gradients
-    are the same bit for bit; on several nodes with several ranks each, those of a node are summed
-    first. Outside of ``later`` it sums at once.
+    Buckets and the order of ranks stay DistributedDataParallel's, so gradients are the same bit for
+    bit; with several ranks on several nodes, a node is summed first. Outside of ``later`` it sums
+    at once.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -283,13 +269,7 @@ class DeferredAllReduce:
 
 @dataclass(frozen=True)
 class _Hops:
-    """Groups of the ranks of a node, and of the first rank of each node.
-
-    Attributes:
-        node: of this rank.
-        first: rank of the node that is in ``across``.
-        across: None on the others.
-    """
+    """Groups of this node's ranks, and of the first rank of each node (None on other ranks)."""
 
     node: dist.ProcessGroup
     first: int

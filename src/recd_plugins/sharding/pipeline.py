@@ -88,14 +88,11 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
 
 
 class LookaheadTrainPipeline(SparseDistTrainPipeline):
-    """Caches fetch the rows of batch i+1 while batch i is computed: forward and backward.
+    """Caches fetch the rows of batch i+1 during forward and backward of batch i.
 
-    TorchRec's PrefetchTrainPipelineSparseDist with three differences. It runs without CUDA too,
-    where TorchRec's fails. The rows of batch i+1 are asked for before the forward pass of batch i
-    and not after it, so that they have the whole step to come; for that the ids of a batch travel
-    during the backward pass two batches before. And the iterator may change when it ends.
-
-    Batches in flight, when batch i is computed: i; i+1, whose rows come; i+2, whose ids travel.
+    Unlike TorchRec's PrefetchTrainPipelineSparseDist it runs without CUDA, requests rows before the
+    forward pass of the batch before, and takes another iterator when one ends. While batch i is
+    computed, rows of batch i+1 and ids of batch i+2 are under way.
     """
 
     # A PrefetchPipelinedForward takes what a ShardedModule.prefetch has seen.
@@ -229,11 +226,7 @@ def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
 
 
 class _LateCopies(LazyAwaitable[Tensor]):
-    """Rows of data-parallel tables, read when they are waited for.
-
-    Args:
-        lookup: of the tables.
-    """
+    """Rows of data-parallel tables, read when they are waited for."""
 
     def __init__(self, lookup: nn.Module) -> None:
         super().__init__()
@@ -258,11 +251,7 @@ class _LateCopies(LazyAwaitable[Tensor]):
 
 @contextmanager
 def _before_the_step(module: Any) -> Iterator[None]:
-    """While it is open, the module looks up what another step is for.
-
-    Data-parallel tables learn in the optimizer's step, and are read later; the others learn by the
-    rates of that step.
-    """
+    """Have the module look up rows of another step; data-parallel tables are read later."""
     own = vars(module)  # of lists, which an assignment to a module takes long to look at
     lookups, dists = own["_lookups"], own["_output_dists"]
     late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
@@ -281,16 +270,14 @@ def _is_replicated(lookup: nn.Module) -> bool:
 
 
 class OverlappedTrainPipeline(SparseDistTrainPipeline):
-    """A SparseDistTrainPipeline that sends something while ranks compute.
+    """A SparseDistTrainPipeline that communicates while ranks compute.
 
-    Tables have learned when the backward pass is over, and gradients of dense layers are wanted in
-    the optimizer's step alone: these are summed while tables learn, and while rows of the next
-    batch are looked up and sent. Ids of the batch after it travel during its forward and backward
-    pass. What is computed and the order in which it is summed are the same: so are losses, bit for
-    bit.
+    Dense gradients are summed while tables learn and while rows of the next batch are looked up and
+    sent. Ids of the batch after it travel during its forward and backward pass. Losses are the same
+    bit for bit.
 
-    Rows of the next batch are on their way between two calls of ``progress``: weights of tables
-    that are set there come too late for that batch. ``load_state_dict`` raises ExactnessError then.
+    Rows of the next batch are under way between two calls of ``progress``, so ``load_state_dict``
+    raises ExactnessError there.
     """
 
     _pipelined_forward_type = _RowsAhead
@@ -425,10 +412,7 @@ def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, 
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Whether a model trains so; where nobody has asked, on CPUs of several nodes that send rows.
-
-    Not without a module whose rows can be looked up ahead.
-    """
+    """Return whether a model trains so: if asked, or on CPUs of several nodes that send rows."""
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
         return False
     ahead = _ahead([module for _, module in outermost_sharded(model)])
@@ -439,7 +423,7 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
 
 
 def plan_overlaps(plan: ShardingPlan, asked: bool | None) -> bool:
-    """Whether a plan has a module whose rows can be looked up ahead, and are sent if not asked."""
+    """Return whether a plan has a module whose rows are looked up ahead, and sent if not asked."""
     modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
     return any(_is_final_early(each) and (asked or _sends_rows(each)) for each in modules)
 
@@ -465,10 +449,10 @@ def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
 
 
 def _looks_up_ahead(module: Any) -> bool:
-    """Whether rows of the next batch are final when the backward pass of this one is over.
+    """Return whether rows of the next batch are final after the backward pass of this one.
 
-    Those of data-parallel tables are read later. Rows of other kernels learn in the optimizer's
-    step, or move by steps, and trackers of lookups may go by steps; what counts ids does not.
+    Rows of kernels other than fused ones may change in the optimizer's step, and a tracker of
+    lookups may count steps.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))

@@ -74,13 +74,8 @@ def wire_codecs(
 ) -> Codecs | None:
     """Return TorchRec's ``qcomm_codecs_registry`` of ``training.wire``, or a trainer's.
 
-    Args:
-        training: names the format.
-        given: by a trainer.
-        tables: all of the model.
-
     Raises:
-        SetupError: both say how numbers are sent, or tables do not suit the format.
+        SetupError: both are given, or tables do not suit the format.
     """
     if training.wire == "fp32":
         return _with_gradients(given)
@@ -149,11 +144,7 @@ class Int8(QuantizedCommCodec):
         return QuantizationContext(row_dim=self.block)
 
     def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """Return blocks of bytes, each followed by a scale and an offset.
-
-        Raises:
-            SetupError: numbers are to be added on their way, or a gradient would be lost.
-        """
+        """Return blocks of bytes, each followed by a scale and an offset."""
         if ctx is None or (torch.is_grad_enabled() and input_tensor.requires_grad):
             raise SetupError(
                 "int8 has no gradient under TorchRec's synchronous collectives, and its numbers "

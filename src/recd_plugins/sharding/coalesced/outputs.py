@@ -1,12 +1,17 @@
-"""Outputs of coalesced collections."""
+"""Rows of unique ids become the rows, and the pooled bags, of all ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import (
     Awaitable,
@@ -18,9 +23,211 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.sharding.coalesced.groups import FeatureGroups
-from recd_plugins.sharding.coalesced.input_dist import Coalesced
-from recd_plugins.sharding.coalesced.rows import Bags, Part, expand, pool
+from recd_plugins.sharding.coalesced import kernels
+from recd_plugins.sharding.coalesced.input_dist import Coalesced, FeatureGroups
+from recd_plugins.sparse.index_select import HALF_PRECISION
+
+_COMPILED = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """How bags are made of rows.
+
+    Attributes:
+        index: int64 ``[n]``, a row for each id.
+        offsets: int64 ``[num_bags + 1]``.
+        weights: float32 ``[n]``, or None: 1 for each. Mean pooling is in them.
+    """
+
+    index: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        for tensor in (self.index, self.offsets, self.weights):
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Columns of the output of an EmbeddingBagCollection.
+
+    Attributes:
+        source: number of the tensor that has the rows.
+        start: where they start there, in scalars.
+        num_rows: how many.
+        dim: scalars of a row, and columns of the output.
+        column: the first of these.
+        bags: what is made of them first, or None: nothing.
+        inverse: int64 ``[B]``, which bag, or row, is each row of the output; None: in order.
+    """
+
+    source: int
+    start: int
+    num_rows: int
+    dim: int
+    column: int
+    bags: Bags | None
+    inverse: Tensor | None
+
+
+def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
+    """``source.index_select(0, index)`` for each index; gradients are summed once for each row.
+
+    Those of half precision in float32. On CUDA the order of the additions, and so the last bits,
+    may differ from run to run.
+
+    Args:
+        sources: ``[R_i, D]``.
+        of: number of the source that each index is of.
+        indices: int64 ``[n_i]``.
+    """
+    if all(map(_compiles, sources)):
+        return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
+    halves = [source.dtype in HALF_PRECISION for source in sources]
+    if any(halves):
+        wide = [s.float() if half else s for s, half in zip(sources, halves, strict=True)]
+        rows = expand(wide, of, indices)
+        return [each.to(sources[n].dtype) for n, each in zip(of, rows, strict=True)]
+    return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
+
+
+def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
+    """Pooled embeddings ``[num_rows, width]``.
+
+    Args:
+        sources: flat tensors of rows.
+        parts: of the output, that fill its columns.
+        num_rows: B.
+        width: columns.
+
+    Returns:
+        In the dtype of ``sources``; half-precision rows are summed in float32.
+    """
+    if (dtype := sources[0].dtype) in HALF_PRECISION:
+        return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
+    if all(map(_compiles, sources)):
+        return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
+    return pool_by_torch(sources, parts)
+
+
+def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
+    """The same on any device."""
+    columns = []
+    for part in sorted(parts, key=lambda part: part.column):
+        flat = sources[part.source].narrow(0, part.start, part.num_rows * part.dim)
+        rows = flat.view(part.num_rows, part.dim)
+        if (bags := part.bags) is not None:
+            if part.num_rows:
+                rows = F.embedding_bag(
+                    bags.index,
+                    rows,
+                    bags.offsets,
+                    mode="sum",
+                    per_sample_weights=bags.weights,
+                    include_last_offset=True,
+                )
+            else:  # which embedding_bag refuses
+                rows = rows.sum() + rows.new_zeros(len(bags.offsets) - 1, part.dim)
+        columns.append(rows if part.inverse is None else rows.index_select(0, part.inverse))
+    return torch.cat(columns, dim=1)
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, of: Sequence[int], num_sources: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        sources, indices = tensors[:num_sources], tensors[num_sources:]
+        ctx.save_for_backward(*indices)
+        ctx.of, ctx.shapes = of, [source.shape for source in sources]
+        ctx.set_materialize_grads(False)
+        rows, outputs = [_array(source) for source in sources], []
+        for n, index in zip(of, indices, strict=True):
+            out = sources[n].new_empty(len(index), sources[n].shape[1])
+            kernels.gather(rows[n], _array(index), _array(out), 0)
+            outputs.append(out)
+        learns = ctx.needs_input_grad[2:]
+        ctx.mark_non_differentiable(
+            *(out for n, out in zip(of, outputs, strict=True) if not learns[n])
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        sums: list[Tensor | None] = [None] * len(ctx.shapes)
+        for n, index, gradient in zip(ctx.of, ctx.saved_tensors, gradients, strict=True):
+            if gradient is not None:
+                if (out := sums[n]) is None:
+                    out = sums[n] = gradient.new_zeros(ctx.shapes[n])
+                kernels.add_back(_array(gradient), 0, _array(index), _array(out))
+        return (None, None, *sums, *(None for _ in gradients))
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Sequence[Part], num_rows: int, width: int, *sources: Tensor
+    ) -> Tensor:
+        ctx.parts, ctx.sizes = parts, [len(source) for source in sources]
+        output = sources[0].new_zeros(num_rows, width)
+        flats, out = [_array(source) for source in sources], output.numpy()
+        for part in parts:
+            rows = _rows_of(flats[part.source], part)
+            if part.bags is not None and part.inverse is not None:
+                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), out.dtype)
+                kernels.pool(rows, *_arrays(part.bags, out.dtype), bags, 0)
+                kernels.gather(bags, _array(part.inverse), out, part.column)
+            elif part.bags is not None:
+                kernels.pool(rows, *_arrays(part.bags, out.dtype), out, part.column)
+            elif part.inverse is not None:
+                kernels.gather(rows, _array(part.inverse), out, part.column)
+            else:
+                out[:, part.column : part.column + part.dim] = rows
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        results = [gradients.new_zeros(size) for size in ctx.sizes]
+        flats, given = [result.numpy() for result in results], _array(gradients)
+        for part in ctx.parts:
+            rows = _rows_of(flats[part.source], part)
+            if part.bags is not None and part.inverse is not None:
+                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), given.dtype)
+                kernels.add_back(given, part.column, _array(part.inverse), bags)
+                kernels.spread(bags, 0, *_arrays(part.bags, given.dtype), rows)
+            elif part.bags is not None:
+                kernels.spread(given, part.column, *_arrays(part.bags, given.dtype), rows)
+            elif part.inverse is not None:
+                kernels.add_back(given, part.column, _array(part.inverse), rows)
+            else:
+                rows += given[:, part.column : part.column + part.dim]
+        return (None, None, None, *results)
+
+
+def _compiles(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in _COMPILED
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().contiguous().numpy()
+    return array
+
+
+def _arrays(bags: Bags, dtype: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    weights = np.empty(0, dtype) if bags.weights is None else _array(bags.weights)
+    return _array(bags.index), _array(bags.offsets), weights
+
+
+def _rows_of(flat: NDArray[Any], part: Part) -> NDArray[Any]:
+    """Shares the memory of ``flat``."""
+    return flat[part.start : part.start + part.num_rows * part.dim].reshape(part.num_rows, part.dim)
+
 
 #: Their kernels sum what a rank has of a bag, of mean pooling too.
 _SUMMED = {
@@ -33,13 +240,8 @@ _SUMMED = {
 class _Columns:
     """Columns of a feature's embedding that one shard has.
 
-    Attributes:
-        feature: whose embedding it is.
-        source: number of the sharding that returns the rows.
-        dim: columns.
-        column: the first of them in the output.
-        carrier: number of the _Columns whose rows these are.
-        mean: whether rows are to be divided by the length of the bag.
+    ``source`` is the number of the sharding that returns the rows, ``column`` their first one in
+    the output, ``carrier`` the number of the _Columns whose rows these are.
     """
 
     feature: str
@@ -51,14 +253,7 @@ class _Columns:
 
 
 class BagLayout:
-    """Where the rows of each feature come from, and which columns of the output are its own.
-
-    Args:
-        sharded: the module.
-        configs: of its tables.
-        shardings: of its tables, by name.
-        groups: of its features.
-    """
+    """Where the rows of each feature come from, and which columns of the output are its own."""
 
     def __init__(
         self,
@@ -102,12 +297,7 @@ class BagLayout:
             self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """How the output is made of what the shardings return.
-
-        Args:
-            batch: what stayed on this rank.
-            num_rows: that are returned for each of ``columns``.
-        """
+        """Return how the output is made of the rows that come for each of ``columns``."""
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
@@ -152,9 +342,9 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
     """Pooled embeddings of all bags, from the embeddings of unique ids.
 
     Args:
-        rows: what each sharding returns, flat.
+        rows: output of each sharding, flat.
         num_rows: for each of the layout's columns.
-        batch: what stayed on this rank.
+        batch: kept on this rank.
         layout: of the module.
     """
 

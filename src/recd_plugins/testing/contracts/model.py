@@ -21,7 +21,7 @@ from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.interfaces.plugin import plugin_call
-from recd_plugins.model.made_collections import one_row_tables
+from recd_plugins.model.deferred_tables import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse import InverseKeyedJaggedTensor
