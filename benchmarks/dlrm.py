@@ -39,8 +39,7 @@ from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.config import ModelSpec, TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
-from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model.dlrm import CrossInteraction
+from recd_plugins.model.dlrm import DLRM, CrossInteraction
 from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import backend_for, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
