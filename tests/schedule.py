@@ -78,7 +78,6 @@ SLOW = (
     "test_internals.py::test_they_are_listed",
     "distributed/test_byte_counter.py::test_a_train_pipeline",
     "distributed/test_managed_collision.py",
-    "access/test_distributions.py::test_zipf_mandelbrot",
     "recd_plugin_flexshard/tests/test_plan.py::test_more_memory",
     "recd_plugin_flexshard/tests/test_registry.py",
     "recd_plugin_dlrm/tests/trace/test_distances.py::test_expected",

@@ -97,7 +97,6 @@ def test_the_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("internal", "what"),
     [
         (Internal("torch.gone", ("_x",), "a test"), "torch.gone"),
-        (Internal("torch.nn:Gone", ("_x",), "a test"), "torch.nn.Gone"),
         (Internal("torch.nn", ("_x",), "a test"), "torch.nn._x"),
         (Internal("torch.nn:Module", ("_buffers", "_x"), "a test"), "Module._x"),
         (Internal("torch.nn.functional:relu", ("_x",), "a test"), "relu._x"),

@@ -15,13 +15,6 @@ from recd_plugins.cli.exits import fault_message
 FAULTY = '''
 from recd_plugins.api import *
 
-class Reading(Reader):
-    def __init__(self, inner): self._inner = inner
-    def __len__(self): return {}["length"]
-    def __iter__(self): return iter(self._inner)
-    def state_dict(self): return self._inner.state_dict()
-    def load_state_dict(self, state): self._inner.load_state_dict(state)
-
 class Bad(DatasetWrapper):
     """Fails where it is told to."""
     name = "bad.wrapper"
@@ -30,15 +23,11 @@ class Bad(DatasetWrapper):
     def fail(self, method):
         if method == self.options.at: {}[method]
     def prepare(self): self.fail("prepare"); super().prepare()
-    def schema(self): self.fail("schema"); return super().schema()
     def identity(self): self.fail("identity"); return super().identity()
-    def splits(self): self.fail("splits"); return super().splits()
-    def check(self): self.fail("check")
     def texts(self, feature): self.fail("texts"); return super().texts(feature)
-    def scan(self, split="train"): self.fail("scan"); return super().scan(split)
     def reader(self, **given):
         self.fail("reader")
-        return Reading(self.inner.reader(**given))
+        return self.inner.reader(**given)
     def session_reader(self, **given):
         self.fail("session_reader")
         return self.inner.session_reader(**given)
@@ -83,10 +72,7 @@ def failing_at(folder: Path, method: str) -> Path:
     ("method", "arguments"),
     [
         ("prepare", {}),
-        ("schema", {}),
         ("identity", {}),
-        ("splits", {}),
-        ("scan", {}),
         ("texts", {"feature": "user"}),
         ("reader", ARGUMENTS),
         ("session_reader", ARGUMENTS),

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 from pydantic import BaseModel, PlainSerializer
 
 from recd_plugins.api import PluginOptions
+from recd_plugins.runtime.text import read_bytes
 
 
 class Words(BaseModel):
@@ -42,3 +44,17 @@ def test_sets_among_options_have_one_order_in_all_processes() -> None:
     assert found.model_dump(mode="json") == dumped
     assert json.loads(found.model_dump_json()) == dumped
     assert OptionsOfSets.model_validate({**dumped, "spelled": "b/a"}) == found
+
+
+def test_bytes_are_numbers_with_units() -> None:
+    sizes: dict[str | int, int] = {
+        "256MB": 256_000_000,
+        "2GiB": 2**31,
+        "1.5 kib": 1536,
+        4096: 4096,
+        "10b": 10,
+    }
+    assert {words: read_bytes(words) for words in sizes} == sizes
+    for words in ("", "MB", "12 parsecs", "-3MB", "0", "0.1b", "1e9", "9" * 400):
+        with pytest.raises(ValueError, match="256MB"):
+            read_bytes(words)

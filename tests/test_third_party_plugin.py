@@ -19,19 +19,12 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return pip_installed(EXAMPLE, tmp_path_factory.mktemp("third_party"))
 
 
-def test_its_plugins_are_found_with_their_distribution(environment):
+def test_its_plugins_and_command_are_found(environment):
     found = json.loads(recd(environment, "plugins", "--json"))
     names = {plugin["name"] for plugin in found if plugin["from"] == "recd-plugin-example 0.1.0"}
     assert names == {"example.drop_repeats", "example.recency"}
-
-
-def test_its_command_runs(environment):
     assert recd(environment, "example-hello") == "recd-plugin-example is installed\n"
-
-
-def test_it_is_left_out_where_third_parties_are(environment):
-    found = recd({**environment, "RECD_ONLY": "recd"}, "plugins", "--json")
-    assert "example." not in found
+    assert "example." not in recd({**environment, "RECD_ONLY": "recd"}, "plugins", "--json")
 
 
 def test_its_own_tests_pass(environment, tmp_path):

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from rich.text import Text
 from recd_plugins.cli import main
 from recd_plugins.report import output
 from recd_plugins.report.output import output_console, show_controls, visible
+from recd_plugins.report.progress import progress_bars
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[8mc\rd\x7fe\x9b2Jf\u202eg\u2066h"
 SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"
@@ -87,13 +89,8 @@ def test_consoles_keep_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["validate", f"{HOSTILE}.yaml"],
         ["run", f"{HOSTILE}.yaml"],
-        ["plan", f"{HOSTILE}.yaml"],
         ["init", f"{HOSTILE}.csv", "a.yaml"],
-        ["report", f"{HOSTILE}.json"],
-        ["checkpoint", "list", HOSTILE],
-        ["plugins", HOSTILE],
         [HOSTILE],
         [f"--{HOSTILE}"],
     ],
@@ -119,3 +116,33 @@ def test_a_closed_standard_output_is_dev_null() -> None:
     recd = Path(sys.executable).with_name("recd")
     done = subprocess.run(["sh", "-c", script, recd], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+WORDS = "a line of words that no terminal is wide enough for " * 10
+
+
+def test_lines_are_as_wide_as_columns_or_not_cut_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    output_console().print(WORDS)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+    monkeypatch.delenv("COLUMNS")
+    table = Table(*(f"column {number}" for number in range(40)))
+    table.add_row(*(f"{number}.123456" for number in range(40)))
+    output_console().print(table)
+    output_console().print(WORDS)
+    shown = capsys.readouterr().out
+    assert all(f"{number}.123456" in shown for number in range(40))
+    assert WORDS.strip() in shown
+
+
+@pytest.mark.parametrize(("expected", "fails"), [(1000, False), (None, False), (1000, True)])
+def test_progress_bars_end_full_unless_the_work_broke_off(
+    capsys: pytest.CaptureFixture[str], expected: int | None, fails: bool
+) -> None:
+    with suppress(KeyError), progress_bars() as add_bar:
+        add_bar("reading", expected)(100)
+        if fails:
+            raise KeyError
+    assert ("100/1000" if fails else "100/100\n") in capsys.readouterr().err.replace(" ", "")

@@ -37,24 +37,14 @@ def test_capped_zipf_has_the_coverage_of_the_reference_cases(
 
 
 def test_forms() -> None:
-    flat = dict.fromkeys((0, 7, 99))
     shifted = zipf("t", 100, 3.0, 1.1, shift=20.0).accesses
     falling = exponential("t", 100, 3.0, 10.0).accesses
     bell = half_normal("t", 100, 3.0, 10.0).accesses
-    for k in flat:
+    for k in (0, 7, 99):
         assert shifted[k] / shifted[0] == pytest.approx(((k + 21) / 21) ** -1.1)
         assert falling[k] / falling[0] == pytest.approx(np.exp(-k / 10))
         assert bell[k] / bell[0] == pytest.approx(np.exp(-((k / 10) ** 2) / 2))
     assert [a.sum() for a in (shifted, falling, bell)] == pytest.approx([3.0] * 3)
-    for form in (exponential, half_normal):
-        assert form("t", 100, 3.0, 1e-300).accesses.tolist() == [3.0] + [0.0] * 99
-
-
-def test_zipf_mandelbrot_has_the_paper_s_coverage_of_rm1() -> None:
-    """FlexShard, table 5: 346,144 and 100,064 of 30M rows cover 52.5 and 36.8 %."""
-    access = zipf("t", 3 * 10**7, 960.8, 1.081, shift=10239)
-    assert access.covered(346_144) == pytest.approx(0.525, abs=2e-3)
-    assert access.covered(100_064) == pytest.approx(0.368, abs=2e-3)
 
 
 @given(
@@ -130,13 +120,10 @@ def test_a_histogram_of_reuse(path: Path) -> None:
     assert (reads < 1.01).mean() == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("(8+: 0.002", "(8+: 0.000"), ("(2, 8]: 0.", "(2, 3]: 0.000\n(3, 8]: 0.")],
-    ids=["the last", "one between"],
-)
-def test_a_bin_without_a_share_has_no_rows(tmp_path: Path, old: str, new: str) -> None:
-    (tmp_path / "reuse.txt").write_text(TEXT.replace(old, new))
+def test_a_bin_without_a_share_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "reuse.txt").write_text(
+        TEXT.replace("(2, 8]: 0.", "(2, 3]: 0.000\n(3, 8]: 0.").replace("(8+: 0.002", "(8+: 0.000")
+    )
     access = from_reuse_histogram("t", read_reuse_histograms(tmp_path / "reuse.txt")["trace.pt"])
     assert len(access.rows) == 20_000
     assert access.length == pytest.approx(380)
@@ -159,7 +146,6 @@ def test_its_shape_stays_at_another_size(path: Path) -> None:
     ("old", "new", "message"),
     [
         ("(1, 2]: 0.300\n", "", "is no histogram of reuse"),
-        ("unique cols: 20000", "cols: 20000", "is no histogram of reuse"),
         (TEXT, "", "no histogram of reuse"),
     ],
 )
