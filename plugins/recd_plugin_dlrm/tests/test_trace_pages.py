@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, page, plugin_page, run_console
 
-from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
 
 COMMAND = page("commands/trace.md")
@@ -34,15 +32,3 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "registry.yaml").write_text(registry)
     run_console(COMMAND)
     assert len((tmp_path / "usr_1.txt").read_text().splitlines()) == 20_000
-
-
-@pytest.mark.parametrize("name", ["profile", "generate"])
-def test_every_option_is_named_in_its_section(name: str) -> None:
-    group = main.get_command(click.Context(main), "trace")
-    assert isinstance(group, click.Group)
-    section = COMMAND.partition(f"\n## recd trace {name}\n")[2].partition("\n## ")[0]
-    rows = "\n".join(line for line in section.splitlines() if line.startswith("|"))
-    options = [each for p in group.commands[name].params for each in p.opts if each[:1] == "-"]
-    assert set(options) <= set(re.findall(r"`(--?[\w-]+)`", rows))
-    usage = COMMAND.partition("\n\nA trace is")[0]
-    assert all(option in usage for option in options if option.startswith("--"))

@@ -93,19 +93,10 @@ def test_runs_stand_side_by_side_with_ratios_to_the_first() -> None:
 
 
 def test_equal_curves_are_one_and_others_are_not() -> None:
-    runs = [
-        Run("a", a_run()),
-        Run("b", a_run(losses=[0.7, 0.6, 0.65 + 1e-8])),
-        Run("c", a_run(losses=[0.7, 0.6, 0.66])),
-        Run("d", a_run(losses=[0.7, 0.6, None])),
-        Run("e", a_run(losses=[0.7, 0.6])),
-    ]
-    assert [[run.name for run in group] for group in same_curves(runs)] == [
-        ["a", "b"],
-        ["c"],
-        ["d"],
-        ["e"],
-    ]
+    losses = {"b": [0.7, 0.6, 0.65 + 1e-8], "c": [0.7, 0.6, 0.66], "d": [0.7, 0.6, None]}
+    runs = [Run("a", a_run()), *(Run(name, a_run(losses=each)) for name, each in losses.items())]
+    groups = [[run.name for run in group] for group in same_curves(runs)]
+    assert groups == [["a", "b"], ["c"], ["d"]]
     assert "a = b" in page(runs)
 
 
@@ -196,15 +187,3 @@ def test_validations_are_a_curve() -> None:
     }  # fmt: skip
     html = page([Run("", a_run(validation=curve))])
     assert "auc of the test split by step, best after step 10, where the run was stopped." in html
-
-
-def test_a_page_is_replaced_by_force_alone(tmp_path: Path) -> None:
-    run, page_file = tmp_path / "a.json", tmp_path / "a.html"
-    run.write_text(json.dumps(a_run()), encoding="utf-8")
-    page_file.write_text("<p>mine")
-    refused = CliRunner().invoke(main, ["report", str(run)])
-    assert refused.exit_code == 1
-    assert "a.html exists already" in refused.output.replace("\n", "")
-    assert page_file.read_text() == "<p>mine"
-    assert CliRunner().invoke(main, ["report", str(run), "--force"]).exit_code == 0
-    assert page_file.read_text().startswith("<!doctype html>")

@@ -175,14 +175,6 @@ def test_they_write_to_this_machine() -> None:
         Csv.Options.model_validate({"path": "s3://bucket/x"})
 
 
-def test_one_that_a_checkpoint_does_not_know_begins_there(tmp_path: Path) -> None:
-    tracker = made("csv", tmp_path)
-    tracker.on_start(start(4))
-    train(tracker, [5, 6])
-    tracker.on_end(RunEnd(0, 6, ()))
-    assert without_time(csv_records(tmp_path / "of" / "run.csv")) == EXPECTED[3:]
-
-
 def test_only_rank_0_writes(tmp_path: Path) -> None:
     tracker = made("csv", tmp_path)
     tracker.on_start(start(rank=1))

@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_tables import importer, sources
+from recd_plugin_tables import sources
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
-from recd_plugin_tables.tests.writers import ROWS, WRITERS
 from recd_plugin_tables.values import text_id
 from recd_plugins.api import Location
 from recd_plugins.runtime.errors import DataError
@@ -63,12 +62,6 @@ def test_sessions_stand_together_in_the_order_of_time(path):
         times = [t for t, s in zip(found["_time"], sessions, strict=True) if s == session]
         assert times == sorted(times)
     assert rows_of(table(path, order="stored"))["_row"] == list(range(60))
-
-
-def test_rows_that_do_not_fit_into_memory_come_in_the_same_order(path, monkeypatch):
-    expected = rows_of(table(path))
-    monkeypatch.setattr(importer, "MEMORY", 1)
-    assert rows_of(table(path, cache=path.parent / "other")) == expected
 
 
 @pytest.mark.parametrize(
@@ -225,28 +218,6 @@ def test_a_log_of_positives(path):
     assert set(rows_of(data)["label"]) == {1.0}
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_table_that_any_library_wrote_has_all_its_rows(writer, tmp_path):
-    (tmp_path / "here").mkdir()
-    uses = {"user": ["session", "id"], "item": "id", "price": "number", "seen": "ids"}
-    found = by_row(
-        table(
-            WRITERS[writer](tmp_path / "here"),
-            columns=uses,
-            implicit=True,
-            on_nan="zero",
-            cache=tmp_path / "imports",
-        )
-    )
-    assert found["_row"] == list(range(len(ROWS)))
-    users = [row["user"] for row in ROWS]
-    assert found["user_key"] == users
-    assert found["user"] == [[] if user is None else [text_id(user)] for user in users]
-    assert found["item"] == [[row["item"]] for row in ROWS]
-    assert found["price"] == [row["price"] or 0 for row in ROWS]
-    assert found["seen"] == [row["seen"] or [] for row in ROWS]
-
-
 NESTED = pa.table(
     {
         "request": ["a", "b", "c"],
@@ -292,10 +263,6 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     ):
         place = f"{tmp_path / 'requests.parquet'}: row {row} (from 0), candidate {number}"
         assert rows.place_of(at) == place
-    (stored,) = (tmp_path / "imports").glob("*/train/rows.parquet")
-    statistics = data.statistics().features["history"]
-    assert statistics.rows == 5
-    assert pq.ParquetFile(stored).metadata.num_rows == 5
 
 
 def test_parallel_lists_of_candidates(tmp_path):

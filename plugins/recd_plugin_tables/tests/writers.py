@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.ipc
-import pytest
 
 ROWS: list[dict[str, Any]] = [
     {"user": "a", "item": 3, "price": 1.5, "seen": [1, 2]},
@@ -40,13 +37,6 @@ def write_duckdb(path: Path) -> Path:
         database.register("given", TABLE)
         database.execute("CREATE TABLE t AS SELECT * FROM given")
     return path / "t.duckdb"
-
-
-def write_pandas(path: Path) -> Path:
-    import pandas as pd
-
-    TABLE.to_pandas(types_mapper=pd.ArrowDtype).to_parquet(path / "t.parquet")
-    return path / "t.parquet"
 
 
 def polars_writer(suffix: str, method: str, table: pa.Table | None = None) -> Callable[..., Path]:
@@ -80,11 +70,6 @@ def write_lance(path: Path) -> Path:
     return path / "t.lance"
 
 
-def write_feather(path: Path) -> Path:
-    pa.feather.write_feather(TABLE, path / "t.feather")
-    return path / "t.feather"
-
-
 def write_stream(path: Path) -> Path:
     with pa.ipc.new_stream(path / "t.arrows", TABLE.schema) as writer:
         writer.write_table(TABLE)
@@ -97,34 +82,11 @@ def write_packed_lines(path: Path) -> Path:
     return path / "t.jsonl.gz"
 
 
-@contextmanager
-def spark_session() -> Iterator[Any]:
-    """A Spark on this machine; without it the test is skipped."""
-    sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed")
-    if shutil.which("java") is None:
-        pytest.skip("there is no Java")
-    builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.host", "127.0.0.1")
-    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-def write_spark(path: Path) -> Path:
-    with spark_session() as spark:
-        spark.createDataFrame(TABLE).write.parquet(str(path / "t"))
-    return path / "t"
-
-
 # Libraries are imported by those who write: files that are only collected need none.
 WRITERS = {
-    "pandas Parquet": write_pandas,
     "Polars Parquet": polars_writer(".parquet", "write_parquet"),
     "Polars IPC": polars_writer(".arrow", "write_ipc"),
     "Polars NDJSON": polars_writer(".ndjson", "write_ndjson"),
-    "Feather": write_feather,
     "Arrow stream": write_stream,
     "JSON lines": write_packed_lines,
     "datasets": write_dataset,
@@ -132,5 +94,4 @@ WRITERS = {
     "Lance": write_lance,
     "Iceberg": write_iceberg,
     "DuckDB": write_duckdb,
-    "Spark": write_spark,
 }

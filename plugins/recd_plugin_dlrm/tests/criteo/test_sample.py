@@ -32,16 +32,6 @@ def test_samples_can_be_read(tmp_path, monkeypatch, kind, file_format):
     assert len(dataset.reader(rank=0, world_size=1, batch_size=1, split="train")) == 200 * days
 
 
-def test_the_same_seed_is_the_same_file(tmp_path, monkeypatch):
-    files = []
-    for number, seed in enumerate((1, 1, 2)):
-        (tmp_path / str(number)).mkdir()
-        monkeypatch.chdir(tmp_path / str(number))
-        sample("--seed", str(seed), "--days", "2")
-        files.append(Path("data/day_1").read_bytes())
-    assert files[0] == files[1] != files[2]
-
-
 def test_ids_are_skewed_and_labels_can_be_learned():
     rows = sample_rows(20_000)
     assert 0.15 < rows.labels.mean() < 0.5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,15 +179,6 @@ def test_p0_is_raised_no_further_than_it_has_to_be() -> None:
     assert least_new(profile, profile.accesses, within=1.0) == profile.new_share
 
 
-def test_raising_p0_lowers_the_others_in_proportion() -> None:
-    profile = profile_ids(np.array([1, 2, 1, 1, 2, 2, 2, 1]))
-    raised = profile.weights(0.5)
-    assert raised[0] == 0.5
-    assert raised.sum() == pytest.approx(1)
-    assert raised[1:] / raised[1:].sum() == pytest.approx(profile.counts[1:] / 6)
-    assert (profile.weights(0.1) == profile.weights()).all()
-
-
 def test_a_trace_without_repeats_ends() -> None:
     profile = profile_ids(np.arange(10))
     assert profile.median_distance is None
@@ -198,13 +187,3 @@ def test_a_trace_without_repeats_ends() -> None:
     drawn.draw(4)
     with pytest.raises(DataError, match="at most its 10 accesses"):
         drawn.draw(7)
-
-
-def test_tables_have_draws_of_their_own() -> None:
-    profiles = [
-        TableTrace(name, each.ids, each.distances, each.counts, each.rows)
-        for name, each in (("a", uniform()), ("b", uniform()))
-    ]
-    first, second = (generator_of(each, 100, 0, 0.5).draw(100) for each in profiles)
-    assert first.tolist() != second.tolist()
-    assert len({tuple(pair) for pair in itertools.pairwise(first)}) > 50
