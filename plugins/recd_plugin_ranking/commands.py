@@ -88,7 +88,7 @@ def rank_command(
     if vectors_to is not None:
         for file in (vectors_to / name for name in VECTORS):
             check_apart(file, registry, chosen)
-            check_output(file, force)
+            check_output(file, force, "item", "vector")
     rules = Rules(item or "", user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():

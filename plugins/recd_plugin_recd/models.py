@@ -303,7 +303,7 @@ def _write(name: ModelName, file: Path, scale: float | None, force: bool, **opti
         )
     scale = scale or (1.0 if name == "papercal" else _LAPTOP_SCALE)
     text = rm_registry(name, scale=scale, **options)
-    check_output(file, force)
+    check_output(file, force, begins=rb"(?ms).*^dataset *:")
     write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")

@@ -173,7 +173,7 @@ def predict(
     if local and not local[0].exists():
         raise DataError(f"{table}: no such file or folder")
     check_apart(output, read, *local, chosen)
-    check_output(output, force)
+    check_output(output, force, ROW, SCORE)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
@@ -311,7 +311,7 @@ def embeddings(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
     check_apart(output, read, chosen)
-    check_output(output, force)
+    check_output(output, force, "id", "vector")
     from recd_plugin_runs.evaluate import say_absent, write_embeddings
     from recd_plugins.api import with_trained_columns
 
@@ -344,7 +344,7 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     from recd_plugin_runs.report import read_runs
 
     path = output or runs[0].with_suffix(".html")
-    check_output(path, force)
+    check_output(path, force, begins=rb"\s*<")
     found = read_runs(runs)
     # Takes a second to import.
     from recd_plugin_runs.report import page

@@ -90,7 +90,7 @@ def calibrate(
 
     def check_files() -> None:
         refuse_other_names(output)
-        check_output(output, force)
+        check_output(output, force, begins=rb"(?ms).*^device *:")
 
     limits = HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
     rank = torchrun_rank()

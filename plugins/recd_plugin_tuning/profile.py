@@ -80,7 +80,7 @@ def _written(command: Callable[..., AccessProfile]) -> Any:
         plot_path: Path | None,
         **options: Any,
     ) -> None:
-        check_output(output, force)
+        check_output(output, force, "table", "row", "accesses")
         made = command(*args, **options)
         with error_console().status(f"writing {output}"):
             made.save(output)

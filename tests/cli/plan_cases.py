@@ -29,7 +29,6 @@ training: {batch_size: 64, ranks: 2, device: cpu}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with registry.yaml."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
     return tmp_path
@@ -43,5 +42,4 @@ def invoked(command: str, *arguments: str) -> Result:
 
 
 def plan(*arguments: str) -> Result:
-    """What ``recd plan registry.yaml ...`` came to."""
     return invoked("plan", *arguments)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -24,7 +26,8 @@ REFUSED = {
     "run registry.yaml --json -": "- is no file; name one",
     "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: cannot be written",
     "generate .": ". is no name for something new; write one, as table",
-    "report .": ".: is a folder; name a file that recd run --json wrote",
+    "run registry.yaml --json registry.yaml": "registry.yaml exists and is no such report",
+    "run registry.yaml --html registry.yaml": "registry.yaml exists and is no such report",
     "run registry.yaml --json s3://bucket/j": "s3://bucket/j is a URL; it is written to this",
     "cluster registry.yaml file:///x": "file:///x is a URL; it is written to this machine",
     "run registry.yaml training.checkpoint.path=s3://bucket/x": "is a URL; checkpoints go into",
@@ -56,3 +59,15 @@ def test_files_are_replaced_by_force_alone(folder: Path) -> None:
     read = CliRunner().invoke(main, ["profile", "merge", "p", "-o", "p", "--force"])
     assert read.exit_code == 1
     assert "p is read as" in read.stderr
+
+
+@pytest.mark.parametrize("command", [ZIPF, ["report", "run.json"], ["trace", "profile", "ids.txt"]])
+def test_force_replaces_no_file_of_another_kind(folder: Path, command: list[str]) -> None:
+    (folder / "clicks.csv").write_text("user,score_of_yesterday\n1,2\n")
+    pq.write_table(pa.table({"user": [1], "click": [0]}), folder / "clicks.parquet")
+    for name in ("registry.yaml", "clicks.csv", "clicks.parquet"):
+        before = (folder / name).read_bytes()
+        result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
+        assert result.exit_code == 1, result.output
+        assert f"{name} exists and is no file of the kind" in " ".join(result.output.split())
+        assert (folder / name).read_bytes() == before

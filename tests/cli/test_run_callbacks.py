@@ -111,9 +111,9 @@ def test_they_are_called_in_order(whole: Path) -> None:
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
-    said = run(write(tmp_path, fail_at=6), expect=1)
+    said = run(write(tmp_path, fail_at=6), expect=70)
     assert "acme.notes: on_step failed at " in said
-    assert "acme.py:28: ValueError: enough" in said
+    assert "ValueError: enough (acme.py:28)" in said
     run(write(tmp_path, fail_at=0), "--resume")
     for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):
         assert resumed["loss"] == straight["loss"]
@@ -121,13 +121,3 @@ def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: P
         assert resumed["seen"][1:] == straight["seen"][5:]
     last = Path("checkpoints", "step-000000008", "progress.json")
     assert (tmp_path / last).read_bytes() == (whole / last).read_bytes()
-
-
-def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
-    run(write(tmp_path, fail_at=0), "--steps", "4")
-    said = run(write(tmp_path), "--resume", "--steps", "6")
-    assert "callbacks[0] acme.notes is gone" in said
-    assert "the state of acme.notes is dropped: no entry fits it" in said
-    said = run(write(tmp_path, fail_at=0), "--resume")
-    assert "callbacks[0] acme.notes is new" in said
-    assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6, 6]] * 2

@@ -6,8 +6,6 @@ from recd_plugins.training.trainer import Job, train
 
 
 def losses_of_jobs(rank: int, world_size: int, jobs: list[Job]) -> list[list[float] | str]:
-    """The losses of each job, or what it is refused with."""
-
     def losses(job: Job) -> list[float] | str:
         try:
             return train(rank, world_size, job).losses

@@ -188,7 +188,6 @@ def batch_of(rank: int, step: int) -> ModelInput:
 def shard(
     world_size: int, cache: TableCache | None, device: torch.device, on_one_rank: bool = False
 ) -> tuple[DistributedModelParallel, Any]:
-    """The model, with its optimizer."""
     model = Model()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     caches: Mapping[str, TableCache] = (
@@ -238,7 +237,6 @@ def shard(
 
 
 def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.device) -> Any:
-    """A pipeline of a kind; None without one."""
     if kind == "none":
         return None
     if kind == "ours":
@@ -262,7 +260,6 @@ def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[Model
 
 
 def head_of(dmp: nn.Module) -> Head:
-    """What notes its passes."""
     return next(module for module in dmp.modules() if isinstance(module, Head))
 
 

@@ -33,7 +33,6 @@ def features(names: list[str]) -> KeyedJaggedTensor:
 
 
 def plan(differs: bool) -> None:
-    """Ranks that plan without one another."""
     with patch.object(
         recd_plugins.planning.planner.RegistryPlanner,
         "collective_plan",
@@ -57,8 +56,6 @@ def run(differs: bool, path: Any) -> None:
 
 
 def auto_finds_nothing(differs: bool, path: Any) -> None:
-    """Rank 0 chooses, and fails."""
-
     def find(*_: Any) -> None:
         assert not differs, "rank 0 alone chooses"
         raise NoPlanError("nothing fits here")
@@ -68,14 +65,12 @@ def auto_finds_nothing(differs: bool, path: Any) -> None:
 
 
 def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
-    """The entries that rank 0 chose, of its search on one rank."""
     found = assemble(load_registry(path), "plugins", CPU)
     entries = found.prepared.registry.sharding
     return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
 
 
 def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:
-    """What each case is refused with."""
     return [_said(case, rank, *paths) for case in cases]
 
 

@@ -37,7 +37,6 @@ from recd_plugins.training.rank_state import (
 
 
 def save_three(rank: int, world_size: int, folder: Path, die_at: str | None) -> Any:
-    """Checkpoints after steps 1 to 3, dying in the one of step 3."""
     checkpoints = Checkpoints(folder, keep=1)
     with checkpoints.reserve(resume=False) if rank == 0 else nullcontext():
         dist.barrier()
@@ -82,7 +81,6 @@ MOMENTS = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with the checkpoint of step 3, and the state after each step."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, launch(save_three, 2, folder, None)[0]
 
@@ -167,7 +165,6 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def save_one(rank: int, world_size: int, folder: Path, step: int) -> str:
-    """One checkpoint, of which one is kept; what is said."""
     trainer = Trainer(world_size)
     with redirect_stderr(StringIO()) as said:
         Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(step))
@@ -175,7 +172,6 @@ def save_one(rank: int, world_size: int, folder: Path, step: int) -> str:
 
 
 def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
-    """A run that counts anew would have each of its checkpoints deleted in favour of that one."""
     run_on_ranks(save_one, 1, tmp_path, 7)
     told = r"step-000000003: is of an earlier step than step-000000007, which would"
     with pytest.raises(RecdError, match=told):
@@ -211,7 +207,6 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(
 
 
 def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:
-    """A checkpoint that fits, and others that do not: what is said of each."""
     trainer = Trainer(world_size)
     checkpoints = Checkpoints(folder, keep=2)
     said = []

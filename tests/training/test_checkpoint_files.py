@@ -51,7 +51,6 @@ class Call:
 
 
 def payloads(mark: Path) -> dict[str, bytes]:
-    """Each makes the file ``mark`` where it is unpickled."""
     import operator
     import os
     import subprocess
@@ -229,7 +228,6 @@ def folder(saved_twice: Path, tmp_path: Path) -> Path:
 
 
 def flip(path: Path, place: float) -> None:
-    """Turn over a bit at a share of the file."""
     content = bytearray(path.read_bytes())
     bit = int(place * len(content) * 8)
     content[bit // 8] ^= 1 << bit % 8
@@ -331,7 +329,6 @@ def test_progress_that_cannot_be(folder: Path, text: str, told: str) -> None:
 
 
 def load_each(rank: int, world_size: int, folders: list[Path]) -> list[str]:
-    """What loading says, folder by folder: the step, or the error."""
     trainer = Trainer(world_size)
     said = []
     for folder in folders:

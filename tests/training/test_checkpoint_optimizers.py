@@ -52,7 +52,6 @@ def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
 
 
 def save(rank: int, world_size: int, folder: Path, optimizer: str) -> Any:
-    """What a step more makes of a trainer that was saved after two."""
     trainer = trainer_with(optimizer, world_size)
     trainer.step()
     trainer.step()
@@ -124,8 +123,6 @@ def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
 
 
 def warmed_up(world_size: int, *, around_all: bool) -> Trainer:
-    """Rates that rise for ten steps."""
-
     def warm(optimizer: Any, name: str) -> WarmupOptimizer:
         stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10, value=0.1)]
         return WarmupOptimizer(optimizer, stages, lr=0.1, param_name=name)
@@ -211,7 +208,6 @@ def save_steps(rank: int, world_size: int, folder: Path) -> None:
 
 
 def load_steps(rank: int, world_size: int, folder: Path, sharding: str) -> tuple[set[int], str]:
-    """The steps of this rank's kernels, and what was said."""
     dmp = with_steps(world_size, sharding)
     with redirect_stderr(io.StringIO()) as said:
         Checkpoints(folder, keep=1).load(dmp, build_optimizer(dmp, TRAINING))

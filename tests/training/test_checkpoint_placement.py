@@ -5,45 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.small_registry import MakeRegistry
+from tests.training.job_cases import losses_of_jobs
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import read_metadata
-from recd_plugins.training.trainer import Job, train
+from recd_plugins.training.trainer import Job
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    sparse: [usr_0, usr_1, item_0, seq_0_0]
-    generate: {{rows: 512, row_group_rows: 128}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
-pooling:
-  - {{use: recd.mean, features: ["seq_*"]}}
-sharding:
-  - {{use: torchrec.row_wise, tables: [t_usr_0, t_usr_1, t_seq_0_0]}}
-  - {{use: torchrec.row_wise, tables: [t_item_0]}}
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 32, ranks: 2, evaluate: false, learning_rate: 0.1, eps: 1.0e-3}}
-"""
 ROW_WISE, REPLICATED = "torchrec.row_wise", "torchrec.data_parallel"
-
-
-def losses_of(rank: int, world_size: int, jobs: list[Job]) -> list[list[float]]:
-    return [train(rank, world_size, job).losses for job in jobs]
+MODEL = {"embedding_dim": 4, "num_embeddings": 50, "bottom_mlp": [4], "top_mlp": [4]}
+TRAINING = {"batch_size": 32, "ranks": 2, "evaluate": False, "learning_rate": 0.1, "eps": 1e-3}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 @pytest.mark.parametrize("first", [ROW_WISE, REPLICATED])
-def test_replicated_and_row_wise(tmp_path: Path, first: str, optimizer: str) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
-    load_registry(path).dataset.prepare()
+def test_replicated_and_row_wise(
+    make_registry: MakeRegistry, tmp_path: Path, first: str, optimizer: str
+) -> None:
+    tables = ["t_usr_0", "t_usr_1", "t_seq_0_0"], ["t_item_0"]
+    path = make_registry(
+        preprocessing=[{"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": 50}}],
+        pooling=[{"use": "recd.mean", "features": ["seq_*"]}],
+        sharding=[{"use": ROW_WISE, "tables": each} for each in tables],
+        model=MODEL,
+        training=TRAINING,
+    ).path
     second = REPLICATED if first == ROW_WISE else ROW_WISE
 
     def job(sharding: str, folder: str, steps: int) -> Job:
@@ -55,7 +42,7 @@ def test_replicated_and_row_wise(tmp_path: Path, first: str, optimizer: str) -> 
     (tmp_path / "moves").mkdir()
     jobs = [job(first, "stays", 6)]
     jobs += [job(first, "moves", 2), job(second, "moves", 4), job(first, "moves", 6)]
-    stays, *_, moves = run_on_ranks(losses_of, 2, jobs)[0]
+    stays, *_, moves = run_on_ranks(losses_of_jobs, 2, jobs)[0]
     assert len(moves) == 6
     assert moves == pytest.approx(stays, abs=1e-6)
     assert len(set(moves)) == 6

@@ -18,7 +18,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.rank_state import copy_weights, first_weights
 
@@ -58,7 +57,6 @@ class Model(nn.Module):
 
 
 def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:
-    """By ``wrap``, its sharders and its planner."""
     ready = recd_plugins.wrap(model, batch_size=4)
     dense = sharding == "data_parallel"
     of_bags = sharding in ("table_column_wise", "table_row_wise")  # alone
@@ -82,7 +80,6 @@ def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:
 
 
 def parts(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
-    """What this rank has of each tensor."""
     found: dict[str, list[Tensor]] = {}
     for name, value in dmp.state_dict().items():
         whole = not isinstance(value, ShardedTensor)
@@ -92,7 +89,6 @@ def parts(dmp: DistributedModelParallel) -> dict[str, list[Tensor]]:
 
 
 def differing(rank: int, world_size: int, shardings: list[str]) -> dict[str, list[str]]:
-    """Names of tensors that differ from those of whole tables, by sharding."""
     return {each: _differing(each, rank) for each in shardings}
 
 
@@ -120,15 +116,6 @@ def _differing(sharding: str, rank: int) -> list[str]:
         for name in whole
         if len(whole[name]) != len(made[name]) or not all(map(torch.equal, whole[name], made[name]))
     ]
-
-
-def first_weights_of_sharded(rank: int, world_size: int) -> str:
-    """What those of a sharded model are refused with."""
-    try:
-        first_weights(sharded(Model(), "row_wise"))
-    except SetupError as error:
-        return str(error)
-    return ""
 
 
 def trained_from_meta(rank: int, world_size: int) -> tuple[float, float]:
@@ -166,8 +153,3 @@ def test_a_trainers_model_on_meta_is_drawn_by_torchrec() -> None:
     drawn = run_on_ranks(trained_from_meta, 2)
     assert all(0 < largest < 1 for largest, _ in drawn)
     assert any(moved > 0 for _, moved in drawn)
-
-
-def test_a_sharded_model_has_no_first_weights() -> None:
-    (said,) = run_on_ranks(first_weights_of_sharded, 1)
-    assert "is sharded already: call first_weights(model) before" in said

@@ -112,7 +112,6 @@ def gradients_and_bytes(rank: int, world_size: int) -> tuple[list[list[float]], 
 
 
 def test_a_node_sums_first_and_sends_once() -> None:
-    """All ranks get the same, within rounding of what is summed otherwise."""
     found = launch(gradients_and_bytes, 4, local_world_size=2)
     # Of three steps, the unused layer too; in a ring of two a rank sends all of it.
     size = 3 * 4 * (3 * 31 * 31 + 2 * 31)

@@ -93,7 +93,6 @@ def write_table(path: Path, num_rows: int) -> None:
 def evaluated(
     rank: int, world_size: int, folder: Path, cases: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Of each registry what ``evaluate`` finds, and logits and labels read by another way."""
     found = []
     device = torch.device("cpu")
     for case in cases:
@@ -217,7 +216,6 @@ class Wrong(Metric):
 
     def update(self, state, batch):
         wrong = (batch.predictions > 0.5) != (batch.labels > 0.5)
-        batch.logits.zero_()
         state[0], state[1] = state[0] + int(wrong.sum()), state[1] + len(wrong)
         return state
 
@@ -261,7 +259,6 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def metrics_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Registry files by fault."""
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(METRIC)
@@ -361,7 +358,6 @@ def test_close_scores_of_a_dense_sample_are_still_ranked() -> None:
 
 
 def run(rank: int, world_size: int, path: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Train a registry, or go on from its checkpoints, and return its figures."""
     return train(rank, world_size, Job(path, settings=settings)).as_json()
 
 

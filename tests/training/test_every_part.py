@@ -40,7 +40,6 @@ TOLERANCE = 1e-5 if DEVICE.type == "cuda" else 1e-6
 
 
 def installed(kind: str) -> list[str]:
-    """Names of the parts of a kind."""
     return sorted(PluginManager().plugins[kind].keys() - OF_NODES)
 
 
@@ -79,7 +78,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def sections_of(case: str) -> dict[str, Any]:
-    """Of a registry file, with the options that parts need."""
     sections = {"training": TRAINING, **CASES[case]}
     for section in sections.values():
         for entry in section if isinstance(section, list) else [section]:

@@ -113,7 +113,6 @@ def test_a_loss_of_the_test_split_is_no_figure(tmp_path: Path) -> None:
 
 
 def refused(rank: int, world_size: int, folder: Path) -> list[str]:
-    """What two ranks say of a NaN that one of them has."""
     trainer = Trainer(world_size)
     trainer.step()
     run = FiniteRun("run", Checkpoints(folder, 1))

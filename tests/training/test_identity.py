@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -186,62 +185,3 @@ def test_fields_are_those_that_there_are(folder: Path) -> None:
         for part in field.split("."):
             assert part in value, field
             value = value[part]
-
-
-FILES = '''
-import hashlib
-from pathlib import Path
-from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugin_recd.preprocessing import SigridHash
-from recd_plugins.api import hookimpl
-
-class Known:
-    def identity(self):
-        return {{"file": Path("{file}").read_text()}}
-
-class Mapped(Known, SigridHash):
-    """Known by a file."""
-    name = "acme.mapped"
-
-class Grouped(Known, IkjtConverter):
-    """Known by a file."""
-    name = "acme.grouped"
-
-@hookimpl
-def register_plugins():
-    return [Mapped, Grouped]
-'''
-
-
-def known_by(file: Path) -> Path:
-    """A folder with plugins whose identity is what stands in the file."""
-    plugins = file.with_name("plugins")
-    plugins.mkdir()
-    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
-    return plugins
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (("recd.sigrid_hash", "acme.mapped"), "preprocessing[1].identity.file"),
-        (("recd.ikjt", "acme.grouped"), "converter.identity.file"),
-    ],
-)
-def test_a_file_with_other_content(
-    folder: Path, tmp_path: Path, change: tuple[str, str], field: str
-) -> None:
-    """Under the same path, so that options are what they were."""
-    file = tmp_path / "ids.txt"
-    file.write_text("one", encoding="utf-8")
-    plugins = known_by(file)
-    before = identity(folder, change, plugins_dir=plugins)
-    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
-    assert check_resumable(tmp_path, identity(folder, change, plugins_dir=plugins), ()) == []
-    file.write_text("two", encoding="utf-8")
-    now = identity(folder, change, plugins_dir=plugins)
-    words = f'{field} was "one" and is "two"'
-    section = field.partition("[")[0].partition(".")[0]
-    with pytest.raises(RecdError, match=f"{re.escape(words)}.*--allow {section} "):
-        check_resumable(tmp_path, now, ())
-    assert words in check_resumable(tmp_path, now, (section,))

@@ -18,7 +18,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 
 def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:
-    """The step after which a rank is to end, and the signal, where only rank 1 gets one."""
     with Interrupts(rank, world_size) as interrupts:
         for step in range(1, 1000):
             if rank == 1 and step == 20:
@@ -57,8 +56,6 @@ def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> 
 
 
 class Rank:
-    """A process that stands for a rank."""
-
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
 

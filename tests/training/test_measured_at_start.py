@@ -24,7 +24,6 @@ ALONE = {"RECD_ONLY": "recd-plugins-core"}
 def at_start(
     rank: int, world_size: int, plugins_dir: str | None
 ) -> tuple[TopologySpec | None, str]:
-    """What a rank is told, and what it says."""
     folder = None if plugins_dir is None else Path(plugins_dir)
     with patch.dict(os.environ, ALONE), redirect_stderr(StringIO()) as said:
         found = topology_at_start(TrainingSpec(), "cpu", 1, resume=False, plugins_dir=folder)
@@ -32,7 +31,6 @@ def at_start(
 
 
 def resumed(rank: int, world_size: int, folder: Path) -> tuple[TopologySpec | None, str]:
-    """The same of a run that goes on, where nothing measures."""
     training = TrainingSpec.model_validate({"checkpoint": {"path": str(folder)}})
     with patch.dict(os.environ, ALONE), redirect_stderr(StringIO()) as said:
         found = topology_at_start(training, "cpu", 1, resume=True)

@@ -67,7 +67,6 @@ class Run:
         self.programs = network.start(network.torchrun(command), folder / "logs")
 
     def reaches(self, step: int) -> None:
-        """Wait for the checkpoint of a step."""
         limit = time.monotonic() + 240
         while not (self.folder / "checkpoints" / f"step-{step:09}").exists():
             assert time.monotonic() < limit, self.said()
@@ -82,12 +81,10 @@ class Run:
         raise AssertionError(self.said())
 
     def said(self) -> str:
-        """All that the nodes have said."""
         logs = sorted((self.folder / "logs").iterdir())
         return "\n".join(log.read_text(errors="replace") for log in logs)
 
     def ends(self, nodes: set[int], seconds: float) -> None:
-        """Wait for some nodes, for so long at most."""
         limit = time.monotonic() + seconds
         for node in nodes:
             try:
@@ -98,7 +95,6 @@ class Run:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of a run without faults."""
     folder = tmp_path_factory.mktemp("whole")
     with ShapedNetwork(NODES, "200mbit") as network:
         Run(network, folder).ends({0, 1, 2}, 300)

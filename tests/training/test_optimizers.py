@@ -77,7 +77,6 @@ class Difference:
 
 
 def run_cases(rank: int, world_size: int, path: Path, shardings: Sequence[str]) -> Any:
-    """A difference for each sharding."""
     initial = {name: each.clone() for name, each in ParityModel(PARTS).state_dict().items()}
     plain = _unsharded(world_size)
     found = []

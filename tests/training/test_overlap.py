@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from tests.training.lookahead_cases import Model as LookaheadModel
-from tests.training.lookahead_cases import Pipeline, Run, batch_of, head_of, pipeline_of, run, shard
+from tests.training.lookahead_cases import Pipeline, Run, batch_of, pipeline_of, run, shard
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -19,27 +15,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding import pipeline as pipelines
-from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 
-def events(rank: int, world_size: int) -> list[str]:
-    """What happens in four steps."""
-    dmp, optimizer = shard(world_size, None, DEVICE)
-    happened = head_of(dmp).events
-    with _noted(happened, dmp, optimizer):
-        pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
-        batches = iter([batch_of(rank, step) for step in range(6)])
-        for _ in range(4):
-            pipeline.progress(batches)
-    return happened
-
-
 def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
-    """Weights are loaded when so many batches are left."""
     dmp, optimizer = shard(world_size, None, DEVICE)
     pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
     pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
@@ -80,7 +61,6 @@ class TablesRest(LookaheadModel):
 
 
 def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor], list[Tensor]]:
-    """Tables before four steps and after them."""
     dmp, optimizer = shard(world_size, None, DEVICE)
     dmp.module.__class__ = TablesRest
     before = _tables(dmp)
@@ -92,55 +72,9 @@ def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor
 
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
-    """Whether ranks overlap where ``training.overlap`` says this."""
     assert not overlaps(nn.Linear(1, 1), DEVICE, True), "there are no rows"
     dmp, _ = shard(world_size, None, DEVICE)
     return overlaps(dmp, DEVICE, asked)
-
-
-@contextmanager
-def _noted(
-    happened: list[str], dmp: DistributedModelParallel, optimizer: torch.optim.Optimizer
-) -> Iterator[None]:
-    before = _tables(dmp)
-    forward = pipelines._RowsAhead
-    pipeline = OverlappedTrainPipeline
-
-    def note(event: str) -> None:
-        nonlocal before
-        now = _tables(dmp)
-        if not all(torch.equal(a, b) for a, b in zip(before, now, strict=True)):
-            happened.append("tables have learned")
-        before = now
-        if happened[-1:] != [event]:  # of one module after another
-            happened.append(event)
-
-    def start(late: DeferredAllReduce) -> None:
-        if late._ready:
-            note("sum")
-        original_start(late)
-
-    def look_up(ahead: Any, context: Any) -> None:
-        note(f"look up {context.index}")
-        original_look_up(ahead, context)
-
-    def send(self: OverlappedTrainPipeline, batch: Any, context: Any) -> None:
-        note(f"{'ids' if context.has_sizes else 'sizes of ids'} {context.index}")
-        original_send(self, batch, context)
-
-    def step(*arguments: Any) -> None:
-        note("optimizer")
-        original_step(*arguments)
-
-    original_start, original_look_up = DeferredAllReduce.start, forward.look_up
-    original_send, original_step = pipeline.start_sparse_data_dist, optimizer.step
-    with (
-        mock.patch.object(DeferredAllReduce, "start", start),
-        mock.patch.object(forward, "look_up", look_up),
-        mock.patch.object(pipeline, "start_sparse_data_dist", send),
-        mock.patch.object(optimizer, "step", step),
-    ):
-        yield
 
 
 def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
@@ -178,16 +112,6 @@ def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float,
         assert len(waits.losses) == (7 if fails else 8)
         for name, values in waits.state.items():
             assert torch.equal(values, late.state[name]), name
-
-
-def test_dense_gradients_are_summed_while_tables_learn_and_the_next_rows_are_looked_up() -> None:
-    happened = run_on_ranks(events, 2)[0]
-    step = happened[happened.index("forward 1") : happened.index("forward 2")]
-    assert step == [
-        # Bags', while gradients of sequences travel; then these come.
-        *("forward 1", "backward 1", "tables have learned", "sum", "tables have learned"),
-        *("look up 2", "sizes of ids 3", "optimizer", "ids 3"),
-    ]
 
 
 def test_a_hook_of_the_trainers_own_stays() -> None:

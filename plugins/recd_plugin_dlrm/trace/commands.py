@@ -70,7 +70,7 @@ def profile_command(
         write_json,
     )
 
-    check_output(output, force)
+    check_output(output, force, "feature", "rows")
     is_text = source.suffix not in (".yaml", ".yml")
     if is_text:
         names = [name.strip() for name in (columns or "id").split(",")]

@@ -94,7 +94,7 @@ def init(
     recd predict my.yaml new.parquet -o scores.parquet
     """
     if force is not None:  # from `recd init`
-        check_output(file, force)
+        check_output(file, force, begins=rb"(?ms).*^dataset *:")
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
     from pydantic import ValidationError

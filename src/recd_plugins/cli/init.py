@@ -31,8 +31,6 @@ class Starts(click.Group):
 
 
 class _Init(Starts):
-    """With the starts of installed plugins."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         starts, manager = contributed(ctx, "register_starts", Starts)
         tell_broken(manager)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,8 +29,15 @@ C = TypeVar("C", bound=Collection)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+# Beginnings of files that a report may replace.
+_REPORTS = {"--json": rb"\s*([{\[]\r?\n|\{\}|\[\])", "--html": rb"\s*<"}
+
+
 class OutputPath(click.Path):
-    """A local file or folder to write, refused at once if it cannot be written."""
+    """A local file or folder to write, refused at once if it cannot be written.
+
+    A report never replaces a table or a registry file.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See the base class."""
@@ -39,6 +47,10 @@ class OutputPath(click.Path):
             self.fail("- is no file; name one.", param, ctx)
         if value != "-" and not self.dir_okay:
             check_writable(Path(value))
+        for name in _REPORTS.keys() & {*(() if param is None else param.opts)}:
+            beginning = Path(value).read_bytes()[: 1 << 12] if Path(value).is_file() else b""
+            if beginning and not re.match(_REPORTS[name], beginning):
+                self.fail(f"{value} exists and is no such report; name another file.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -108,8 +120,14 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
     return add
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Refuse to replace a file without ``--force``, or one that the command reads.
+def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") -> None:
+    """Refuse to replace a file without ``--force``, an input, or a file of another kind.
+
+    Args:
+        output: the file.
+        force: whether a file of the kind that the command writes may be replaced.
+        columns: columns of such a file, in its Parquet schema or in its first line.
+        begins: regular expression that the first 64 KiB of such a file match.
 
     Raises:
         RecdError: names the file.
@@ -123,6 +141,17 @@ def check_output(output: Path, force: bool) -> None:
             is_input = isinstance(path, Path) and path is not output and path.exists()
             if is_input and path.samefile(output):
                 raise RecdError(f"{output} is read as {name}; name another file")
+    with output.open("rb") as file:
+        beginning = file.read(1 << 16)
+    found = {*re.findall(r"\w+", beginning.partition(b"\n")[0].decode(errors="replace"))}
+    if beginning.startswith(b"PAR1"):
+        import pyarrow.parquet as pq
+
+        found = {*pq.read_schema(output).names}
+    if beginning and not (re.match(begins, beginning) and {*columns} <= found):
+        raise RecdError(
+            f"{output} exists and is no file of the kind that this command writes; name another"
+        )
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:

@@ -102,8 +102,6 @@ def _names(param: click.Parameter) -> list[str]:
 
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Rows, or ``auto``."""
-
     name = "N|auto"
 
     def convert(
@@ -122,8 +120,6 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Plan(click.Command):
-    """With the flags and options of the modes that installed plugins have."""
-
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
         return [*own, *_modes(ctx)[0].params, help_option]

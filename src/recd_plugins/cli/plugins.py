@@ -110,7 +110,6 @@ def _wrappers_last(item: tuple[str, Registered]) -> tuple[bool, str]:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    """Names with what they do beside them, under their kinds."""
     table = Table(Column(no_wrap=True), Column(), box=None, show_header=False, padding=(0, 2, 0, 2))
     kind = ""
     for plugin in found:

@@ -422,7 +422,6 @@ def run(
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Return the dry run as JSON and for the screen."""
     import torch
 
     from recd_plugins.config.device import choose_device

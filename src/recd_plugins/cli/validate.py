@@ -130,7 +130,6 @@ def _put_entry(
 def _options_of(
     kind: str, name: str, registered: Registered, definitions: dict[str, Any]
 ) -> dict[str, Any]:
-    """Where ``use`` is ``name``, options are those of its class."""
     prefix = f"{kind}.{name}"
     options = registered.cls.Options.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
     for model, definition in options.pop("$defs", {}).items():

@@ -502,7 +502,6 @@ def _say(line: str) -> None:
 
 
 def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
-    """Return the digests of the files that this rank wrote, by the names that DCP gives them."""
     rank = dist.get_rank()
     own = [path.name for path in partial.glob(f"__{rank}_*")] + [METADATA] * (rank == 0)
     return {name: digest_of(partial / name) for name in own}

@@ -79,8 +79,6 @@ class ProgressLine:
 
 
 class _Log(ProgressLine):
-    """Lines of ``key=value``."""
-
     def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
         words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
         if step_seconds:
@@ -93,8 +91,6 @@ class _Log(ProgressLine):
 
 
 class _Live(ProgressLine):
-    """A live line of a terminal."""
-
     bar: RichProgress
 
     def __call__(self, loss: Tensor) -> None:

@@ -210,7 +210,6 @@ def hang_limits(registry: RunConfig) -> HangLimits:
 
 @contextmanager
 def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[None]:
-    """Prepare the data and reserve the folder of checkpoints."""
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")

@@ -297,7 +297,6 @@ class Trainer:
         self._save()
 
     def _train_on(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
-        """Train on batches until they are used up."""
         outputs = steps(self.pipeline, batches, self.registry, self.dmp.module)
         while True:
             done = self.progress.step
