@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins import RunConfig
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces import SessionKeys
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.study import with_plugins
@@ -73,53 +67,6 @@ def test_of_many_columns_fewer_batches_are_looked_at(
     monkeypatch.setattr("recd_plugins.planning.profile._MOST_COLUMNS", 1)
     registry = make_registry(converter=CONVERTERS[0], training={"batch_size": 2})
     assert measure_profile(registry).source == "the first 16 rows"
-
-
-@pytest.fixture(scope="module")
-def with_footer(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same table, written with statistics."""
-    rows = pa.concat_tables([pq.read_table(file) for file in sorted(table.glob("*.parquet"))])
-    path = tmp_path_factory.mktemp("footer") / "table.parquet"
-    with TableWriter(path, rows.schema, keys=SessionKeys("session_id", "ts")) as writer:
-        for batch in rows.to_batches(1024):
-            writer.write(batch)
-    return path
-
-
-@pytest.mark.parametrize("converter", CONVERTERS, ids=str)
-@pytest.mark.parametrize("batch_size", [64, 512])
-def test_of_statistics_it_is_the_mean_over_the_table(
-    make_registry, with_footer: Path, converter, batch_size: int
-) -> None:
-    from tests.small_registry import SPARSE
-
-    registry = make_registry(
-        dataset={
-            "use": "recd.session_parquet",
-            "options": {"path": str(with_footer), "sparse": SPARSE},
-        },
-        converter=converter,
-        training={"batch_size": batch_size},
-    )
-    profile = measure_profile(registry)
-    assert "the table of 4,096 rows" in profile.source
-    assert profile.samples_per_session is not None
-    ids = travels(registry, 4096 // batch_size)
-    for name, feature in profile.features.items():
-        predicted = feature.ids(batch_size, pooled=is_pooled(name))
-        # Equal rows that are not adjacent are none of the statistics.
-        assert ids[name] == pytest.approx(
-            predicted, rel=0.15 if "options" in converter else 0.07
-        ), name
-
-
-def test_a_group_repeats_where_all_of_it_does(make_registry, with_footer: Path) -> None:
-    known = {"use": "recd.session_parquet", "options": {"path": str(with_footer)}}
-    grouped = {"use": "recd.ikjt", "options": {"groups": [["usr_0", "usr_1"]]}}
-    alone = measure_profile(make_registry(dataset=known)).features
-    together = measure_profile(make_registry(dataset=known, converter=grouped)).features
-    assert together["usr_0"].repeated_rows == together["usr_1"].repeated_rows
-    assert together["usr_0"].repeated_rows < 0.95 * alone["usr_0"].repeated_rows
 
 
 def test_rows_that_a_batch_reads_are_counted_coalesced_or_not(make_registry) -> None:

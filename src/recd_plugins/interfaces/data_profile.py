@@ -118,7 +118,6 @@ class DataProfile:
     Attributes:
         features: by name.
         source: origin of the figures, for messages.
-        samples_per_session: S of the whole table; None if only its first rows were seen.
         distinct: by name of coalesced tables.
         read: rows that a batch reads, each once, by table name, coalesced or not.
         gradients: by name of tables whose equal gradients are sent once.
@@ -126,7 +125,6 @@ class DataProfile:
 
     features: Mapping[str, FeatureProfile]
     source: str = "the caller"
-    samples_per_session: float | None = None
     distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
     read: Mapping[str, DistinctIds] = field(default_factory=dict)
     gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)

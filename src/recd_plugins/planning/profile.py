@@ -16,28 +16,23 @@ from torch import Tensor
 from recd_plugins.config import Entry, RunConfig
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.access import sent_reads
-from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
-from recd_plugins.interfaces import PlanContext, Rows, Table
+from recd_plugins.interfaces import PlanContext, Table
 from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.interfaces.data_profile import (
     DataProfile,
     DistinctGradients,
     DistinctIds,
     FeatureProfile,
-    TableStatistics,
 )
 from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.sharding.gradient_dedup import all_are_sent
-from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.index_select import jagged_index_select
 
 _Ids = NDArray[np.int64]
 # A random number per row of a feature; the sum over rows stands for a gradient.
 _Marks = NDArray[np.uint64]
-# Features that share their unique rows.
-_Group = dict[str, FeatureProfile]
 # One small batch may have few sessions, and far fewer distinct ids than the next.
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
 # Of hundreds of columns fewer batches do: each takes time for each column.
@@ -61,9 +56,7 @@ def measure_profile(
 ) -> DataProfile:
     """Measure the profile of the training split as the registry converts and preprocesses it.
 
-    The first batches show which features the converter deduplicates, and how. If the table carries
-    statistics, and no wrapper reorders its rows, lengths and shares of repeated rows and ids are
-    those of the whole table; else, as for distinct ids, the mean of these batches.
+    Figures are means of the first batches, in the order of the dataset's wrappers.
 
     Args:
         registry: its dataset, converter and preprocessing.
@@ -79,7 +72,7 @@ def measure_profile(
     if isinstance(registry.dataset, NoDataset):
         return DataProfile({}, "no data: one id a row, as TorchRec assumes")
     first = read_first_rows(registry)
-    rows, in_wrappers = first.rows, first.dataset is not registry.dataset
+    rows = first.rows
     fit_converter(registry, rows)
     pipeline = RowPipeline(registry, Transforms.of(registry, Placement(), num_embeddings))
     batch = pipeline.batch(rows)
@@ -92,30 +85,14 @@ def measure_profile(
     distinct = {table.name: read[table.name] for table in coalesced}
     alike = pooled_alike(registry) & set(num_embeddings or ())
     gradients = measure_gradients(batches, tables, alike)
-    groups = _mean([list(_groups(each)) for each in batches])
-    seen = {name: profile for group in groups for name, profile in group.items()}
-    known = registry.dataset.statistics()
-    samples = None
-    if in_wrappers or known is None or not known.features.keys() >= seen.keys():
-        source = f"the first {sum(map(len, looked_at)):,} rows"
-    else:
-        seen = {
-            name: profile
-            for group in groups
-            for name, profile in _of_whole_table(group, known, looked_at).items()
-        }
-        source = f"the statistics that the table of {known.rows:,} rows carries"
-        samples = known.samples_per_session
-    source += _order(registry, first)
-    return DataProfile(seen, source, samples, distinct, read, gradients)
+    features = _mean([dict(_features(each)) for each in batches])
+    source = f"the first {sum(map(len, looked_at)):,} rows{_order(registry, first)}"
+    return DataProfile(features, source, distinct, read, gradients)
 
 
-def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
-    """The mean of the profiles of batches with the same groups."""
-    seen = [{name: found for group in batch for name, found in group.items()} for batch in batches]
-
+def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProfile]:
     def mean(name: str) -> FeatureProfile:
-        of_batches = [each[name] for each in seen if name in each]
+        of_batches = [each[name] for each in batches if name in each]
         if len(of_batches) == 1:
             return of_batches[0]
         length = fmean(each.length for each in of_batches)
@@ -128,7 +105,7 @@ def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
             shared_ids=fmean(each.length * each.shared_ids for each in of_batches) / ids,
         )
 
-    return [{name: mean(name) for name in group} for group in batches[0]]
+    return {name: mean(name) for name in batches[0]}
 
 
 def _order(registry: RunConfig, first: FirstRows) -> str:
@@ -145,87 +122,37 @@ def _order(registry: RunConfig, first: FirstRows) -> str:
     return ordered
 
 
-def _of_whole_table(
-    group: Mapping[str, FeatureProfile], known: TableStatistics, looked_at: Sequence[Rows]
-) -> dict[str, FeatureProfile]:
-    """Profile features that share their unique rows: a row repeats if all of them do.
-
-    The statistics give the repeats of the feature that repeats least; the first rows show how often
-    the others repeat with it.
-    """
-    statistics = {name: known.features[name] for name in group}
-    repeated_rows = min(feature.exact_rows for feature in statistics.values())
-    if len(group) > 1:
-        repeated_rows *= _coincidence(looked_at[0], list(group))
-    found = {}
-    for name, profile in group.items():
-        own = statistics[name]
-        length = own.length * _growth(profile, looked_at, name)
-        if not profile.deduplicated:
-            found[name] = FeatureProfile(length)
-            continue
-        together = repeated_rows / own.exact_rows if own.exact_rows else 0.0
-        repeated = own.exact_duplication * together
-        partial = profile.shared_ids > profile.repeated_ids
-        found[name] = FeatureProfile(
-            length,
-            deduplicated=True,
-            repeated_rows=repeated_rows,
-            repeated_ids=repeated,
-            shared_ids=own.shifted_ids / max(own.ids, 1) if partial else repeated,
-        )
-    return found
-
-
-def _coincidence(rows: Rows, names: Sequence[str]) -> float:
-    """Rows that repeat in all features, over those of the feature that repeats least."""
-    columns = [sparse_column(rows, name) for name in names]
-    together, *alone = (
-        len(rows) - int(unique.inverse_lookup.max() + 1)
-        for unique in Deduplicator()([columns, *([column] for column in columns)], len(rows))
-    )
-    return together / min(alone) if min(alone) else 0.0
-
-
-def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> float:
-    """The factor by which preprocessing changes the length of a feature."""
-    stored, num_rows = 0.0, sum(map(len, looked_at))
-    for rows in looked_at:
-        _, offsets = sparse_column(rows, name)
-        stored += float(offsets[-1] - offsets[0]) / num_rows
-    return profile.length / stored if stored else 1.0
-
-
-def _groups(batch: Batch) -> Iterable[_Group]:
-    """Yield the features of a batch by groups that share their unique rows."""
+def _features(batch: Batch) -> Iterator[tuple[str, FeatureProfile]]:
     size = batch.batch_size
     if batch.kjt is not None:
         for name, jagged in batch.kjt.to_dict().items():
-            yield {name: FeatureProfile(jagged.values().numel() / size)}
+            yield name, FeatureProfile(jagged.values().numel() / size)
     for ikjt in batch.ikjts:
         counts = torch.bincount(ikjt.inverse_lookup().long(), minlength=ikjt.num_unique())
-        yield {
-            name: _deduplicated(
-                size,
-                ids=int((jagged.lengths() * counts).sum()),
-                rows=ikjt.num_unique(),
-                unique=int(jagged.lengths().sum()),
+        for name, jagged in ikjt.to_unique_kjt().to_dict().items():
+            yield (
+                name,
+                _deduplicated(
+                    size,
+                    ids=int((jagged.lengths() * counts).sum()),
+                    rows=ikjt.num_unique(),
+                    unique=int(jagged.lengths().sum()),
+                ),
             )
-            for name, jagged in ikjt.to_unique_kjt().to_dict().items()
-        }
     for partial in batch.partials:
         alone = [[key] for key in partial.keys()]  # noqa: SIM118
         exact = {ikjt.keys()[0]: ikjt for ikjt in partial.to_ikjt(alone)}
         for name, values, _, lengths in partial.split():
-            yield {
-                name: _deduplicated(
+            yield (
+                name,
+                _deduplicated(
                     size,
                     ids=int(lengths.sum()),
                     rows=exact[name].num_unique(),
                     unique=exact[name].values().numel(),
                     stored=values.numel(),
-                )
-            }
+                ),
+            )
 
 
 def _deduplicated(

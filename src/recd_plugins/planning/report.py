@@ -193,7 +193,6 @@ class PlanReport:
             "wire": self.wire,
             "data": {
                 "source": self.profile.source,
-                "samples_per_session": self.profile.samples_per_session,
                 "features": {
                     name: {
                         "length": each.length,
@@ -230,11 +229,9 @@ class PlanReport:
 
 def render(report: PlanReport) -> RenderableType:
     """Return the report for a terminal: topology, shards, memory, times and changes."""
-    samples = report.profile.samples_per_session
-    of_sessions = "" if samples is None else f", {samples:.1f} samples a session"
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
-        Text(f"lengths and dedupe factors: from {report.profile.source}{of_sessions}"),
+        Text(f"lengths and dedupe factors: from {report.profile.source}"),
     ]
     if report.wire != "fp32":
         parts.append(
