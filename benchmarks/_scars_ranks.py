@@ -31,8 +31,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from benchmarks._measure import Device, keep_freed_memory
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, cached_kernels
+from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
-from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.config import TrainingSpec

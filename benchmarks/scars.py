@@ -213,7 +213,9 @@ def _job(
     plan = CachePlan.within(
         loads, _CACHE_BYTES // scale, batch_size=batch_size, optimizer=TRAINING.optimizer
     )
-    hot_rows = {name: table.hot_rows.copy() for name, table in plan.tables.items()}
+    hot_rows = {
+        name: table.load.hot_rows(table.cached).copy() for name, table in plan.tables.items()
+    }
     return Job(rows, _DIM, bottom, top, np.stack(ids, 1), hot_rows, warmup, device), plan
 
 

@@ -31,14 +31,14 @@ def register_caches() -> Sequence[type[Cache]]:
 
 @hookimpl
 def register_topology_sections() -> Mapping[str, type[BaseModel]]:
-    from recd_plugin_scars.planning.rates import SECTION, CacheRates
+    from recd_plugin_scars.planning.plan import SECTION, CacheRates
 
     return {SECTION: CacheRates}
 
 
 @hookimpl
 def register_plans() -> Sequence[type[PlanMode]]:
-    from recd_plugin_scars.commands.plan_cache import CachePlanMode
+    from recd_plugin_scars.plan_cache import CachePlanMode
 
     return [CachePlanMode]
 

@@ -3,9 +3,8 @@
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
-from recd_plugin_scars.runtime.policies import RowPolicy, ShardRows, Slots
+from recd_plugin_scars.runtime.policies import RowPolicy, ShardRows, Slots, TableCache
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
-from recd_plugin_scars.runtime.spec import TableCache
 
 __all__ = [
     "CachePart",

@@ -31,11 +31,7 @@ class ScarsCache(Cache):
     _planned: tuple[tuple[tuple[Table, ...], PlanContext], CachePlan] | None = None
 
     def check(self, device: torch.device) -> None:
-        """Refuse UVM caching without CUDA.
-
-        Raises:
-            SetupError: says what to do.
-        """
+        """Refuse UVM caching without CUDA."""
         if self.options.policy == "uvm" and device.type != "cuda":
             raise SetupError(
                 f"{self.name} with policy uvm needs CUDA, as it caches host memory in GPU memory, "
@@ -44,15 +40,9 @@ class ScarsCache(Cache):
             )
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> CachePart | None:
-        """The planned caches; None with the policy uvm, whose kernel is TorchRec's.
-
-        Raises:
-            SetupError: the caches are larger than a table or than the ranks' memory, or ``uvm``
-                is to run without CUDA.
-            DataError: the data cannot be read, or the access profile is not of these tables.
-        """
+        """Return the planned caches; None with the policy uvm, whose kernel is TorchRec's."""
         from recd_plugin_scars.part import CachePart
-        from recd_plugin_scars.runtime.spec import TableCache
+        from recd_plugin_scars.runtime.policies import TableCache
 
         plan = self._plan(tables, setting)
         if plan is None or self.options.policy == "uvm":
@@ -71,7 +61,6 @@ class ScarsCache(Cache):
         return CachePart(caches, plan)
 
     def _plan(self, tables: Sequence[Table], setting: PlanContext) -> CachePlan | None:
-        """Sizes and expected traffic of the caches, made once for a setting; see ``part``."""
         if not tables:
             return None
         if self.options.policy == "uvm" and setting.device_type != "cuda":
@@ -84,7 +73,7 @@ class ScarsCache(Cache):
         return self._planned[1]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """With the policy uvm: FBGEMM's caching kernel and the planned load factors."""
+        """Return FBGEMM's caching kernel and the planned load factors with the policy uvm."""
         if self.options.policy != "uvm" or self._planned is None:
             return {}
         from torchrec.distributed.planner.types import ParameterConstraints
@@ -111,7 +100,6 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
 
     Raises:
         SetupError: the caches are larger than a table, or than the memory of the ranks.
-        DataError: the data cannot be read, or the access profile is not of these tables.
     """
     from recd_plugin_scars.planning import CachePlan, TableLoad
 
@@ -148,7 +136,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
 def _room(
     options: CacheOptions, loads: Mapping[str, TableLoad], setting: PlanContext, memory: int | None
 ) -> float | None:
-    """Bytes for caches of no given size, half of the memory that tables leave; None: unknown."""
+    """Return the bytes for caches of no given size, half of the free memory; None: unknown."""
     from recd_plugin_scars.planning import row_bytes
 
     if memory is None:
@@ -163,7 +151,6 @@ def _room(
 
 
 def _sizes(options: CacheOptions, tables: Sequence[Table]) -> dict[str, int]:
-    """Rows of each table, of the options ``rows`` and ``share``."""
     if options.share is not None:
         return {table.name: round(options.share * table.num_embeddings) for table in tables}
     assert options.rows is not None

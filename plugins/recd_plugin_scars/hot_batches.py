@@ -84,13 +84,7 @@ class HotBatches(DatasetWrapper):
         _ = self._profile
 
     def check(self) -> None:
-        """Caches and profile.
-
-        Raises:
-            SetupError: there is no cache, or one whose rows change; or the profile is of tables
-                that the model does not have.
-            DataError: a table of the profile has another number of rows.
-        """
+        """Refuse a profile of other tables, and caches whose rows change."""
         if self._profile is not None:
             tables = {table.name: table for table in self.lookups.tables}
             for name in self._profile.tables:
@@ -104,7 +98,6 @@ class HotBatches(DatasetWrapper):
         _ = self.hot_rows
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        """The training split sorted; others as they are."""
         by_sessions = self.options.sessions and split == "train"
         read = self.inner.session_reader if by_sessions else self.inner.reader
         return self._sorted(read, rank, world_size, batch_size, split, with_session=False)
@@ -112,7 +105,6 @@ class HotBatches(DatasetWrapper):
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        """As ``reader``, which takes the column of the session away once it has sorted."""
         read = self.inner.session_reader
         return self._sorted(read, rank, world_size, batch_size, split, with_session=True)
 
@@ -140,11 +132,10 @@ class HotBatches(DatasetWrapper):
         )
 
     def expected_groups(self) -> Mapping[str, float]:
-        """The share of hot samples, if lookups are independent of each other.
+        """Return the share of hot samples if lookups are independent (SCARS, section III).
 
-        That is the product over tables of the share of lookups that hot rows have, to the power of
-        the lookups of a sample (SCARS, section III). Lookups of one sample mostly go together, so
-        more samples are hot than that; of whole sessions fewer are.
+        The product over tables of the hot rows' share of lookups, to the power of the lookups of a
+        sample. Lookups of one sample mostly go together, so more samples are hot.
         """
         if self._profile is not None:
             loads = [
@@ -163,11 +154,6 @@ class HotBatches(DatasetWrapper):
 
     @cached_property
     def hot_rows(self) -> HotRows:
-        """The hot rows of each table.
-
-        Raises:
-            SetupError: there is no cache, or one whose rows change.
-        """
         from recd_plugin_scars.hot_rows import HotRows
 
         tables = self._cached_tables() if self._profile is None else self._profiled_tables()
@@ -180,7 +166,6 @@ class HotBatches(DatasetWrapper):
         return None if self.options.profile is None else AccessProfile.load(self.options.profile)
 
     def _size(self, num_embeddings: int) -> int:
-        """Hot rows of a table in the profile."""
         if self.options.share is not None:
             return round(self.options.share * num_embeddings)
         assert self.options.rows is not None, "checked by Options"
@@ -236,8 +221,6 @@ def _cache_parts(lookups: Lookups) -> list[CachePart]:
 
 
 class _HotOrder:
-    """Hot batches and normal batches of a window."""
-
     def __init__(self, wrapper: HotBatches, with_session: bool) -> None:
         self._wrapper = wrapper
         self._with_session = with_session
@@ -274,7 +257,7 @@ def _groups(num_hot: int, num_rows: int) -> dict[str, int]:
 
 
 def _session_starts(window: Sequence[Rows], column: str) -> np.ndarray:
-    """Where the session of a row is another than that of the row before, int64 ``[sessions]``."""
+    """Return the first row of each session, int64 ``[sessions]``."""
     import pyarrow as pa
 
     sessions = pa.concat_arrays([rows.data.column(column) for rows in window])

@@ -1,8 +1,7 @@
-"""Hot samples, whose every row is a hot row of its table, and their order within a window.
+"""Hot samples, which look up hot rows alone, and their order within a window.
 
 The hot batches of every rank stand at the first places of one sequence whose every prefix is spread
-evenly. So hot and normal batches alternate by their shares, and as many steps as possible are hot
-on all ranks.
+evenly: hot and normal batches alternate, and as many steps as possible are hot on all ranks.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True, eq=False)
 class HotTable:
-    """The hot rows of a table.
-
-    Attributes:
-        features: that look it up.
-        num_embeddings: rows of the table.
-        rows: int64: the hot ones, in any order.
-    """
+    """A table, its features, and its hot rows, int64 in any order."""
 
     features: tuple[str, ...]
     num_embeddings: int
@@ -37,12 +30,7 @@ class HotTable:
 
 
 class HotRows:
-    """Tells hot samples from normal ones.
-
-    Args:
-        tables: by name; what is looked up in other tables does not matter.
-        lookups: what samples look up.
-    """
+    """Tells hot samples from normal ones; lookups of other tables do not matter."""
 
     def __init__(self, tables: Mapping[str, HotTable], lookups: Lookups) -> None:
         self._lookups = lookups
@@ -56,16 +44,10 @@ class HotRows:
             content.update(bits.tobytes())
             for feature in table.features:
                 self._features.setdefault(feature, []).append((bits, table.num_embeddings))
-        #: Sixteen hex digits that stand for the hot rows.
         self.digest = content.hexdigest()[:16]
 
     def samples(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of ``rows`` are hot, bool ``[num_rows]``. An id outside of its table is not.
-
-        Raises:
-            DataError: a feature is missing or damaged.
-            PluginError: a step of preprocessing failed.
-        """
+        """Return which of ``rows`` are hot, bool ``[num_rows]``."""
         hot = np.ones(len(rows), np.bool_)
         for feature, found in self._lookups.of(rows, list(self._features)).items():
             for bits, num_embeddings in self._features[feature]:
@@ -76,7 +58,7 @@ class HotRows:
 
 @numba.njit(cache=True, nogil=True)
 def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
-    """Which lists hold hot ids alone. As unsigned, negative ids are large."""
+    """Return which lists hold hot ids alone. As unsigned, negative ids are large."""
     hot = np.ones(len(offsets) - 1, np.bool_)
     for row in range(len(hot)):
         for at in range(offsets[row], offsets[row + 1]):
@@ -89,25 +71,16 @@ def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class SortedBatch:
-    """A batch of a window.
-
-    Attributes:
-        rows: int64 ``[batch_size]``, ascending: its rows by their numbers in the window.
-        num_hot: how many of them are hot.
-    """
+    """A batch: numbers of its rows in the window, ascending int64, and how many are hot."""
 
     rows: NDArray[np.int64]
     num_hot: int
 
 
 def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
-    """The rows of a window in as many batches: hot, normal, and one with both where rows are left.
+    """Return the rows of a window as hot and normal batches, and one with both if rows are left.
 
-    Hot rows keep their order among each other, and normal ones too.
-
-    Args:
-        hot: bool ``[num_rows]``, of a whole number of batches.
-        batch_size: rows of a batch.
+    Hot rows and normal rows keep their order. ``hot`` is bool ``[num_rows]``, whole batches.
     """
     hot_rows, normal_rows = np.flatnonzero(hot), np.flatnonzero(~hot)
     places = evenly_spread(len(hot) // batch_size)
@@ -125,17 +98,12 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows are of sessions that are hot throughout.
-
-    Args:
-        hot: bool ``[num_rows]``: rows that are hot by themselves.
-        starts: int64 ``[num_sessions]``, ascending: the first row of each session; the first is 0.
-    """
+    """Return which rows are of sessions that are hot throughout; ``starts`` are the first ones."""
     return np.repeat(np.logical_and.reduceat(hot, starts), np.diff(starts, append=len(hot)))
 
 
 def evenly_spread(num_places: int) -> NDArray[np.int64]:
-    """All of 0 to ``num_places - 1`` in an order in which each first part is spread evenly.
+    """Return 0 to ``num_places - 1`` in an order whose every prefix is spread evenly.
 
     Places by the rank of the multiples of the golden ratio modulo 1.
     """

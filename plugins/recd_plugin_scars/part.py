@@ -1,4 +1,4 @@
-"""What caches do to their tables, from plan to report (SCARS)."""
+"""Strategy of cached tables, from plan to report (SCARS)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_scars.planning import CachePlan
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.api import RowMemory, Section, StepShape, Table, TableStrategy, TrainedRun
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ class CachePart(TableStrategy):
 
     Args:
         caches: by table.
-        plan: what is expected of them, where it is known. ``recd run`` shows it next to what it
-            counts, and TorchRec's planner gets it as ``CacheStatistics``.
+        plan: their expected traffic, if known, for reports and TorchRec's planner.
     """
 
     def __init__(self, caches: Mapping[str, TableCache], plan: CachePlan | None = None) -> None:
@@ -38,10 +37,10 @@ class CachePart(TableStrategy):
         self._plan = plan
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """The cached kernel and the planned load factors.
+        """Return the cached kernel and the planned load factors.
 
-        TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, which
-        is what a cached kernel needs: one pool of equally wide slots.
+        TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, as a
+        cached kernel needs one pool of equally wide slots.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams
@@ -61,7 +60,6 @@ class CachePart(TableStrategy):
 
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> CachedKernels:
-        """Cached kernels of all tables."""
         from recd_plugin_scars.runtime.kernel import CachedKernels
 
         return CachedKernels(all_caches(parts))
@@ -69,11 +67,10 @@ class CachePart(TableStrategy):
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """The fast memory where rows are looked up, and all rows in host memory.
+        """Return the fast memory where rows are looked up, and all rows in host memory.
 
-        Rows in a file take no memory: the pages of a file that are in memory leave it when others
-        need it. Cached rows, those of the batches in flight, and the row map are fast memory. Two
-        batches are in flight: the one that is computed, and the next, whose rows are fetched.
+        Fast memory has cached rows, those of two batches in flight, and the row map. Rows in a file
+        take no memory.
         """
         if option.compute_kernel != _KERNEL or option.name not in self.caches:
             return None
@@ -94,7 +91,6 @@ class CachePart(TableStrategy):
         return RowMemory(fast, rows * row, 0)
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        """The bandwidth of files, for tables in some."""
         from recd_plugins.api import FILE_BYTES_PER_SECOND
 
         cache = self.caches.get(table)
@@ -106,7 +102,7 @@ class CachePart(TableStrategy):
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, StepCost]]:
-        """What the backing store moves, of each shard on its rank."""
+        """Yield the traffic of the backing store, of each shard on its rank."""
         from recd_plugins.api import StepCost, shards_of
 
         if table.name not in self.caches or table.name not in self.expected:
@@ -123,14 +119,12 @@ class CachePart(TableStrategy):
 
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:  # noqa: ARG003
-        """What each cached table moved on this rank."""
         from recd_plugin_scars.report import counted_by_step
 
         return counted_by_step(model, steps)
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """What cached tables moved, next to what was predicted."""
         from recd_plugin_scars.report import report_caches
 
         expected = {name: table for part in parts for name, table in part.expected.items()}
@@ -138,11 +132,11 @@ class CachePart(TableStrategy):
 
 
 def all_caches(parts: Iterable[CachePart]) -> dict[str, TableCache]:
-    """The caches of all parts, by table."""
+    """Return the caches of all parts, by table."""
     return {name: cache for part in parts for name, cache in part.caches.items()}
 
 
 def _between(load_factor: float, table: Table) -> float:
-    """The load factor, as near to 0 or 1 as TorchRec's planner takes it: within part of a row."""
+    """Return the load factor within the open interval that TorchRec's planner takes."""
     part = 0.25 / table.num_embeddings
     return min(max(load_factor, part), 1 - part)

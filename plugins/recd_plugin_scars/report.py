@@ -14,7 +14,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 from recd_plugin_scars.planning import CachedTable
 from recd_plugin_scars.runtime.kernel import cache_traffic
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.api import Section, TrainedRun, bytes_text
 
 _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
@@ -22,15 +22,9 @@ _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.v
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The traffic of one table in one step of all ranks; a row counts once per column shard.
+    """Traffic of one table in one step of all ranks; a row counts once per column shard.
 
-    Attributes:
-        lookups: ids.
-        unique_rows: distinct rows of these.
-        hits: distinct rows that were in fast memory.
-        misses: distinct rows read from the backing store.
-        bytes_read: of the backing store, weights and optimizer state.
-        bytes_written: to it.
+    ``hits`` and ``misses`` are distinct rows; bytes are of weights and optimizer state.
     """
 
     lookups: float
@@ -42,7 +36,6 @@ class StepTraffic:
 
     @property
     def bytes(self) -> float:
-        """Read and written."""
         return self.bytes_read + self.bytes_written
 
 
@@ -59,12 +52,10 @@ class CachedTableReport:
 
     @property
     def share(self) -> float:
-        """Cached rows over all rows."""
         return self.cached_rows / self.num_embeddings
 
     @property
     def ratio(self) -> float | None:
-        """Bytes of the backing store, observed over predicted."""
         return _ratio(_sum([self.observed]), _sum([self.predicted]))
 
 
@@ -78,16 +69,15 @@ class CacheReport(Section):
 
     @property
     def observed_bytes(self) -> float | None:
-        """Bytes of the backing store per step, of all tables; None of a run without steps."""
+        """Bytes of the backing store per step; None of a run without steps."""
         return _sum([table.observed for table in self.tables])
 
     @property
     def predicted_bytes(self) -> float | None:
-        """The prediction of the plans; None where a table has none."""
+        """Predicted bytes; None if a table has no plan."""
         return _sum([table.predicted for table in self.tables])
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values by table, of all ranks in one step."""
         tables = {}
         for table in self.tables:
             values = asdict(table)
@@ -97,7 +87,6 @@ class CacheReport(Section):
         return {"tables": tables, "backing_store_bytes": total}
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """A table with a row per cached table, and their sum."""
         title = "caches: a step of all ranks"
         table = Table(title=f"{run}, {title}" if run else title)
         table.add_column("table")
@@ -131,13 +120,7 @@ def counted_by_step(model: nn.Module, steps: int) -> dict[str, StepTraffic]:
 def report_caches(
     caches: Mapping[str, TableCache], expected: Mapping[str, CachedTable], run: TrainedRun
 ) -> CacheReport:
-    """Report the traffic of cached tables next to the prediction for these ranks.
-
-    Args:
-        caches: by table.
-        expected: by table.
-        run: its ranks have observed ``counted_by_step``.
-    """
+    """Report the traffic of cached tables next to the prediction for these ranks."""
     observed = merged(run.observed)
     shardings = {
         name: sharding

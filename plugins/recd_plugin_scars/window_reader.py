@@ -25,13 +25,10 @@ class WindowOrder(Protocol):
     """Puts the rows of a window into another order."""
 
     def identity(self) -> dict[str, Any]:
-        """What the order depends on besides the rows: JSON values by what to call them."""
+        """Return JSON values that the order depends on besides the rows, by name."""
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
-        """The rows of full batches of one size, in as many such batches.
-
-        The first decides the order of all; each is made when it is asked for.
-        """
+        """Yield the rows of full batches of one size, in as many such batches."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +42,16 @@ class _Window:
 class WindowReader(Reader):
     """The batches of an inner reader, sorted window by window.
 
-    All ranks together take the batches of their windows in turn: the first of every rank, the
-    second of every rank, and so on. A position says where the window starts, which is a position of
-    the inner reader, at how many ranks, and how many batches all ranks have taken. So another
-    number of ranks goes on in the same sequence: it reads the windows of the former ranks.
+    All ranks take the batches of their windows in turn: the first of every rank, then the second.
+    A position has the start of the window in the inner reader, the number of ranks, and the batches
+    that all ranks have taken. So another number of ranks goes on in the same sequence: it reads the
+    windows of the former ranks.
 
     Args:
-        open_inner: an inner reader of a rank (first) of a number of ranks.
+        open_inner: opens an inner reader of a rank of a number of ranks.
         order: of the rows of a window.
         num_batches: of a window.
         rank, world_size: this process.
-
-    Raises:
-        DataError: what ``open_inner`` raises.
     """
 
     def __init__(
@@ -86,7 +80,7 @@ class WindowReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """A block is a window; those of other workers are passed over, in the inner reader too."""
+        """Yield this worker's windows; others are skipped in the inner reader, too."""
         inner = self._open(self._rank, self._world_size)
         windows = self._windows(inner, self._position, worker, num_workers)
         for window in windows:
@@ -99,8 +93,8 @@ class WindowReader(Reader):
     def load_state_dict(self, state: State) -> None:
         if state.get("version") != _STATE_VERSION or "taken" not in state:
             raise DataError(
-                f"the state is none of hot batches, version {_STATE_VERSION}; it was taken with "
-                "other wrappers of the dataset: go on with those, or start anew"
+                "the state was taken with other wrappers of the dataset: go on with those, or "
+                "start anew"
             )
         if state["taken"]:
             for name, mine in self._identity().items():
@@ -153,7 +147,7 @@ class WindowReader(Reader):
                 return
 
     def _rest(self, position: State) -> _Rest:
-        """What is left of a window, without reading it."""
+        """Return the rest of a window, without reading it."""
         start, world_size = position["inner"], position["world_size"]
         reader = self._open(0, world_size)
         reader.load_state_dict(start)
@@ -161,9 +155,9 @@ class WindowReader(Reader):
         return _Rest(start, world_size, position["taken"], num_batches, reader.state_dict())
 
     def _finish(self, rest: _Rest) -> _Window:
-        """This rank's share of what is left, read window by window of the former ranks.
+        """Read this rank's share of a rest from the windows of the former ranks.
 
-        Batches that are left when there are too few for all ranks are left out.
+        Last batches that are too few for all ranks are left out.
         """
         mine = rest.share(self._rank, self._world_size)
         batches: dict[int, Rows] = {}
@@ -182,13 +176,9 @@ class WindowReader(Reader):
     def _positions(
         self, start: State, world_size: int, firsts: range, end: State | None
     ) -> list[State]:
-        """Those after each step of a window.
+        """Return the positions after each step of a window.
 
-        Args:
-            start: where the window starts.
-            world_size: of the ranks whose windows they are.
-            firsts: how many batches were taken before each step.
-            end: where the next window starts; None at the end of the epoch.
+        ``firsts`` are the batches taken before each step, ``end`` the start of the next window.
         """
         identity = self._identity() if len(firsts) else {}
         positions = [
@@ -206,7 +196,7 @@ class WindowReader(Reader):
         return positions
 
     def _at_start(self, inner: State) -> State:
-        """The position at the start of a window, which fits windows of any kind."""
+        """Return the position at the start of a window, which fits windows of any kind."""
         return {
             "version": _STATE_VERSION,
             "inner": inner,
@@ -221,11 +211,9 @@ class WindowReader(Reader):
 
 @dataclass(frozen=True)
 class _Rest:
-    """What is left of a window of ``num_batches`` of ``world_size`` ranks when some are taken.
+    """The rest of a window of ``num_batches`` of ``world_size`` ranks when some are taken.
 
-    Attributes:
-        start: where it starts, a position of the inner reader.
-        end: where the next one does, or the next epoch.
+    ``start`` and ``end`` are positions of the inner reader.
     """
 
     start: State
@@ -235,7 +223,7 @@ class _Rest:
     end: State
 
     def share(self, rank: int, world_size: int) -> range:
-        """The numbers of the batches that a rank takes, as many as every other."""
+        """Return the numbers of the batches that a rank takes, as many as every other."""
         left = self.num_batches * self.world_size - self.taken
         first = self.taken + rank
         return range(first, first + left // world_size * world_size, world_size)

@@ -34,7 +34,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
 )
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.training.lookahead_cases import Pipeline, Run, run
 
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 

@@ -1,9 +1,7 @@
-"""Measures what a step, a sample and a fetched byte cost on this machine.
+"""Measures the costs of a step, a sample and a fetched byte on this machine.
 
-Steps of the registry's own model, no table cached and no wrapper around the dataset, are timed at
-several batch sizes, of which a line is fitted: what it has at no samples is tau. Rows are moved
-between a backing store in host memory and the device, some at a time, and the slope over their
-bytes is what a byte costs.
+Steps of the registry's model without caches are timed at several batch sizes: the line through them
+starts at tau. The slope of moves of rows over their bytes is the cost of a byte.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from recd_plugin_scars.planning.rates import SECTION, CacheRates
-from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.stores import BackingStore
+from recd_plugin_scars.planning.plan import SECTION, CacheRates
+from recd_plugin_scars.runtime.stores import BackingStore, RowMover
 from recd_plugins.api import (
     Job,
     RunConfig,
@@ -49,20 +46,13 @@ _LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True)
 class CacheCalibration:
-    """What was measured.
-
-    Attributes:
-        rates: fitted.
-        steps: seconds of a step by rows of a rank.
-        moves: seconds in which rows of so many bytes were fetched and written back.
-    """
+    """Fitted rates, seconds of a step by rows of a rank, and of a move both ways by bytes."""
 
     rates: CacheRates
     steps: dict[int, float]
     moves: dict[int, float]
 
     def text(self) -> str:
-        """The calibration in words."""
         rates = self.rates
         return (
             f"measured: {rates.step_seconds * 1e3:.3g} ms an iteration, "
@@ -78,13 +68,7 @@ def calibrate_cache(
     path: Path,
     batch_size: int | None = None,
 ) -> tuple[TopologySpec, CacheCalibration]:
-    """Train on as many ranks as ``spec`` has, move rows, and write ``spec`` to ``path`` with it.
-
-    A rank has ``batch_size`` rows at most, those of the file without it.
-
-    Raises:
-        RecdError: there is such a file already, or training does not go.
-    """
+    """Train on the ranks of ``spec``, move rows, and write ``spec`` with the rates to ``path``."""
     registry, job = calibration_job(registry, plugins_dir, spec, path, batch_size)
     with torch.device("meta"):
         tables = tables_of(build_model(registry, registry.dataset.schema()))
@@ -104,7 +88,7 @@ def calibrate_cache(
 
 
 def fit(steps: dict[int, float], moves: dict[int, float]) -> CacheCalibration:
-    """Lines through both; what moving rows costs however few they are is part of an iteration."""
+    """Fit lines through both."""
     step, sample = _line(steps)
     _, byte = _line(moves)
     rates = CacheRates(sample_seconds=sample, step_seconds=step, byte_seconds=byte)
@@ -112,7 +96,7 @@ def fit(steps: dict[int, float], moves: dict[int, float]) -> CacheCalibration:
 
 
 def _line(seconds: dict[int, float]) -> tuple[float, float]:
-    """Its height at 0, and its slope; neither is negative."""
+    """Return the height at 0 and the slope, neither negative."""
     work = np.array([[1.0, size] for size in seconds])
     height, slope = fit_costs(work, np.array(list(seconds.values())), least=_LEAST_SECONDS)
     return float(height), float(slope)
@@ -129,7 +113,6 @@ def _measure(
 def _steps(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], device: torch.device
 ) -> dict[int, float]:
-    """Median seconds of a step by batch size."""
     registry = job.load().with_training({"batch_size": max(sizes)})
     registry = replace(registry, cache=(), wrappers=())
     parts = assemble(registry, "plugins", device)
@@ -144,7 +127,7 @@ def _steps(
 
 
 def _moves(dim: int, device: torch.device) -> dict[int, float]:
-    """Median seconds in which rows are fetched to the device and written back, by their bytes."""
+    """Return median seconds to fetch rows to the device and write them back, by bytes."""
     on_device = device.type != "cpu"
     store = BackingStore(
         name="calibration",
@@ -160,7 +143,7 @@ def _moves(dim: int, device: torch.device) -> dict[int, float]:
         for _ in range(_MOVES):
             rows = torch.randperm(len(store.weights), generator=generator)[:num_rows]
             start = _now(device)
-            weights = mover.read(rows).wait()[0].to(device)
+            weights = mover.read(rows).result()[0].to(device)
             back, _ = mover.buffers(num_rows)
             back.copy_(weights)
             mover.write(rows, back, None)

@@ -26,13 +26,12 @@ Policy = Literal["static", "lfu", "lru"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Rows, most read first, of which neighbours that are read alike are together.
+    """Rows in segments that are read alike, most read first.
 
     Attributes:
-        probabilities: float64 ``[segments]``, of one lookup to be of one row of the segment; the
-            mean where these differ a little.
-        ends: int64 ``[segments + 1]``: the segment has the rows of ranks ``ends[i]`` to
-            ``ends[i + 1]``.
+        probabilities: of one lookup to be of one row of the segment, float64 ``[segments]``.
+        ends: segment ``i`` has the rows of ranks ``ends[i]`` to ``ends[i + 1]``, int64
+            ``[segments + 1]``.
     """
 
     probabilities: NDArray[np.float64]
@@ -40,19 +39,12 @@ class Segments:
 
     @property
     def num_rows(self) -> NDArray[np.int64]:
-        """The number of rows of each segment."""
         return np.diff(self.ends)
 
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """A table and what its lookups read (SCARS).
-
-    Where data is deduplicated, lookups are those that are sent, as the profile counts them.
-
-    Attributes:
-        access: how often each row is read.
-        embedding_dim: scalars of a row.
+    """A table and how often its rows are read, after deduplication (SCARS).
 
     Raises:
         DataError: the profile has no reads.
@@ -63,29 +55,23 @@ class TableLoad:
 
     def __post_init__(self) -> None:
         if not self.access.total > 0:
-            raise DataError(
-                f"table {self.name}: its access profile has no reads, so there is nothing to plan "
-                "by; profile data that looks it up"
-            )
+            raise DataError(f"table {self.name}: its access profile has no reads")
 
     @property
     def name(self) -> str:
-        """The name of the table."""
         return self.access.table
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of the table."""
         return self.access.num_embeddings
 
     @property
     def lookups(self) -> float:
-        """l: lookups of one sample, mean; after deduplication."""
+        """l: mean lookups of one sample."""
         return self.access.total / self.access.samples
 
     @cached_property
     def segments(self) -> Segments:
-        """All rows, those that are not known one by one at the end."""
         access = self.access
         reads, tail_rows, tail_reads = access.accesses, access.tail_rows, access.tail_accesses
         if tail_rows:
@@ -104,19 +90,16 @@ class TableLoad:
 
     @cached_property
     def read_rows(self) -> int:
-        """Rows that are read at all, as far as the profile knows."""
+        """Number of rows that are read at all."""
         segments = self.segments
         return int(segments.num_rows[segments.probabilities > 0].sum())
 
     def covered(self, rows: int) -> float:
-        """The share of lookups that the ``rows`` most read rows have."""
+        """Return the share of lookups of the ``rows`` most read rows."""
         return self.access.covered(rows)
 
     def hot_rows(self, rows: int) -> NDArray[np.int64]:
-        """The ids of the ``rows`` most read rows, int64 ``[rows]``, most read first.
-
-        Those that are not known one by one follow by number.
-        """
+        """Return the ids of the ``rows`` most read rows, int64 ``[rows]``; unknown ones last."""
         known = self.access.rows[:rows]
         if rows <= len(known):
             return known
@@ -126,7 +109,7 @@ class TableLoad:
 
 
 def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Where segments of ``reads``, non-increasing, begin, and the end."""
+    """Return the starts of segments of ``reads``, non-increasing, and the end."""
     if len(reads) <= _APART:
         return np.arange(len(reads) + 1)
     further = reads[_APART:]
@@ -143,11 +126,9 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float64]:
-    """u: how probably each row is among so many lookups: ``1 - (1 - P)^lookups`` (SCARS, eq. 2).
+    """Return u, the probability of rows to be among independent lookups (SCARS, eq. 2).
 
-    Args:
-        probabilities: float64 ``[rows]``, of one lookup to be of the row, 0 to 1.
-        lookups: independent ones.
+    That is ``1 - (1 - P)^lookups`` for ``probabilities`` P of one lookup, float64 ``[rows]``.
     """
     if not lookups:
         return np.zeros_like(probabilities)
@@ -157,31 +138,22 @@ def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float
 
 
 def expected_unique(probabilities: NDArray[np.float64], lookups: float) -> float:
-    """Expected distinct rows among so many lookups, the sum of ``seen`` (SCARS, eq. 2)."""
+    """Return the expected distinct rows among lookups, the sum of ``seen`` (SCARS, eq. 2)."""
     return float(seen(probabilities, lookups).sum())
 
 
 def row_bytes(embedding_dim: int, optimizer: str) -> int:
-    """Bytes of a row: float32 weights, and with row-wise Adagrad one float32 of state.
-
-    Args:
-        embedding_dim: scalars of the row.
-        optimizer: ``sgd`` or ``rowwise_adagrad``.
-    """
+    """Return the bytes of float32 weights, and with ``rowwise_adagrad`` of a float32 of state."""
     return _BYTES_PER_SCALAR * (embedding_dim + (optimizer == "rowwise_adagrad"))
 
 
 class BatchRows:
-    """The rows of a table that a batch reads: expected numbers.
-
-    Args:
-        load: of the table.
-        batch_size: samples of all ranks; that of one rank where each has its own rows moved.
+    """Expected numbers of rows of a table that a batch of all ranks reads.
 
     Attributes:
         lookups: of the batch.
         unique: distinct rows.
-        left: float64 ``[segments + 1]``: those that are in none of the first so many segments.
+        left: distinct rows after each number of segments, float64 ``[segments + 1]``.
     """
 
     def __init__(self, load: TableLoad, batch_size: float) -> None:
@@ -192,14 +164,13 @@ class BatchRows:
         self.unique = float(self.left[0])
 
     def cold(self, cached: int) -> float:
-        """Distinct rows that are not among the ``cached`` most read: sum of u over the others."""
+        """Return the distinct rows that are not among the ``cached`` most read ones."""
         return self._beyond(cached, self._seen, self.left)
 
     def missed(self, cached: int, held: float) -> float:
-        """Distinct rows that are not cached, and that none of ``held`` batches before has read.
+        """Return the distinct rows that are neither cached nor held by ``held`` batches before.
 
-        Those batches hold their rows still, so that these need not be moved again: sum of
-        ``u * (1 - u)^held``. Of a part of a batch, so large a part of its rows is held.
+        The sum of ``u * (1 - u)^held``; of a part of a batch, so large a part of its rows is held.
         """
         if not held:
             return self.cold(cached)
@@ -210,14 +181,10 @@ class BatchRows:
         return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))
 
     def lru_batches(self, cached: int, held: float = 0) -> float:
-        """How many batches ago a row was read last when it leaves an LRU cache, infinite if never.
+        """Return the batches after which an unread row leaves an LRU cache, infinite if never.
 
-        Che's approximation, for batches in place of single reads: the distinct rows of so many
-        batches fill the cache (Che, Tung and Wang, Hierarchical Web caching systems, 2002).
-
-        Args:
-            cached: rows that it keeps.
-            held: batches whose rows are there besides.
+        Che's approximation: the distinct rows of so many batches fill the cache, beside those of
+        ``held`` batches (Che, Tung and Wang, Hierarchical Web caching systems, 2002).
         """
         room = cached + self._rows_of(held)
         if room >= self.load.read_rows:
@@ -233,7 +200,6 @@ class BatchRows:
         return low + (room - filled) / (self._rows_of(high) - filled)
 
     def _rows_of(self, batches: float) -> float:
-        """Distinct rows of so many batches."""
         return float(seen(self._seen, batches) @ self.load.segments.num_rows)
 
     def _beyond(self, cached: int, each: NDArray[np.float64], left: NDArray[np.float64]) -> float:
@@ -246,23 +212,23 @@ class BatchRows:
 
 
 def _from_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``[n + 1]``: sums of what is left from each place on; small ones are added first."""
+    """Return the sums from each place on, ``[n + 1]``; small values are added first."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """The traffic of one table in a step of all ranks, expected.
+    """Expected traffic of one table in a step of all ranks.
 
     A miss is read from the backing store once, and written back once, with its optimizer state.
 
     Attributes:
         lookups: ids, after deduplication.
         unique_rows: distinct rows of the batch of all ranks.
-        cold_lookups: lookups of rows that are not among the most read ones that fit.
-        misses: distinct rows that have to be fetched.
-        row_bytes: weights and state.
-        weight_bytes: of them of the weights.
+        cold_lookups: lookups of rows that are not cached.
+        misses: distinct rows that are fetched.
+        row_bytes: bytes of a row's weights and state.
+        weight_bytes: bytes of its weights.
     """
 
     lookups: float
@@ -274,49 +240,42 @@ class TableTraffic:
 
     @property
     def hits(self) -> float:
-        """Distinct rows that are in the fast memory already."""
         return self.unique_rows - self.misses
 
     @property
     def hit_rate(self) -> float:
-        """Hits over distinct rows."""
         return self.hits / self.unique_rows if self.unique_rows else 0.0
 
     @property
     def bytes_read(self) -> float:
-        """Bytes read of the backing store, with coalescing and the cache."""
         return self.misses * self.row_bytes
 
     @property
     def bytes_written(self) -> float:
-        """Bytes written to the backing store, likewise."""
         return self.misses * self.row_bytes
 
     @property
     def bytes(self) -> float:
-        """Read and written, with coalescing and the cache."""
+        """Bytes read and written, with coalescing and the cache."""
         return 2 * self.misses * self.row_bytes
 
     @property
     def plain_bytes(self) -> float:
-        """Read and written if each lookup moved its row."""
+        """Bytes if each lookup moved its row."""
         return 2 * self.lookups * self.row_bytes
 
     @property
     def coalesced_bytes(self) -> float:
-        """If each distinct row were moved."""
+        """Bytes if each distinct row were moved."""
         return 2 * self.unique_rows * self.row_bytes
 
     @property
     def cached_bytes(self) -> float:
-        """If each lookup of a row that is not cached moved it."""
+        """Bytes if each lookup of a row that is not cached moved it."""
         return 2 * self.cold_lookups * self.row_bytes
 
     def column_wise(self, shards: int) -> TableTraffic:
-        """The same where so many shards have a part of each row: each looks all ids up.
-
-        Row counts are the sums over the shards; each has a state of its own for a row.
-        """
+        """Return the sums over column shards, each of which has its own state of a row."""
         state = self.row_bytes - self.weight_bytes
         return replace(
             self,
@@ -338,21 +297,17 @@ def traffic(
     held: float = 0,
     policy: Policy = "static",
 ) -> dict[str, TableTraffic]:
-    """The traffic by table, of one step of all ranks.
-
-    Table-wise and row-wise sharding come to the same: a row has one owner, which sees the ids of
-    all ranks. ``TableTraffic.column_wise`` is for the third.
+    """Return the traffic by table of one step of all ranks, table-wise or row-wise.
 
     Args:
         loads: of the tables.
-        cached: rows of each that stay in the fast memory, the most read ones; 0 where it has none.
+        cached: by table, number of the most read rows that stay in the fast memory.
         batch_size: samples of all ranks.
         optimizer: ``sgd`` or ``rowwise_adagrad``.
-        held: batches whose rows are still in the fast memory when the next one's are fetched: 0
-            without lookahead, 1 with it.
-        policy: which rows stay. Of ``lru`` misses are approximate (``BatchRows.lru_batches``).
-            ``lfu`` is taken for ``static``, which it comes close to: no policy that does not know
-            the future misses less.
+        held: batches whose rows are in the fast memory when the next one's are fetched: 0 without
+            lookahead, 1 with it.
+        policy: rows that stay. ``lru`` is approximate (``BatchRows.lru_batches``), ``lfu`` is taken
+            for ``static``, which it comes close to.
     """
     found = {}
     for load in loads:

@@ -14,15 +14,7 @@ from recd_plugins.api import SetupError
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs, in any unit, as rank-seconds.
-
-    The paper's own: 1 a sample, and 1 for each scalar that is fetched.
-
-    Attributes:
-        sample: for a sample, whatever its rows.
-        step: tau: for an iteration, however small.
-        byte: for a byte of a row that is fetched and written back.
-    """
+    """Costs of a step, in any unit: of a sample, an iteration (tau) and a byte of a fetched row."""
 
     sample: float = 1.0
     step: float = 0.0
@@ -31,13 +23,13 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Memory:
-    """What cached rows and the batch share.
+    """Memory that cached rows and the batch share.
 
     Attributes:
         total: M.
-        sample: a, of one sample, in the same unit.
-        least_batch: samples that there has to be room for.
-        largest_batch: samples that are never exceeded, however much room there is.
+        sample: a, memory of one sample.
+        least_batch: samples that need room.
+        largest_batch: most samples of a batch.
     """
 
     total: float
@@ -46,16 +38,13 @@ class Memory:
     largest_batch: float = np.inf
 
     def batch_size(self, cached: float) -> float:
-        """b = (M - |C| d) / a, beside cached rows of so many bytes."""
+        """Return b = (M - |C| d) / a, beside cached rows of so many bytes."""
         return min(self.largest_batch, (self.total - cached) / self.sample)
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best place in a ``RowOrder``: rows of all tables that are cached.
-
-    ``batch_size`` and ``cost``, of a sample, are those of that place.
-    """
+    """The best place in a ``RowOrder``, with its batch size and cost of a sample."""
 
     place: int
     batch_size: float
@@ -63,19 +52,11 @@ class Optimum:
 
 
 class RowOrder:
-    """The rows of some tables, those first that are worth most for their bytes.
+    """The rows of some tables, in the order of their worth for a byte of fast memory.
 
-    A cached row saves as many bytes a step as it is large, times u, the probability that a batch
-    reads it: so u is what a byte for it is worth, whatever the width. As ``u = 1 - exp(-b * rate)``
-    with ``rate = -l * log(1 - P)``, the order is the same for all batch sizes. A place in it is a
-    number of rows, taken from the first on.
-
-    Args:
-        loads: of the tables.
-        row_bytes: of a row of each, with what the fast memory holds besides.
-
-    Attributes:
-        num_rows: of all tables.
+    A cached row saves its bytes times u, the probability that a batch reads it, so a byte of it is
+    worth u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same
+    for all batch sizes. A place is a number of rows, taken from the first on.
     """
 
     def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
@@ -99,7 +80,7 @@ class RowOrder:
         self.num_rows = int(self._ends[-1])
 
     def rows(self, place: int) -> list[int]:
-        """How many rows of each table are before ``place``."""
+        """Return the number of rows of each table before ``place``."""
         segment, part = self._at(place)
         counts = np.bincount(
             self._tables[:segment],
@@ -111,12 +92,12 @@ class RowOrder:
         return [int(count) for count in counts]
 
     def bytes(self, place: int) -> float:
-        """Bytes of all rows before ``place``."""
+        """Return the bytes of all rows before ``place``."""
         segment, part = self._at(place)
         return float(self._byte_ends[segment]) + (part * self._row_bytes[segment] if part else 0.0)
 
     def fitting(self, num_bytes: float) -> int:
-        """The last place before which the rows take no more than ``num_bytes``."""
+        """Return the last place before which rows take no more than ``num_bytes``."""
         segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
         if segment == len(self._bytes):
             return self.num_rows
@@ -124,24 +105,21 @@ class RowOrder:
         return int(self._ends[segment]) + int(part)
 
     def useful(self, samples: float) -> int:
-        """The place after the last row that so many samples are expected to read more than once.
-
-        A row has to be fetched and written back once, cached or not.
-        """
+        """Return the place after the last row that samples are expected to read more than once."""
         return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
 
     def fetched_bytes(self, place: int, batch_size: float) -> float:
-        """Bytes of distinct rows of a batch that are not before ``place``: sum of d * u."""
+        """Return the bytes of distinct rows of a batch that are not before ``place``."""
         segment, part = self._at(place)
         seen = -np.expm1(-batch_size * self._rates[segment:])
         fetched = float(seen @ self._bytes[segment:])
         return fetched - part * float(seen[0] * self._row_bytes[segment]) if part else fetched
 
     def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
-        """The cost of a sample, with the rows before ``place`` cached and the batch that then fits.
+        """Return the cost of a sample with the rows before ``place`` cached.
 
-        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II, with the fixed cost of
-        an iteration, without which caching more would win wherever a sample takes much memory).
+        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II), with tau because
+        caching more would win otherwise wherever a sample takes much memory.
         """
         return costs.sample + self._of_step(place, memory, costs)
 
@@ -151,12 +129,7 @@ class RowOrder:
         return (costs.step + costs.byte * fetched) / batch_size
 
     def best(self, memory: Memory, costs: StepCosts, last: int | None = None) -> Optimum:
-        """The place of the least cost; of equal ones the first.
-
-        Args:
-            memory: for rows and batch.
-            costs: of a step.
-            last: the place that is not passed; the end without it.
+        """Return the first place of the least cost, up to ``last``.
 
         Raises:
             SetupError: the least batch has no room, with no row cached.
@@ -174,19 +147,17 @@ class RowOrder:
         return Optimum(place, memory.batch_size(self.bytes(place)), self.cost(place, memory, costs))
 
     def _at(self, place: int) -> tuple[int, int]:
-        """The segment of ``place``, and how many of its rows are before it."""
+        """Return the segment of ``place``, and the number of its rows before it."""
         segment = int(np.searchsorted(self._ends, place, "right")) - 1
         return segment, place - int(self._ends[segment])
 
 
 def least(function: Callable[[int], float], last: int) -> int:
-    """Where ``function`` is least, of 0 to ``last``; of equal ones the first.
+    """Return the first of 0 to ``last`` where ``function`` is least, in O(log last) evaluations.
 
-    What a sample costs (SCARS, section II) mostly falls and then rises with the rows that are
-    cached, and a binary search finds the least. But it can rise first: few cached rows make
-    the batch smaller and save little, and only many of them pay. So the search looks at the ends
-    and at some places between them, close together near the ends, and then by halves around each
-    that no neighbour is below: O(log last) evaluations.
+    The cost of a sample mostly falls and then rises with the cached rows. But it can rise first:
+    few cached rows make the batch smaller and save little. So the search looks at the ends and at
+    places between them, and then by halves around each that no neighbour is below.
     """
     function = cache(function)
     parts = max(1, last.bit_length())

@@ -1,20 +1,67 @@
-"""What a plan of caches says: rows of each table, and the traffic that is left."""
+"""What steps and the rows that they fetch cost: the section ``cache`` of a topology."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from recd_plugin_scars.planning.load import Policy, TableLoad, TableTraffic, row_bytes, traffic
-from recd_plugin_scars.planning.order import RowOrder
+from recd_plugin_scars.planning.order import RowOrder, StepCosts
 
 if TYPE_CHECKING:
     from recd_plugin_scars.planning.statistics import AccessStatistics
+    from recd_plugins.api import TopologySpec
+
+
+#: Its name in a topology.
+SECTION = "cache"
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+# Of an iteration, however small its batch: an assumption, for a small model without a profiler.
+_STEP_SECONDS = {"cpu": 5e-3, "cuda": 2e-3}
+
+
+class CacheRates(BaseModel):
+    """Seconds of a rank."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sample_seconds: Seconds = Field(default=0.0, description="For a sample, whatever its rows.")
+    step_seconds: Seconds = Field(description="For an iteration, however small its batch: tau.")
+    byte_seconds: Seconds = Field(
+        description="For a byte of a row that is fetched from the backing store and written back."
+    )
+
+    @classmethod
+    def of_topology(cls, topology: TopologySpec) -> Self:
+        """Return the bounds of the bandwidths, both ways, and an assumption for an iteration."""
+        between = topology.hbm_to_ddr_bandwidth
+        bandwidth = between if between is not None else topology.ddr_bandwidth / 2
+        return cls(
+            step_seconds=_STEP_SECONDS[topology.device],
+            byte_seconds=2 / bandwidth,
+        )
+
+    def costs(self, ranks: int) -> StepCosts:
+        """Return the costs of ``ranks`` together: an iteration takes the time of them all."""
+        return StepCosts(self.sample_seconds, self.step_seconds * ranks, self.byte_seconds)
+
+
+def measured_rates(topology: TopologySpec) -> CacheRates | None:
+    """Return the rates of the section ``cache``, or None."""
+    found = topology.sections.get(SECTION)
+    assert found is None or isinstance(found, CacheRates), "the package declares it"
+    return found
+
+
+def rates_of(topology: TopologySpec) -> CacheRates:
+    """Return the rates of the section ``cache``, or the bounds of the bandwidths."""
+    return measured_rates(topology) or CacheRates.of_topology(topology)
+
 
 #: Steps in which a row that is worth caching is read more than once, unless told otherwise.
 STEPS = 10_000
@@ -25,9 +72,8 @@ class CachedTable:
     """The cache of one table.
 
     Attributes:
-        load: what its lookups read.
-        cached: rows that stay in the fast memory, the most read ones.
-        useful: rows beyond which caching saves nothing worth having; None: not known.
+        cached: number of the most read rows that stay in the fast memory.
+        useful: rows beyond which caching saves nothing worth having; None if unknown.
         traffic: of a step of all ranks.
     """
 
@@ -38,29 +84,16 @@ class CachedTable:
 
     @property
     def load_factor(self) -> float:
-        """Cached rows over all."""
         return self.cached / self.load.num_embeddings
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the fast memory, for rows that stay."""
         return self.cached * self.traffic.row_bytes
-
-    @cached_property
-    def hot_rows(self) -> NDArray[np.int64]:
-        """The ids of the cached rows, int64 ``[cached]``, most read first."""
-        return self.load.hot_rows(self.cached)
 
 
 @dataclass(frozen=True, eq=False)
 class CachePlan:
-    """The caches of some tables.
-
-    Attributes:
-        tables: by name.
-        batch_size: samples of a step of all ranks.
-        optimizer: ``sgd`` or ``rowwise_adagrad``.
-    """
+    """The caches of some tables, for steps of ``batch_size`` samples of all ranks."""
 
     tables: Mapping[str, CachedTable]
     batch_size: int
@@ -78,7 +111,7 @@ class CachePlan:
         held: float = 0,
         policy: Policy = "static",
     ) -> CachePlan:
-        """A plan of given sizes; ``traffic`` describes the other arguments."""
+        """Return a plan of given sizes; ``traffic`` describes the other arguments."""
         moved = traffic(
             list(loads.values()),
             cached,
@@ -107,16 +140,10 @@ class CachePlan:
         held: float = 0,
         policy: Policy = "static",
     ) -> CachePlan:
-        """The useful rows that save most traffic in fast memory, whatever their tables' widths.
+        """Return the useful rows that save most traffic in ``num_bytes`` of fast memory.
 
-        Args:
-            loads: of the tables, by name.
-            num_bytes: of the rows that stay, of all tables and ranks together; None caches all
-                useful rows.
-            batch_size: samples of a step of all ranks.
-            optimizer: ``sgd`` or ``rowwise_adagrad``, whose state is cached too.
-            steps: a useful row is read more than once in so many.
-            held: see ``traffic``; ``policy`` likewise.
+        That is of all tables and ranks; None caches all useful rows: those that are read more than
+        once in ``steps``. ``traffic`` describes the other arguments.
         """
         order = row_order(loads, optimizer)
         useful = order.useful(steps * batch_size)
@@ -132,18 +159,18 @@ class CachePlan:
         )
 
     def statistics(self, table: str) -> AccessStatistics:
-        """What TorchRec's planner asks of ``CacheParams.stats``."""
+        """Return ``CacheParams.stats`` of a table for TorchRec's planner."""
         from recd_plugin_scars.planning.statistics import AccessStatistics
 
         return AccessStatistics(self.tables[table].load, self.batch_size)
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the fast memory, for rows that stay."""
+        """Bytes of all rows that stay in the fast memory."""
         return sum(table.cached_bytes for table in self.tables.values())
 
 
 def row_order(loads: Mapping[str, TableLoad], optimizer: str) -> RowOrder:
-    """The rows of tables whose optimizer state is cached with them."""
+    """Return the order of rows whose optimizer state is cached with them."""
     widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
     return RowOrder(list(loads.values()), widths)

@@ -11,12 +11,7 @@ from recd_plugin_scars.planning.load import BatchRows, TableLoad
 
 
 class AccessStatistics(CacheStatistics):
-    """``CacheStatistics`` of a static cache of the most read rows.
-
-    Args:
-        load: of the table.
-        batch_size: samples of a step of all ranks.
-    """
+    """``CacheStatistics`` of a static cache of the most read rows."""
 
     def __init__(self, load: TableLoad, batch_size: int) -> None:
         self._rows = BatchRows(load, batch_size)
@@ -27,8 +22,7 @@ class AccessStatistics(CacheStatistics):
         return self._rows.unique
 
     def expected_miss_rate(self, clf: float) -> float:
-        """The miss rate of distinct rows, falling from 1 to 0 with ``clf``, the cached share of the
-        table."""
+        """Return the miss rate of distinct rows with the share ``clf`` of the table cached."""
         if not 0 < clf < 1:
             return float(clf <= 0)
         rows = self._rows

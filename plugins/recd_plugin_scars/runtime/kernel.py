@@ -21,12 +21,11 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.fast_memory import FastMemory
-from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import CachedBatch, CacheTraffic, RowCache
-from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugin_scars.runtime.stores import BackingStore
+from recd_plugin_scars.runtime.stores import BackingStore, RowMover
 from recd_plugin_scars.runtime.tables import (
+    FastMemory,
     FlushingOptimizer,
     TablesInBackingStore,
     as_planned,
@@ -52,7 +51,7 @@ _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_p
 
 
 class _FastBags(PortableEmbeddingBag):
-    """The uncached kernel with pooling, over the fast memory: it looks slots up."""
+    """The uncached kernel with pooling, which looks up slots of the fast memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbeddingBag.__init__(self, *base)
@@ -64,7 +63,6 @@ class _FastBags(PortableEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """As the uncached kernel of the device."""
         forward = super().forward if features.device().type == "cpu" else self._stock_forward
         return forward(features, vbe_output, vbe_output_offsets)
 
@@ -79,7 +77,6 @@ class _FastRows(PortableEmbedding):
         self._emb_module = kernel
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """As the uncached kernel of the device."""
         forward = super().forward if features.device().type == "cpu" else self._stock_forward
         return forward(features)
 
@@ -87,7 +84,7 @@ class _FastRows(PortableEmbedding):
 
 
 class _Cached(RowKernel):
-    """What both cached kernels have: their stores, and the batches on their way."""
+    """Base of both cached kernels: their stores, and the batches on their way."""
 
     # Of TorchRec's base classes.
     _config: GroupedEmbeddingConfig
@@ -138,47 +135,33 @@ class _Cached(RowKernel):
     def prefetch(self, features: KeyedJaggedTensor) -> None:
         """Start to read the rows of a batch that a later ``forward`` looks up.
 
-        Batches are prefetched in the order in which they are looked up; others that were not
-        prefetched may come between. TorchRec's lookups call ``emb_module.prefetch`` instead. The
-        thread that trains prefetches: not another one while a backward pass runs.
-
-        Args:
-            features: what ``forward`` gets, with the same memory; on whatever stream.
+        Batches are prefetched in the order of their lookups, by the thread that trains. ``forward``
+        has to get the same memory. TorchRec's lookups call ``emb_module.prefetch`` instead.
         """
         self._prefetch_ids(features.values(), features.length_per_key())
 
     def flush(self) -> None:
-        """Write every changed row of fast memory to the backing store.
-
-        The rows stay; they are read again before a batch uses them.
-        """
+        """Write changed rows to the backing store; rows are read again before a batch uses them."""
         self._rows.flush()
 
     def drain(self) -> None:
-        """Return when rows that left fast memory are in the backing store; changed ones stay."""
+        """Return when rows that left fast memory are in the backing store."""
         self._mover.drain()
 
     @property
     def store(self) -> BackingStore:
-        """Where all rows are."""
         return self._slow
 
     def purge(self) -> None:
-        """As ``flush``: TorchRec calls it before it loads a state dict, which may lack a table."""
+        """Flush, as TorchRec asks before it loads a state dict, which may lack a table."""
         self._rows.flush()
 
     def load(self) -> None:
-        """The backing store was written after ``flush``: read what fast memory holds of it anew."""
+        """Read the rows in fast memory anew, after the backing store was written."""
         self._rows.load()
 
     def close(self) -> None:
-        """Write every changed row back and give the backing store up, when all is saved.
-
-        Files that are kept are whole then; others go. Calling it again does nothing.
-
-        Raises:
-            RecdError: rows could not be written, and kept files are not whole.
-        """
+        """Write changed rows back and close the backing store; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.flush()
@@ -186,16 +169,15 @@ class _Cached(RowKernel):
             self._slow.close()
 
     def traffic(self) -> Iterator[tuple[str, CacheTraffic]]:
-        """Name and counts of each table's shard."""
+        """Yield name and counts of each table's shard."""
         for table, traffic in zip(self._config.embedding_tables, self._rows.traffic, strict=True):
             yield table.name, traffic
 
     def reset_traffic(self) -> None:
-        """Start the counts again at 0."""
         self._rows.reset_traffic()
 
     def train(self, mode: bool = True) -> Self:
-        """As the base class; of an evaluation that training follows nothing is counted."""
+        """Set the mode; an evaluation that training follows counts no traffic."""
         if self.training and not mode:
             self._rows.note_traffic()
         elif mode and not self.training:
@@ -226,7 +208,7 @@ class _Cached(RowKernel):
         return output
 
     def _release_after(self, node: Any, batch: CachedBatch) -> None:
-        """Release a batch when its backward pass is through, or its graph is gone."""
+        """Release a batch after its backward pass, or when its graph is gone."""
         rows, fast = self._rows, self._fast
 
         def prepare(*_: Any) -> None:
@@ -254,7 +236,7 @@ class _Cached(RowKernel):
         self._prefetched.append((ids, ids._version, ids_per_feature, batch))
 
     def _take_prefetched(self, features: KeyedJaggedTensor) -> CachedBatch | None:
-        """The batch of features that are the same memory, unchanged, as prefetched ones."""
+        """Return the prefetched batch with the same memory, if it is unchanged."""
         values = features.values()
         for place, (ids, version, ids_per_feature, batch) in enumerate(self._prefetched):
             if ids.data_ptr() == values.data_ptr() and len(ids) == len(values):
@@ -269,7 +251,7 @@ class _Cached(RowKernel):
         return None
 
     def _admit(self, ids: Tensor, ids_per_feature: list[int]) -> CachedBatch:
-        """Check ids as FBGEMM does, with a bag a feature, and get their rows."""
+        """Check ids as FBGEMM does, and get their rows."""
         bounds = torch.tensor([0, *ids_per_feature]).cumsum(0).to(ids.device)
         ids, _, _, _ = self._checks_bounds[0].prepare_inputs(
             ids.to(self._emb_module.embedding_table_index_type), bounds
@@ -278,21 +260,17 @@ class _Cached(RowKernel):
 
 
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
-    """A fused kernel with pooling, of equally wide tables, most of whose rows are elsewhere.
+    """A fused kernel with pooling of equally wide tables, with most rows in a backing store.
 
     Parameters and optimizer state have names and shapes of the base class and are the backing
     store's memory: ``flush`` before they are read, ``load`` after they were written. Values and
-    gradients are those of the uncached kernel.
+    gradients equal those of the uncached kernel.
 
     Args:
-        config: of the kernel's tables.
-        pg: of the module.
-        device: of the fast memory.
-        sharding_type: of the tables.
-        caches: of all the tables, and perhaps of others.
+        caches: of all the tables, and perhaps of others; other arguments are those of TorchRec.
 
     Raises:
-        SetupError: the tables cannot be cached together or as they are; names them.
+        SetupError: the tables cannot be cached together or as they are.
     """
 
     def __init__(
@@ -318,7 +296,6 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """As the base class."""
         return self._look_up(
             features, lambda slots: self._fast_kernel[0](slots, vbe_output, vbe_output_offsets)
         )
@@ -342,7 +319,6 @@ class CachedEmbedding(_Cached, BatchedFusedEmbedding):
         self._fast_kernel = (_FastRows(self._fast.kernel, config, pg, device),)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """As the base class."""
         return self._look_up(features, self._fast_kernel[0])
 
 
@@ -360,7 +336,6 @@ class CachedKernels(LookupKernels):
 
     @property
     def tables(self) -> Mapping[str, TableCache]:
-        """The caches by table."""
         return self._caches
 
     def bags(
@@ -370,39 +345,31 @@ class CachedKernels(LookupKernels):
         device: torch.device | None,
         sharding_type: ShardingType | None,
     ) -> CachedEmbeddingBag:
-        """See ``LookupKernels.bags``."""
         return CachedEmbeddingBag(config, pg, device, sharding_type, caches=self._caches)
 
     def sequences(
         self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
     ) -> CachedEmbedding:
-        """See ``LookupKernels.sequences``."""
         return CachedEmbedding(config, pg, device, caches=self._caches)
 
     def as_planned(
         self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
     ) -> CachedKernels:
-        """With the load factors of the plan."""
         return CachedKernels(as_planned(self._caches, params, configs))
 
     def prefetches(self, table: str) -> bool:
-        """Whether its cache looks ahead."""
         return self._caches[table].lookahead
 
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:
-    """The cached kernels of this rank, in a sharded module or in a model with sharded modules."""
+    """Yield the cached kernels of this rank in a module."""
     for kernel in row_kernels(module):
         if isinstance(kernel, CachedEmbeddingBag | CachedEmbedding):
             yield kernel
 
 
 def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
-    """What the cached tables of a model did on this rank since ``reset_cache_traffic``, by table.
-
-    Args:
-        module: sharded, or with sharded modules in it.
-    """
+    """Return the traffic of a module's cached tables on this rank since ``reset_cache_traffic``."""
     total: dict[str, CacheTraffic] = {}
     for kernel in cached_kernels(module):
         for table, traffic in kernel.traffic():
@@ -411,13 +378,13 @@ def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
 
 
 def reset_cache_traffic(module: nn.Module) -> None:
-    """Start all counts of a model's cached tables again at 0."""
+    """Set all counts of a module's cached tables to 0."""
     for kernel in cached_kernels(module):
         kernel.reset_traffic()
 
 
 def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """The same bags of other ids."""
+    """Return the same bags with other ids."""
     variable = features.variable_stride_per_key()
     return KeyedJaggedTensor(
         keys=features.keys(),

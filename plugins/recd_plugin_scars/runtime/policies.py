@@ -5,27 +5,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_scars.runtime import slot_kernels
-from recd_plugin_scars.runtime.slots import SlotPool
+from recd_plugin_scars.runtime.slots import NONE, SlotPool, append, take_first
+from recd_plugins.api import SetupError
 
 Slots = NDArray[np.int32]
 
 
 class SlotLists:
-    """Links between slots: each is in one list at most, of whichever policy has its table.
-
-    Args:
-        pool: of the slots.
+    """Links between slots, each in at most one list, of the policy of its table.
 
     Attributes:
-        before: by slot, the one before it in its list, or -1.
-        after: by slot, the one after it.
-        level: by slot, which list of its policy it is in; -1 where in none.
+        before: by slot, the slot before it in its list, or -1.
+        after: by slot, the slot after it.
+        level: by slot, number of its policy's list that it is in, or -1.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -33,10 +33,10 @@ class SlotLists:
         self.before = self.after = self.level = np.empty(0, np.int32)
 
     def fit(self) -> None:
-        """Follow the pool, which may have grown."""
+        """Grow with the pool."""
         more = self.pool.num_slots - len(self.level)
         if more:
-            none = np.full(more, slot_kernels.NONE, np.int32)
+            none = np.full(more, NONE, np.int32)
             self.before = np.concatenate([self.before, none])
             self.after = np.concatenate([self.after, none])
             self.level = np.concatenate([self.level, none])
@@ -45,17 +45,11 @@ class SlotLists:
 class ShardRows:
     """This rank's rows of one table, as a policy knows them.
 
-    Args:
-        lists: of the slots of all tables of a kernel.
-        place: of the table among those.
-        capacity: how many rows are to stay.
-        hot: first and end of the slots of rows that are there from the start.
-
     Attributes:
-        lists: links between slots, which a policy may use for those that it is handed.
-        capacity: how many rows are to stay at most.
+        lists: links between slots, which a policy may use for the slots that it gets.
+        capacity: number of rows that stay at most.
         hot: slots of rows that are there from the start, most read first.
-        num_rows: all of them.
+        num_rows: rows of the shard.
     """
 
     def __init__(self, lists: SlotLists, place: int, capacity: int, hot: tuple[int, int]) -> None:
@@ -65,26 +59,26 @@ class ShardRows:
         self.hot: Slots = np.arange(*hot, dtype=np.int32)
 
     def of_slots(self, slots: Slots) -> NDArray[np.int64]:
-        """The rows in ``slots``, from 0 on, as the shard counts them."""
+        """Return the rows in ``slots``, counted from 0 in the shard."""
         rows: NDArray[np.int64] = self.lists.pool.row_of_slot[slots] - self._first
         return rows
 
     def pinned(self, slots: Slots) -> NDArray[np.bool_]:
-        """Whether a batch needs the rows in ``slots``, which cannot leave before it is done."""
+        """Return whether a batch needs the rows in ``slots``, which then cannot leave."""
         return self.lists.pool.pins[slots] != 0
 
 
 class RowPolicy(ABC):
-    """Decides for the rows of one table on this rank.
+    """Decides which rows of one table stay on this rank.
 
     ``TableCache.policy`` takes a subclass, or ``functools.partial`` of one with its settings; it
-    is made with ``ShardRows`` alone, in every process.
+    is called with ``ShardRows`` alone, in every process.
 
     Attributes:
-        name: for reports; that of the class without one.
+        name: for reports; by default that of the class.
         only_hot: whether the ``hot_rows`` of a ``TableCache`` stay and no other row does.
         rows: of the shard.
-        counts: what the policy counts, by name; ``CacheTraffic.by_policy`` has it added up.
+        counts: figures of the policy by name, summed in ``CacheTraffic.by_policy``.
     """
 
     name: ClassVar[str]
@@ -101,17 +95,13 @@ class RowPolicy(ABC):
 
     @abstractmethod
     def release(self, used: Slots, unpinned: Slots) -> Slots:
-        """A batch is done.
+        """Return the slots of rows that leave when a batch is done, each once and none pinned.
 
-        Rows that are not pinned and never leave stay in the fast memory. A row that leaves may come
-        back, in another slot.
+        A row that leaves may come back in another slot.
 
         Args:
-            used: slots of its rows, in the order in which it names them.
-            unpinned: those of them that no other batch needs.
-
-        Returns:
-            The slots of the rows that leave, each once, none of which is pinned.
+            used: slots of the batch's rows, in the order of its ids.
+            unpinned: slots among ``used`` that no other batch needs.
         """
 
 
@@ -126,7 +116,6 @@ class Static(RowPolicy):
     only_hot: ClassVar[bool] = True
 
     def release(self, used: Slots, unpinned: Slots) -> Slots:  # noqa: ARG002
-        """All but the hot rows leave."""
         hot = self.rows.hot
         if not len(hot):
             return unpinned
@@ -135,29 +124,25 @@ class Static(RowPolicy):
 
 
 class LeastRecentlyUsed(RowPolicy):
-    """The policy by which at most ``capacity`` rows stay: those whose batches were done last.
-
-    Of the rows of one batch, those leave first that it names first.
-    """
+    """Keeps the last used ``capacity`` rows; of one batch the first named leave first."""
 
     name: ClassVar[str] = "lru"
 
     def __init__(self, rows: ShardRows) -> None:
         super().__init__(rows)
         self._lists, self._capacity = rows.lists, rows.capacity
-        self._heads = np.full(1, slot_kernels.NONE, np.int32)
+        self._heads = np.full(1, NONE, np.int32)
         self._tails = self._heads.copy()
         self._lowest = 0
         self._num_kept = 0
         self._keep(rows.hot[::-1])
 
     def release(self, used: Slots, unpinned: Slots) -> Slots:
-        """The longest unused rows leave."""
         self._count(used)
         self._keep(unpinned)
         leaves = np.empty(max(self._num_kept - self._capacity, 0), np.int32)
         lists = self._lists
-        self._lowest = slot_kernels.take_first(
+        self._lowest = take_first(
             len(leaves),
             self._lowest,
             lists.before,
@@ -168,7 +153,7 @@ class LeastRecentlyUsed(RowPolicy):
             leaves,
         )
         self._num_kept -= len(leaves)
-        # One that a batch needs stays for its time, and comes back when that is done.
+        # A row that a batch needs comes back when that is done.
         return leaves[~self.rows.pinned(leaves)]
 
     def _keep(self, slots: Slots) -> None:
@@ -177,24 +162,22 @@ class LeastRecentlyUsed(RowPolicy):
             self._lowest = min(self._lowest, int(levels.min()))
         lists = self._lists
         lists.fit()
-        self._num_kept += slot_kernels.append(
+        self._num_kept += append(
             slots, levels, lists.before, lists.after, lists.level, self._heads, self._tails
         )
 
     def _count(self, used: Slots) -> None:
-        """Remember that a batch used these."""
+        """Count a use of rows."""
 
     def _levels(self, slots: Slots) -> NDArray[np.int32]:
-        """Rows of a lower level leave first."""
+        """Return the level of each slot; lower ones leave first."""
         return np.zeros(len(slots), np.int32)
 
 
 class LeastFrequentlyUsed(LeastRecentlyUsed):
-    """The policy by which at most ``capacity`` rows stay: those that the most batches used, since
-    the start.
+    """Keeps the ``capacity`` rows that most batches used since the start.
 
-    Uses count while a row is not in the fast memory, too. Of equally often used rows, the longest
-    unused leave first.
+    Uses count while a row is elsewhere, too. Of equally used rows the longest unused leave first.
     """
 
     name: ClassVar[str] = "lfu"
@@ -208,7 +191,7 @@ class LeastFrequentlyUsed(LeastRecentlyUsed):
         self._uses[rows] += 1
         highest = int(self._uses[rows].max(initial=0))
         if highest >= len(self._heads):
-            none = np.full(highest + 1, slot_kernels.NONE, np.int32)
+            none = np.full(highest + 1, NONE, np.int32)
             self._heads = np.concatenate([self._heads, none])
             self._tails = np.concatenate([self._tails, none])
 
@@ -220,3 +203,93 @@ class LeastFrequentlyUsed(LeastRecentlyUsed):
 BUILT_IN: dict[str, type[RowPolicy]] = {
     policy.name: policy for policy in (Static, LeastFrequentlyUsed, LeastRecentlyUsed)
 }
+
+
+CachePolicy = Literal["static", "lfu", "lru"]
+"""A built-in policy: the hot rows stay, or the most often used, or the last used ones."""
+
+
+@dataclass(frozen=True)
+class TableCache:
+    """Which rows of a table are in fast memory, under any sharding (SCARS, section II).
+
+    Args:
+        policy: name of a built-in policy, a subclass of ``RowPolicy``, or ``functools.partial`` of
+            one.
+        load_factor: cached share of the rows, 0 to 1. With ``lfu`` and ``lru`` a row-wise shard
+            caches this share of its own rows.
+        hot_rows: int, rows of the whole table, most read first. ``static`` caches the first
+            ``num_cached_rows`` of them; other policies start with these.
+        folder: folder of temporary files with all rows; None keeps them in host memory.
+        lookahead: whether the rows of the next batch are read while one is computed.
+
+    Raises:
+        SetupError: there is no such policy, or ``load_factor`` is not from 0 to 1.
+    """
+
+    policy: CachePolicy | PolicyMaker
+    load_factor: float
+    hot_rows: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+    folder: Path | None = None
+    lookahead: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, str) and self.policy not in get_args(CachePolicy):
+            raise SetupError(
+                f"there is no cache policy {self.policy!r}: give one of "
+                f"{', '.join(get_args(CachePolicy))}, or a subclass of RowPolicy"
+            )
+        if not 0 <= self.load_factor <= 1:
+            raise SetupError(
+                f"load_factor of a cache is {self.load_factor}: give the cached share of the "
+                "table's rows, 0 to 1"
+            )
+        if self.hot_rows is None and self.policy_class.only_hot and self.load_factor:
+            raise SetupError(
+                f"the cache policy {self.policy_name} needs hot_rows: give the rows of the table, "
+                "most read first, or take lfu or lru"
+            )
+
+    @property
+    def policy_maker(self) -> PolicyMaker:
+        return BUILT_IN[self.policy] if isinstance(self.policy, str) else self.policy
+
+    @property
+    def policy_class(self) -> type[RowPolicy]:
+        maker = self.policy_maker
+        made = maker.func if isinstance(maker, partial) else maker
+        assert isinstance(made, type)
+        return made
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy_class.name
+
+    def num_cached_rows(self, num_embeddings: int) -> int:
+        """Return the cached rows of a table with ``num_embeddings`` rows."""
+        return round(self.load_factor * num_embeddings)
+
+    def first_hot_rows(self, table: str, num_embeddings: int) -> NDArray[np.int64]:
+        """Return the rows cached from the start, most read first, ``[<= num_cached_rows]``.
+
+        Raises:
+            SetupError: the table lacks a row or has it twice, or ``static`` has too few.
+        """
+        num_cached = self.num_cached_rows(num_embeddings)
+        if self.hot_rows is None:
+            return np.empty(0, np.int64)
+        rows = self.hot_rows[:num_cached].astype(np.int64)
+        if self.policy_class.only_hot and len(rows) < num_cached:
+            raise SetupError(
+                f"the cache of table {table} holds {num_cached} rows and hot_rows names "
+                f"{len(rows)}: lower load_factor, or name as many rows"
+            )
+        wrong = rows[(rows < 0) | (rows >= num_embeddings)]
+        if len(wrong):
+            raise SetupError(
+                f"hot_rows of table {table} names row {wrong[0]}, and the table has "
+                f"{num_embeddings} rows: the profile is of another table"
+            )
+        if len(np.unique(rows)) < len(rows):
+            raise SetupError(f"hot_rows of table {table} names a row twice")
+        return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 
@@ -13,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugin_scars.runtime.fast_memory import FastMemory
-from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.policies import PolicyMaker, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
+from recd_plugin_scars.runtime.stores import RowMover
+from recd_plugin_scars.runtime.tables import FastMemory
 from recd_plugins.api import DataError, SetupError
 
 # Rows that are flushed or loaded at a time.
@@ -25,15 +26,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CachedShard:
-    """This rank's part of a table.
-
-    Args:
-        name: of the table.
-        num_rows: of this part.
-        policy: makes that of its cache.
-        capacity: how many of its rows stay in the fast memory.
-        hot_rows: of this part, which are there from the start, most read first.
-    """
+    """This rank's part of a table; ``capacity`` rows stay in fast memory, ``hot_rows`` at first."""
 
     name: str
     num_rows: int
@@ -44,12 +37,11 @@ class CachedShard:
 
 @dataclass
 class CacheTraffic:
-    """What one table's shards on this rank did since the counts were reset.
+    """Counts of one table's shards on this rank, each column-wise shard by itself.
 
-    A table with several column-wise shards on a rank counts each of them, as each moves its own
-    part of a row. Bytes are payload: weights and optimizer state, no row numbers.
+    Bytes are payload: weights and optimizer state, no row numbers.
 
-    Args:
+    Attributes:
         batches: forward passes, those without a gradient too.
         lookups: ids looked up.
         unique_rows: distinct rows of a batch, summed over the batches.
@@ -79,27 +71,19 @@ class CacheTraffic:
 
     @property
     def bytes_read(self) -> int:
-        """Weights and state that batches read."""
         return self.weight_bytes_read + self.state_bytes_read
 
     @property
     def bytes_written(self) -> int:
-        """Weights and state that batches wrote back."""
         return self.weight_bytes_written + self.state_bytes_written
 
     def __add__(self, other: CacheTraffic) -> CacheTraffic:
-        """Of two shards, or of two ranks."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return CacheTraffic(**sums)
 
 
 class CachedBatch:
-    """A batch whose rows have slots, until it is released.
-
-    Attributes:
-        number: batches are admitted in its order.
-        slot_of_id: int64 ``[num_ids]``, on the device of the ids.
-    """
+    """A batch whose rows have slots until it is released; ``slot_of_id`` is int64 ``[num_ids]``."""
 
     def __init__(self, number: int, admitted: Admitted, slot_of_id: Tensor) -> None:
         self.number = number
@@ -112,7 +96,7 @@ class CachedBatch:
             self._ready.record(torch.cuda.current_stream(slot_of_id.device))
 
     def wait(self) -> None:
-        """What follows on the current stream finds the slots, found on another one perhaps."""
+        """Order the current stream after the one that found the slots."""
         if self._ready is not None:
             stream = torch.cuda.current_stream(self.slot_of_id.device)
             stream.wait_event(self._ready)
@@ -123,13 +107,9 @@ class RowCache:
     """The rows of a kernel's tables between their slow and their fast memory.
 
     A batch is admitted, landed, used by a forward and a backward pass, and released. Several may be
-    on their way; their rows are pinned meanwhile. Any thread may call, but none may admit while
-    another one is in the middle of a forward or backward pass, whose memory may move then.
-
-    Args:
-        shards: of the tables, in the order of the backing store's rows.
-        fast: to be filled.
-        mover: of the backing store.
+    on their way; their rows are pinned meanwhile. Any thread may call, but none may admit during a
+    forward or backward pass of another one, whose memory may move then. ``shards`` are in the order
+    of the backing store's rows.
     """
 
     def __init__(self, shards: Sequence[CachedShard], fast: FastMemory, mover: RowMover) -> None:
@@ -154,7 +134,7 @@ class RowCache:
         self._state_bytes = 0 if fast.state is None else fast.state[0].nbytes
         self._is_stale = len(ends) > 0
         self._num_batches = 0
-        self._waiting: deque[tuple[CachedBatch, Pending]] = deque()
+        self._waiting: deque[tuple[CachedBatch, Future[tuple[Tensor, Tensor | None]]]] = deque()
         self._abandoned: deque[CachedBatch] = deque()
         self._lock = threading.RLock()
         fast.resize(self._pool.num_slots)
@@ -162,12 +142,12 @@ class RowCache:
     def admit(
         self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
     ) -> CachedBatch:
-        """Give the rows of a batch slots, and start to read those that are not there.
+        """Give the rows of a batch slots, and start to read missing ones.
 
         Args:
             ids: of all features, feature by feature.
-            ids_per_feature: how many of them each has.
-            tables: of each feature, ascending.
+            ids_per_feature: number of ids of each feature.
+            tables: table of each feature, ascending.
 
         Raises:
             DataError: an id is no row of its table; nothing was admitted.
@@ -208,11 +188,9 @@ class RowCache:
             self._land(batch.number)
 
     def release(self, batch: CachedBatch, *, changed: bool) -> None:
-        """A batch is done: rows that do not stay leave, written back if they changed.
+        """Let rows of a batch leave that do not stay, written back if a backward pass changed them.
 
-        Args:
-            batch: landed; nothing happens where it was released before.
-            changed: its backward pass updated the rows.
+        A second call does nothing.
         """
         with self._lock:
             if batch.is_released:
@@ -237,17 +215,16 @@ class RowCache:
             self._pool.release(np.concatenate(leaving))
 
     def reset_traffic(self) -> None:
-        """Start the counts again at 0, those of policies too."""
         for policy in self._policies:
             policy.counts.clear()
         self.traffic[:] = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
 
     def note_traffic(self) -> None:
-        """Keep the counts as they are now, to come back to."""
+        """Keep the counts for ``restore_traffic``."""
         self._noted = deepcopy(self.traffic)
 
     def restore_traffic(self) -> None:
-        """Go back to the counts that were noted, of what came since nothing counts."""
+        """Go back to the counts of ``note_traffic``, if any."""
         noted, self._noted = self._noted, []
         for policy, traffic in zip(self._policies if noted else (), noted, strict=True):
             policy.counts.clear()
@@ -256,14 +233,13 @@ class RowCache:
         self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
-        """The graph of a batch is gone; what collects garbage may call, at any time."""
+        """Release a batch later whose graph is gone; the garbage collector may call at any time."""
         self._abandoned.append(batch)
 
     def flush(self) -> None:
         """Write all changed rows to the backing store, and return when they are there.
 
-        Whoever asked for them may write to the backing store then: rows that have not changed in
-        between are read again before they are used.
+        Unchanged rows are read again before they are used, as the store may be written meanwhile.
         """
         with self._lock:
             self._release_abandoned()
@@ -278,7 +254,7 @@ class RowCache:
             self._is_stale = True
 
     def load(self) -> None:
-        """The backing store was written after ``flush``: read what fast memory holds of it anew."""
+        """Read unchanged rows anew, after the backing store was written."""
         with self._lock:
             self._land(self._num_batches)  # what was read before is not read again later
             self._is_stale = True
@@ -291,17 +267,17 @@ class RowCache:
         held = (self._pool.row_of_slot >= 0) & ~self._pool.dirty
         for slots in _chunks(np.flatnonzero(held)):
             rows = self._pool.row_of_slot[slots]
-            weights, state = self._mover.read(torch.from_numpy(rows)).wait()
+            weights, state = self._mover.read(torch.from_numpy(rows)).result()
             self._fast.write(self._on_device(slots), weights, state)
             num_rows = self._pool.num_rows_of_tables(slots)
             for traffic, count in zip(self.traffic, num_rows, strict=True):
                 traffic.bytes_loaded += count * (self._row_bytes + self._state_bytes)
 
     def _land(self, number: int) -> None:
-        """Have the rows of the batches up to one; it may miss none because others read them."""
+        """Put the rows of all batches up to a number into their slots."""
         while self._waiting and self._waiting[0][0].number <= number:
             first, pending = self._waiting.popleft()
-            weights, state = pending.wait()
+            weights, state = pending.result()
             self._fast.write(self._on_device(first.admitted.missing), weights, state)
 
     def _release_abandoned(self) -> None:
@@ -309,7 +285,7 @@ class RowCache:
             self.release(self._abandoned.popleft(), changed=False)
 
     def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
-        """FBGEMM's check lets -1 pass, and with BoundsCheckMode.NONE everything."""
+        """Refuse ids outside of their table; FBGEMM's check lets -1 pass, or with NONE all."""
         num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
         outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
         if outside.any():
@@ -320,7 +296,7 @@ class RowCache:
             )
 
     def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
-        """Distinct rows are found on the device; their slots on the CPU."""
+        """Find distinct rows on the device, and their slots on the CPU."""
         first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
         rows, inverse = torch.unique(
             ids + first_rows.index_select(0, table_of_id), return_inverse=True
@@ -336,7 +312,7 @@ class RowCache:
         return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
-        """Start to write rows to the backing store; their slots may be used at once."""
+        """Start to write rows back; their slots may be used at once."""
         if not len(slots):
             return
         rows = self._pool.row_of_slot[slots]

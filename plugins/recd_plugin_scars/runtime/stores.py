@@ -7,8 +7,9 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -41,12 +42,6 @@ class BackingStore:
     ``read`` and ``write`` are called from one thread at a time (a ``RowMover``'s) and release the
     GIL for most of their work. They see changes of ``weights`` and ``state``, and the reverse.
 
-    Args:
-        name: of the store, for messages.
-        num_rows: of all tables of the kernel on this rank.
-        dim: values per row.
-        with_state: whether each row has one float32 of optimizer state.
-
     Attributes:
         weights: float32 ``[num_rows, dim]``, contiguous, on the CPU; zeros at first.
         state: float32 ``[num_rows]``; None without optimizer state.
@@ -73,12 +68,7 @@ class BackingStore:
         self._weights = self.weights.detach()
 
     def read(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows out.
-
-        Args:
-            rows: int64 ``[n]``, in any order.
-            weights: float32 ``[n, dim]``, contiguous, overwritten.
-            state: float32 ``[n]``, overwritten; None without optimizer state.
+        """Copy rows, int64 ``[n]``, into weights, float32 ``[n, dim]``, and state, ``[n]`` or None.
 
         Raises:
             RecdError: the disk refused a row.
@@ -88,25 +78,20 @@ class BackingStore:
             torch.index_select(self.state, 0, rows, out=state)
 
     def write(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows in; as ``read``, but no row may occur twice."""
+        """Copy rows back, none of them twice."""
         self._weights.index_copy_(0, rows, weights)
         if self.state is not None and state is not None:
             self.state.index_copy_(0, rows, state)
 
     def fill(self, initialise: Callable[[Tensor], object]) -> None:
-        """Initialise the weights, a block of rows after the other.
-
-        Args:
-            initialise: fills float32 ``[n, dim]`` in place. Blocks come in order, so a generator
-                gives the values that it would give for all rows at once.
-        """
+        """Initialise the weights by blocks in order, so that generators give the same values."""
         num_rows = max(FILL_BYTES // (4 * self.weights.shape[1]), 1)
         weights = self.weights.detach()
         for first in range(0, len(weights), num_rows):
             initialise(weights[first : first + num_rows])
 
     def close(self) -> None:
-        """Release files. ``weights`` and ``state`` must not be used afterwards."""
+        """Release files; ``weights`` and ``state`` must not be used afterwards."""
 
 
 class FileStore(BackingStore):
@@ -114,9 +99,6 @@ class FileStore(BackingStore):
 
     The files have no names: the system frees them with the store, or with the process if it is
     killed. Both are also mapped into memory as ``weights`` and ``state``.
-
-    Args:
-        folder: on the disk that holds the files; made if missing.
 
     Raises:
         SetupError: the folder cannot be written, or the disk has no room.
@@ -164,17 +146,9 @@ class FileStore(BackingStore):
 class RowFile:
     """A nameless file of equally long rows.
 
-    Reads go through the page cache: the pages of the next rows are requested
-    (``posix_fadvise``), so that one thread keeps many requests in flight, then each run of
-    adjacent rows is one ``pread``. Unlike through a mapping, an error of the disk can be caught.
-
-    Args:
-        folder: where the file is made.
-        row_bytes: length of a row.
-        num_rows: rows of the file; the disk space is allocated at once.
-
-    Raises:
-        OSError: no room, or the folder cannot be written.
+    The pages of the next rows are requested (``posix_fadvise``), so that one thread keeps many
+    requests in flight, then each run of adjacent rows is one ``pread``. Unlike through a mapping,
+    an error of the disk can be caught. The disk space is allocated at once.
     """
 
     def __init__(self, folder: Path, *, row_bytes: int, num_rows: int) -> None:
@@ -200,13 +174,7 @@ class RowFile:
     def move(
         self, done: str, rows: NDArray[np.int64], places: NDArray[np.int64], memory: Tensor
     ) -> None:
-        """Copy rows from the file to memory, or back.
-
-        Args:
-            done: ``read`` or ``written``.
-            rows: int64 ``[n]``, ascending.
-            places: int64 ``[n]``, the row of ``memory`` for each.
-            memory: contiguous, rows as wide as the file's.
+        """Copy ascending rows to their places in memory (``read``), or back (``written``).
 
         Raises:
             RecdError: the disk refused a row.
@@ -258,7 +226,7 @@ def _close(files: list[RowFile]) -> None:
 def _read_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Read rows from the ``first``; gives the one that could not be read, or their number."""
+    """Read rows from the ``first``; return the one that could not be read, or their number."""
     advised, next_page = first, np.int64(0)
     while first < len(rows):
         while advised < min(first + _ROWS_AHEAD, len(rows)):
@@ -280,7 +248,7 @@ def _read_rows(
 def _write_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Write rows from the ``first``; gives the one that could not be written, or their number."""
+    """Write rows from the ``first``; return the one that could not be written, or their number."""
     while first < len(rows):
         end = _end_of_run(rows, places, first)
         size = np.uintp((end - first) * row_bytes)
@@ -298,3 +266,114 @@ def _end_of_run(rows: Any, places: Any, first: Any) -> Any:
     while end < len(rows) and rows[end] == rows[end - 1] + 1 and places[end] == places[end - 1] + 1:
         end += 1
     return end
+
+
+Result = TypeVar("Result")
+
+
+class RowMover:
+    """Reads and writes rows of one backing store in one thread, first in, first out.
+
+    A read sees every write queued before it. Each kernel has a mover of its own, so that none waits
+    for another. After an error nothing moves any more, and each further call raises it.
+
+    Args:
+        store: used by nobody else between ``read`` or ``write`` and ``drain``.
+        pin: whether buffers are pinned, for copies to and from a CUDA device.
+    """
+
+    def __init__(self, store: BackingStore, *, pin: bool = False) -> None:
+        self.store = store
+        self._pin = pin
+        self._process = os.getpid()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {store.name}")
+        self._error: RecdError | None = None
+        self._is_error_raised = False
+        self._is_closed = False
+
+    def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
+        """Return memory for rows to ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
+        weights = torch.empty(num_rows, self.store.weights.shape[1], pin_memory=self._pin)
+        if self.store.state is None:
+            return weights, None
+        return weights, torch.empty(num_rows, pin_memory=self._pin)
+
+    def read(self, rows: Tensor) -> Future[tuple[Tensor, Tensor | None]]:
+        """Start to read rows, int64 ``[n]`` on the CPU, which must not change any more.
+
+        Returns:
+            Weights, float32 ``[n, dim]``, and state, float32 ``[n]`` or None.
+
+        Raises:
+            RecdError: an earlier move failed; the result raises if this one fails.
+        """
+
+        def read() -> tuple[Tensor, Tensor | None]:
+            weights, state = self.buffers(len(rows))
+            self.store.read(rows, weights, state)
+            return weights, state
+
+        return self._submit(read)
+
+    def write(
+        self,
+        rows: Tensor,
+        weights: Tensor,
+        state: Tensor | None,
+        *,
+        ready: torch.cuda.Event | None = None,
+    ) -> None:
+        """Start to write rows, as ``read`` returns them; they belong to the mover from now on.
+
+        No row may occur twice. The thread awaits ``ready``, as the end of a copy from a device.
+
+        Raises:
+            RecdError: an earlier move failed.
+        """
+
+        def write() -> None:
+            if ready is not None:
+                ready.synchronize()
+            self.store.write(rows, weights, state)
+
+        self._submit(write)
+
+    def drain(self) -> None:
+        """Return when all queued moves are done; raises RecdError if one failed."""
+        self._submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Finish the queued moves and end the thread; a second call does nothing.
+
+        Raises:
+            RecdError: a move failed, and no call has raised that yet.
+        """
+        if self._is_closed or self._process != os.getpid():
+            return
+        self._is_closed = True
+        self._thread.shutdown()
+        if self._error is not None and not self._is_error_raised:
+            raise self._error
+
+    def _submit(self, work: Callable[[], Result]) -> Future[Result]:
+        if self._process != os.getpid():
+            raise RecdError(
+                f"{self.store.name}: a forked process lacks the thread of process "
+                f"{self._process} that moves rows; start processes by spawn, or shard after the "
+                "fork"
+            )
+        if self._error is not None:
+            self._is_error_raised = True
+            raise self._error
+        return self._thread.submit(self._run, work)
+
+    def _run(self, work: Callable[[], Result]) -> Result:
+        if self._error is None:
+            try:
+                return work()
+            except Exception as error:
+                if not isinstance(error, RecdError):
+                    cause, error = error, RecdError(f"{self.store.name}: rows: {error}")
+                    error.__cause__ = cause
+                self._error = error
+        raise self._error

@@ -10,23 +10,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
-from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import CachedShard
-from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.stores import BackingStore, open_backing_store
-from recd_plugins.api import SetupError, require_attributes
+from recd_plugins.api import SetupError, require_attributes, use_row_wise_adagrad
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
@@ -52,7 +56,6 @@ _OTHERS = (
     "cache_sets",
     "embedding_table_index_type",
     "embedding_table_offset_type",
-    "enable_raw_embedding_streaming",
     "enforce_hbm",
     "prefetch_pipeline",
     "uvm_host_mapped",
@@ -62,16 +65,11 @@ _OF_BOUNDS = ("D_offsets", "bounds_check_warning", "rows_per_table")
 
 
 def table_names(config: GroupedEmbeddingConfig) -> str:
-    """Names of a kernel's tables, for messages."""
     return ", ".join(dict.fromkeys(table.name for table in config.embedding_tables))
 
 
 def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
-    """Return FBGEMM's arguments for the update of the rows.
-
-    Args:
-        config: of the kernel's tables.
-        device: of the fast memory.
+    """Return FBGEMM's arguments for the update of the rows, on the device of the fast memory.
 
     Raises:
         SetupError: cached tables cannot learn exactly with these arguments.
@@ -82,8 +80,6 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
     why = None
     if unknown:
         why = f"fused_params {', '.join(sorted(unknown))}; they know {', '.join(_ARGUMENTS)}"
-    elif params.get("enable_raw_embedding_streaming"):
-        why = "enable_raw_embedding_streaming, which needs FBGEMM's own cache"
     elif config.data_type != DataType.FP32:
         why = f"{config.data_type.name} rows; only FP32 rows can be cached"
     elif optimizer not in _OPTIMIZERS:
@@ -99,7 +95,7 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
 
 
 def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingConfig:
-    """Return a description whose parameters and optimizer state are on the CPU of each rank."""
+    """Return the config with parameters and optimizer state on the CPU of each rank."""
     config = copy.copy(config)
     config.embedding_tables = [copy.copy(table) for table in config.embedding_tables]
     for table in config.embedding_tables:
@@ -115,7 +111,7 @@ def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingC
 def open_store(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any
 ) -> BackingStore:
-    """Open the backing store of a kernel, its tables below each other.
+    """Open the backing store of a kernel, with its tables below each other.
 
     Raises:
         SetupError: tables are not equally wide or not stored alike; or there is no room.
@@ -148,16 +144,12 @@ def open_store(
 def shards_of(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]
 ) -> list[CachedShard]:
-    """Return the cached part of this rank's shard of each table of a kernel.
-
-    Raises:
-        SetupError: the hot rows are not those of the table.
-    """
+    """Return the cached part of this rank's shard of each table of a kernel."""
     shards = []
     for table in config.embedding_tables:
-        cache = caches[table.name]
+        cache, metadata = caches[table.name], table.local_metadata
         hot_rows = cache.first_hot_rows(table.name, table.num_embeddings)
-        first = _first_row(table)
+        first = 0 if metadata is None else metadata.shard_offsets[0]
         here = hot_rows[(hot_rows >= first) & (hot_rows < first + table.local_rows)] - first
         if cache.policy_class.only_hot:
             capacity = len(here)
@@ -170,7 +162,7 @@ def shards_of(
 
 
 def first_values(config: GroupedEmbeddingConfig) -> Callable[[Tensor], None]:
-    """Return a function that initialises successive blocks of the rows, as TorchRec does."""
+    """Return a function that initialises successive blocks of rows as TorchRec does."""
     ends = torch.tensor([table.local_rows for table in config.embedding_tables]).cumsum(0).tolist()
     done = 0
 
@@ -190,13 +182,7 @@ def as_planned(
     params: Mapping[str, ParameterSharding],
     configs: Iterable[BaseEmbeddingConfig],
 ) -> dict[str, TableCache]:
-    """Return the caches with the load factors of a plan, where TorchRec's planner has sized them.
-
-    Args:
-        caches: by table, those of other modules too.
-        params: the sharding of each table of one module.
-        configs: of the tables of that module.
-    """
+    """Return the caches of all modules, with the load factors that a plan has for one module."""
     planned = dict(caches)
     for config in configs:
         cache, sharding = caches.get(config.name), params.get(config.name)
@@ -215,16 +201,9 @@ def as_planned(
 class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
     """FBGEMM's kernel over a backing store, which shows TorchRec weights and optimizer state.
 
-    It looks nothing up. TorchRec's prefetch stage calls its ``prefetch``.
-
-    Args:
-        config: of the kernel's tables.
-        specs: rows and columns of each table.
-        feature_table_map: the table of each feature.
-        pooling_mode: of the kernel.
-        slow: the backing store.
-        arguments: of ``fbgemm_arguments``.
-        lookahead: called by ``prefetch``; None without lookahead.
+    It looks nothing up. TorchRec's prefetch stage calls its ``prefetch``, which calls
+    ``lookahead``. ``specs`` are rows and columns of each table, ``arguments`` those of
+    ``fbgemm_arguments``.
     """
 
     def __init__(
@@ -290,15 +269,10 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 class FlushingOptimizer(EmbeddingFusedOptimizer):
-    """TorchRec's fused optimizer, whose state includes what fast memory has learned.
+    """TorchRec's fused optimizer, with the updates of rows in fast memory.
 
     Parameters and state are tensors of the backing store, so rows are flushed before the state is
-    read, and read again after a state was loaded.
-
-    Args:
-        flush: of the kernel.
-        load: of the kernel.
-        arguments: TorchRec's.
+    read, and loaded again after a state was loaded.
     """
 
     def __init__(
@@ -326,6 +300,154 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
         self._load()
 
 
-def _first_row(table: ShardedEmbeddingTable) -> int:
-    first: int = 0 if table.local_metadata is None else table.local_metadata.shard_offsets[0]
-    return first
+# Private, fbgemm 1.6 to 1.9: what a kernel knows of its tables.
+_OF_TABLES = (
+    "hash_size_cumsum",
+    "learning_rate_tensor",
+    "momentum1_offsets",
+    "optimizer_args",
+    "rows_per_table",
+    "total_hash_size",
+    "total_hash_size_bits",
+    "weights_offsets",
+)
+
+
+class FastMemory:
+    """Slots for rows and their optimizer state, looked up and updated by FBGEMM.
+
+    To FBGEMM each table has all slots, in the same memory, so its sums are those of separate
+    tables. The memory grows in place: a backward pass that began before updates the same memory.
+    Writes do not count as changes of tensors that autograd saved, as no row that a backward pass
+    needs is written.
+
+    Args:
+        tables: FBGEMM's kernel of the backing store, whose optimizer, rate and pooling count.
+        arguments: FBGEMM's for both kernels.
+        device: of the slots.
+
+    Attributes:
+        kernel: FBGEMM's, which looks up slots.
+        num_slots: slots that there is memory for.
+        weights: float32 ``[num_slots, dim]``.
+        state: float32 ``[num_slots]``; None without optimizer state.
+    """
+
+    num_slots: int
+    weights: Tensor
+    state: Tensor | None
+
+    def __init__(
+        self,
+        tables: SplitTableBatchedEmbeddingBagsCodegen,
+        arguments: dict[str, Any],
+        device: torch.device,
+    ) -> None:
+        on_cuda = device.type == "cuda"
+        location = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
+        compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
+        self._tables = tables
+        self._memory = "dev" if on_cuda else "host"
+        self._width = tables.dims[0]
+        self._with_state = tables.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD
+        self._device = device
+        self._used = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
+        self.kernel = SplitTableBatchedEmbeddingBagsCodegen(
+            [(1, self._width, location, compute)] * len(tables.dims),
+            feature_table_map=tables.feature_table_map,
+            pooling_mode=tables.pooling_mode,
+            device=device,
+            table_names=tables.table_names,
+            **arguments,
+            bounds_check_mode=BoundsCheckMode.NONE,
+        )
+        use_row_wise_adagrad(self.kernel)
+        require_attributes(self.kernel, *_OF_TABLES, f"weights_{self._memory}")
+        self.kernel.weights_offsets.zero_()
+        self.kernel.momentum1_offsets.zero_()
+        # The environment may say otherwise; slots need no check.
+        self.kernel.bounds_check_mode_int = BoundsCheckMode.NONE.value
+        self.kernel.learning_rate_tensor = tables.learning_rate_tensor  # which is set in place
+        self._nodes: list[Any] = []
+        self.kernel.register_forward_hook(lambda _, __, output: self._nodes.append(output.grad_fn))
+        self.resize(1)
+
+    def resize(self, num_slots: int) -> None:
+        """Make room for more slots; the rows stay where they are.
+
+        Raises:
+            SetupError: there is not enough memory on the device.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the memory moves, under whatever stream
+        try:
+            weights = self._longer("weights", num_slots * self._width)
+            self.weights = weights.view(num_slots, self._width)
+            self.state = self._longer("momentum1", num_slots) if self._with_state else None
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            size = num_slots * 4 * (self._width + self._with_state)
+            raise SetupError(
+                f"the fast memory of {len(self._tables.dims)} tables needs {size:,} bytes for "
+                f"{num_slots:,} rows on {self._device}, which has not as much ({error}): lower "
+                "load_factor or the batch size"
+            ) from error
+        # New tensors, as graphs in flight hold the old ones.
+        kernel, tables = self.kernel, self._tables.feature_table_map
+        num_rows = num_slots * len(self._tables.dims)
+        kernel.hash_size_cumsum = kernel.hash_size_cumsum.new_tensor(
+            [*(table * num_slots for table in tables), num_rows]
+        )
+        kernel.rows_per_table = torch.full_like(kernel.rows_per_table, num_slots)
+        kernel.total_hash_size = num_slots  # as one table
+        kernel.total_hash_size_bits = num_rows.bit_length()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # other streams find them where they are now
+        self.num_slots = num_slots
+
+    def follow_optimizer(self) -> None:
+        """Take over changed options of the tables' kernel, such as eps."""
+        self.kernel.optimizer_args = self._tables.optimizer_args
+
+    def take_node(self) -> Any:
+        """Return the autograd node of the last lookup, or None."""
+        node = self._nodes.pop()
+        self._nodes.clear()
+        return node
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return copies of rows on the device."""
+        self.wait()
+        state = None if self.state is None else self.state.index_select(0, slots)
+        rows = self.weights.index_select(0, slots), state
+        self.record()
+        return rows
+
+    def write(self, slots: Tensor, weights: Tensor, state: Tensor | None) -> None:
+        """Put rows into slots that no forward or backward pass uses meanwhile."""
+        self.wait()
+        self.weights.index_copy_(0, slots, weights.to(self._device, non_blocking=True))
+        if self.state is not None and state is not None:
+            self.state.index_copy_(0, slots, state.to(self._device, non_blocking=True))
+        self.record()
+
+    def wait(self) -> None:
+        """Order the current stream after earlier uses of the slots."""
+        if self._used is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._used)
+
+    def record(self) -> None:
+        """Note a use of the slots by the current stream."""
+        if self._used is not None:
+            self.wait()
+            self._used.record(torch.cuda.current_stream(self._device))
+
+    def _longer(self, name: str, size: int) -> Tensor:
+        """Grow the kernel's memory in place, and return a tensor over it with its own version."""
+        name = f"{name}_{self._memory}"
+        old: Tensor = getattr(self.kernel, name).data
+        storage = old.untyped_storage()
+        storage.resize_(size * old.element_size())
+        new = old.new_empty(0).set_(storage, 0, torch.Size([size]), [1])
+        setattr(self.kernel, name, nn.Parameter(new) if self._memory == "host" else new)
+        memory: Tensor = getattr(self.kernel, name)
+        return memory.data

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugin_scars.runtime.kernel import cache_traffic
-from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugins import load_registry
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.result import GroupCount

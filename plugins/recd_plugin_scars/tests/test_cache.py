@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recd_plugin_scars.cache import ScarsCache
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.cli import main
 from recd_plugins.interfaces import PlanContext, Table

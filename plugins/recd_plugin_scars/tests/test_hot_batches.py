@@ -15,7 +15,7 @@ from recd_plugin_recd.interactions import Interactions
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugin_scars.part import CachePart
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.interfaces import (
     Dataset,

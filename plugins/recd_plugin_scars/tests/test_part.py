@@ -10,7 +10,7 @@ import pytest
 from tests.planning.test_work import NOTHING, plan
 
 from recd_plugin_scars.part import CachePart
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.step_cost import estimate_step_cost

@@ -21,7 +21,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig

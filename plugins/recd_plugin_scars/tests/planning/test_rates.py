@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recd_plugin_scars.planning.calibrate import fit
-from recd_plugin_scars.planning.rates import CacheRates, rates_of
+from recd_plugin_scars.planning.plan import CacheRates, rates_of
 from recd_plugins.planning.topologies import load_topology
 
 

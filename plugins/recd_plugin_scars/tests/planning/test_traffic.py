@@ -72,7 +72,7 @@ def test_a_plan_within_bytes(loads: dict[str, TableLoad]) -> None:
     assert 10_000 - 128 < plan.cached_bytes <= 10_000
     a, b = plan.tables["a"], plan.tables["b"]
     assert a.cached * 64 + b.cached * 128 == plan.cached_bytes
-    assert b.hot_rows.tolist() == loads["b"].access.rows[: b.cached].tolist()
+    assert b.load.hot_rows(b.cached).tolist() == loads["b"].access.rows[: b.cached].tolist()
     assert b.load_factor == b.cached / 500
     assert (a.useful, b.useful) == (3000, 500)
     everything = CachePlan.within(loads, None, batch_size=64, optimizer="sgd")

@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.kernel import CachedEmbedding, CachedEmbeddingBag
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.compat.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import CacheParams, ShardingEnv, ShardingPlan
 
 from recd_plugin_scars.runtime.kernel import CachedKernels
-from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import ModelInput

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugin_scars.runtime.policies import CachePolicy, TableCache
 from recd_plugin_scars.tests.runtime.kernels import (
     DIM,
     Kernel,

@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, cached_kernels
-from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_scars.tests.runtime.kernels import cached_kernel, config_of
 from recd_plugins.runtime.errors import SetupError

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_scars.runtime.policies import BUILT_IN, RowPolicy, ShardRows, SlotLists
+from recd_plugin_scars.runtime.policies import (
+    BUILT_IN,
+    CachePolicy,
+    RowPolicy,
+    ShardRows,
+    SlotLists,
+)
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
-from recd_plugin_scars.runtime.spec import CachePolicy
 
 TABLES = (5, 9)
 Row = tuple[int, int]

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_scars.runtime import stores
-from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.stores import BackingStore, open_backing_store
+from recd_plugin_scars.runtime.stores import BackingStore, RowMover, open_backing_store
 from recd_plugins.runtime.errors import RecdError, SetupError
 
 NUM_ROWS, DIM = 37, 3
@@ -67,7 +66,7 @@ def test_any_order_of_reads_and_writes_gives_what_a_tensor_gives(
             state = new[:, DIM].clone() if with_state else None
             mover.write(rows, new[:, :DIM].contiguous(), state)
     for pending, expected in reads:
-        weights, state = pending.wait()
+        weights, state = pending.result()
         assert torch.equal(weights, expected[:, :DIM])
         assert (state is not None) == with_state
         assert state is None or torch.equal(state, expected[:, DIM])
@@ -105,7 +104,7 @@ def test_values_given_some_rows_at_a_time_are_those_given_at_once(
 def test_a_rank_without_rows_has_an_empty_table(folder: Path | None) -> None:
     store = open_store(folder, num_rows=0)
     mover = RowMover(store)
-    weights, state = mover.read(torch.empty(0, dtype=torch.int64)).wait()
+    weights, state = mover.read(torch.empty(0, dtype=torch.int64)).result()
     assert state is not None
     assert (weights.shape, state.shape, store.weights.shape) == ((0, DIM), (0,), (0, DIM))
     mover.close()
@@ -137,7 +136,7 @@ def test_buffers_are_pinned_for_a_cuda_device() -> None:
     copied = torch.cuda.Event()
     copied.record()
     mover.write(rows, weights, state, ready=copied)
-    read, _ = mover.read(rows).wait()
+    read, _ = mover.read(rows).result()
     assert read.is_pinned()
     assert torch.equal(read.cuda(), device)
     mover.close()
@@ -186,7 +185,7 @@ def test_after_an_error_nothing_moves_and_every_call_says_why(
     write(mover, 1)
     behind = mover.read(torch.tensor([2]))
     may_start.set()
-    for call in (behind.wait, mover.drain, lambda: mover.read(torch.tensor([1]))):
+    for call in (behind.result, mover.drain, lambda: mover.read(torch.tensor([1]))):
         with pytest.raises(RecdError, match=message):
             call()
     assert store.num_calls == 1
@@ -210,11 +209,11 @@ def test_close_does_what_is_queued_and_tells_an_error_that_nobody_was_told() -> 
 FORKED = """
 import os, sys, torch
 from recd_plugin_scars.runtime.stores import BackingStore
-from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugins.runtime.errors import RecdError
 
 mover = RowMover(BackingStore(name="t", num_rows=9, dim=4, with_state=False))
-mover.read(torch.tensor([1])).wait()
+mover.read(torch.tensor([1])).result()
 child = os.fork()
 if child == 0:
     try:
@@ -224,14 +223,14 @@ if child == 0:
         mover.close()
         sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert mover.read(torch.tensor([1])).wait()[0].shape == (1, 4)
+assert mover.read(torch.tensor([1])).result()[0].shape == (1, 4)
 print("done")
 """
 
 LEFT_OPEN = """
 import torch
 from recd_plugin_scars.runtime.stores import BackingStore
-from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.stores import RowMover
 
 mover = RowMover(BackingStore(name="t", num_rows=9, dim=4, with_state=False))
 for _ in range(100):

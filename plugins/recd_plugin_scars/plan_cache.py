@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Bytes in words."""
-
     name = "bytes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """A positive number of bytes."""
         try:
             return read_bytes(value)
         except ValueError as error:
@@ -31,19 +28,16 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class _RowsOrAll(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Rows, or ``all``."""
-
     name = "N|all"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        """A positive number, or ``all``."""
         return "all" if value == "all" else AT_LEAST_1.convert(value, param, ctx)
 
 
 class CachePlanMode(PlanMode):
-    """The rows of each table that are worth keeping in fast memory."""
+    """``recd plan --cache``."""
 
     flag = "--cache"
     help = (
@@ -54,7 +48,6 @@ class CachePlanMode(PlanMode):
     calibrates = "machine"
 
     def options(self) -> Sequence[click.Option]:
-        """What there is to cache in, and what reads of rows to go by."""
         return [
             click.Option(
                 ["--memory"],
@@ -99,7 +92,6 @@ class CachePlanMode(PlanMode):
         ]
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:
-        """Refuse options that would change nothing."""
         searching = [
             f"--{name.replace('_', '-')}"
             for name in ("largest_batch", "sample_bytes")
@@ -115,7 +107,6 @@ class CachePlanMode(PlanMode):
             )
 
     def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
-        """Train a few steps on this machine, and move rows."""
         from recd_plugin_scars.planning.calibrate import calibrate_cache
 
         question.say("training a few steps, and moving rows, to see what they cost")
@@ -125,9 +116,7 @@ class CachePlanMode(PlanMode):
         return spec, found.text()
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Read the data where no profile is named, and choose rows."""
-        from recd_plugin_scars.planning.report import plot, render
-        from recd_plugin_scars.planning.study import CacheQuestion, study_caches
+        from recd_plugin_scars.planning.study import CacheQuestion, plot, render, study_caches
 
         options = {name: each for name, each in question.options.items() if each is not None}
         if options.get("profile_rows") == "all":

@@ -1,1 +1,0 @@
-"""What the package adds to the command ``recd``."""
