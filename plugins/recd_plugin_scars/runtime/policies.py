@@ -293,3 +293,14 @@ class TableCache:
         if len(np.unique(rows)) < len(rows):
             raise SetupError(f"hot_rows of table {table} names a row twice")
         return rows
+
+
+@dataclass(frozen=True)
+class CachedShard:
+    """This rank's part of a table; ``capacity`` rows stay in fast memory, ``hot_rows`` at first."""
+
+    name: str
+    num_rows: int
+    policy: PolicyMaker
+    capacity: int
+    hot_rows: NDArray[np.int64]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugin_scars.runtime.policies import PolicyMaker, ShardRows, SlotLists
+from recd_plugin_scars.runtime.policies import CachedShard, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import FastMemory
@@ -22,17 +22,6 @@ from recd_plugins.api import DataError, SetupError
 
 # Rows that are flushed or loaded at a time.
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True)
-class CachedShard:
-    """This rank's part of a table; ``capacity`` rows stay in fast memory, ``hot_rows`` at first."""
-
-    name: str
-    num_rows: int
-    policy: PolicyMaker
-    capacity: int
-    hot_rows: NDArray[np.int64]
 
 
 @dataclass

@@ -27,8 +27,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 
-from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugin_scars.runtime.row_cache import CachedShard
+from recd_plugin_scars.runtime.policies import CachedShard, TableCache
 from recd_plugin_scars.runtime.stores import BackingStore, open_backing_store
 from recd_plugins.api import SetupError, require_attributes, use_row_wise_adagrad
 
@@ -56,6 +55,7 @@ _OTHERS = (
     "cache_sets",
     "embedding_table_index_type",
     "embedding_table_offset_type",
+    "enable_raw_embedding_streaming",
     "enforce_hbm",
     "prefetch_pipeline",
     "uvm_host_mapped",
