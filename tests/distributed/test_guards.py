@@ -24,17 +24,21 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.mean_pooling import divide_row_wise_tables_only
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.launch import RankError
 from recd_plugins.sharding.batch_form import BatchForm
 from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard
+from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     stock_sharders,
 )
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.optimizer import build_optimizer
 
 STOCK, EXACT = True, False
 DIM = 4
@@ -355,6 +359,49 @@ def test_sharding_types() -> None:
     assert {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value} <= set(offered)
     assert len(offered) == len(set(offered))
     assert ShardingType.ROW_WISE.value in ExactEmbeddingCollectionSharder().sharding_types("cpu")
+
+
+@pytest.mark.parametrize("coalesced", [(), ("t_b",)])
+def test_means_in_grids_are_refused(coalesced: tuple[str, ...]) -> None:
+    grid = ParameterSharding("grid_shard", "fused", [0])
+    sharder = ExactEmbeddingBagCollectionSharder(coalesced=coalesced)
+    with pytest.raises(ExactnessError, match=r"^tables t_b have mean pooling .* grid_shard, of"):
+        sharder.shard(
+            bags("a", "b", means="b"), {"t_a": grid, "t_b": grid}, ShardingEnv.from_local(1, 0)
+        )
+
+
+def test_names_that_torchrec_takes_for_others() -> None:
+    """Outputs of a feature of several tables are feature@table."""
+    (config,) = bags("a", means="a", feature_names=["a", "a@7d"]).embedding_bag_configs()
+    row_wise = {"t_a": ParameterSharding("row_wise", "fused", [0])}
+    with pytest.raises(SetupError, match=r"features a@7d have an @ .* mean pooling, for which"):
+        divide_row_wise_tables_only(None, [config], row_wise)  # type: ignore[arg-type]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.top = bags("a"), nn.Linear(DIM, 1)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        loss = self.top(self.bags(batch.sparse_features)["a"]).square().mean()
+        return loss, loss.detach()
+
+
+def pipelined(rank: int, world_size: int, stock: bool, trained: bool) -> float:
+    dmp: Any = sharded(Model(), "table_wise", stock)
+    pipeline = build_train_pipeline(
+        dmp, build_optimizer(dmp, SGD) if trained else dmp.fused_optimizer, CPU
+    )
+    batches = [ModelInput(torch.zeros(3, 0), plain("a"), torch.zeros(3)) for _ in range(3)]
+    return float(pipeline.progress(iter(batches)))
+
+
+def test_a_train_pipeline_that_leaves_parameters_untrained_is_refused() -> None:
+    assert _run(pipelined, STOCK, True)[0] > 0
+    with pytest.raises(ExactnessError, match=r"no optimizer updates .*top\.weight"):
+        _run(pipelined, STOCK, False)
 
 
 def test_a_plan_does_not_change_while_a_model_trains() -> None:

@@ -39,6 +39,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.dedup import PooledFeatures
+from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.other_sharders import why_plain
@@ -91,7 +92,7 @@ def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
 )
 def test_prioritized_sequences_are_looked_up_as_they_come() -> None:
     model = MADE["PECEmbeddingCollection"].build()
-    assert PooledFeatures.of(model).others.keys() == {"a", "b"}
+    assert PooledFeatures.of(list(embedding_modules(model))).others.keys() == {"a", "b"}
 
 
 def rows_of(model: Any, features: KeyedJaggedTensor) -> torch.Tensor:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.drop_in.matrix.modules import Bags, bag_configs, processed
 from tests.planning.test_planner import prepared, registry
 from tests.sharded import bags, sequences, shard, sharded
 from torch import nn
-from torchrec.distributed.fbgemm_qcomm_codec import (
-    CommType,
-    QCommsConfig,
-    get_qcomm_codecs_registry,
-)
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -27,7 +20,6 @@ from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
     TableLine,
-    _note_of_codecs,
 )
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -109,13 +101,3 @@ def test_tables_that_the_plan_forgot_and_optimizers_that_nobody_chose() -> None:
     assert {line.sharded_by for line in found} == {"nobody: bags is not in the plan"}
     params = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
     assert run_on_ranks(with_params, 1, params) == [["exact_adagrad, lr 0.01"] * 2]
-
-
-@pytest.mark.parametrize("backward", CommType)
-def test_rounded_gradients_of_rows_that_are_stored_once_are_told(backward: CommType) -> None:
-    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=backward)
-    codecs = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
-    note = _note_of_codecs("bags", codecs)
-    assert note.startswith("bags: gradients are sent in ") == (backward != CommType.FP32)
-    assert ("in 16 bits" in note) == (backward in (CommType.FP16, CommType.BF16))
-    assert str(ShardedTables((), (note,))).endswith(note)

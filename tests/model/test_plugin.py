@@ -115,7 +115,7 @@ def test_commands_show_it(folder: Path) -> None:
     assert {"$ref": "#/$defs/ModelSpec"} in either
 
 
-@pytest.mark.parametrize("options", ["{}", "{sequences: true}", "{one_table: true}"])
+@pytest.mark.parametrize("options", ["{}", "{one_table: true}"])
 def test_managed_collision_as_torchrec_documents_it(
     folder: Path, tmp_path: Path, options: str
 ) -> None:

@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
-from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import tell_all
 from recd_plugins.runtime.text import shortened
@@ -59,14 +59,9 @@ class PooledFeatures:
     others: dict[str, str]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
-        """Return those of a model that is not sharded.
-
-        Raises:
-            SetupError: it has no embedding module, as one has that is sharded already.
-        """
+    def of(cls, modules: Sequence[EmbeddingModule]) -> Self:
+        """Return those of the ``embedding_modules`` of a model that is not sharded."""
         sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
-        modules = list(embedding_modules(model))
         if not modules:
             raise SetupError(
                 "the model has no EmbeddingBagCollection or EmbeddingCollection: take the model "
@@ -162,13 +157,20 @@ class Dedup:
         model: before it is sharded by sharders of ``Prepared.sharders``.
         process_group: the ranks that train it; by default those that the model is sharded over
             when the first batch comes, or the default group if it is not sharded.
+        modules: its ``embedding_modules``, if they are known.
 
     Raises:
         SetupError: the model has no embedding module.
     """
 
-    def __init__(self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
-        self.pooled = PooledFeatures.of(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        modules: Sequence[EmbeddingModule] | None = None,
+    ) -> None:
+        self.pooled = PooledFeatures.of(modules or list(embedding_modules(model)))
         self._model: nn.Module | None = model
         self._group = process_group
         self.decision: Decision | None = None

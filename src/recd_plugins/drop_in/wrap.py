@@ -17,19 +17,16 @@ from recd_plugins.config import RunConfig
 from recd_plugins.config.from_file import load_registry, registry_without_file
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules
 from recd_plugins.planning.choosing import prepare
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import fused_params
 
 logger = logging.getLogger(__name__)
 
-_OF_OPTIMIZER = {"optimizer", "learning_rate", "eps"}
 # Kinds that count: those that a model is prepared by, and the rows that they look at.
 _COUNTS = {"dataset", "converter", "pooling", "sharding", "cache", "optimizer"}
-_COUNTS_OF_TRAINING = _OF_OPTIMIZER | {"batch_size", "topology", "wire"}
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,7 @@ def wrap(
 
     Raises:
         SetupError: the model has no embedding module, an entry needs rows and there is no
-            dataset, or the file has a schedule, which is the trainer's own, or a learning rate or
-            eps of an optimizer that it does not name.
+            dataset.
         RegistryError: something is wrong with the registry file, or does not suit the model.
 
     Example::
@@ -112,25 +108,15 @@ def wrap(
         if registry is None
         else load_registry(registry, plugins_dir=plugins_dir, needs_data=False)
     )
-    if parsed.training.schedule is not None:
-        raise SetupError(
-            f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "
-            "the learning rates as your trainer does, or by recd_plugins.api.LearningRates"
-        )
-    without_name = parsed.training.model_fields_set & _OF_OPTIMIZER - {"optimizer"}
-    if without_name and "optimizer" not in parsed.training.model_fields_set:
-        raise SetupError(
-            f"{registry}: training.{min(without_name)} is of the tables' optimizer, which is the "
-            "trainer's own where training.optimizer names none: name it, or leave both out"
-        )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
     if topology is not None:
         parsed = parsed.with_training({"topology": str(topology)})
-    _warn_of_subclasses(model)
+    modules = list(embedding_modules(model))
+    _warn_of_subclasses(modules)
     if registry is not None:
         _tell_what_does_not_count(parsed)
-    dedup = Dedup(model)  # before plugins replace modules
+    dedup = Dedup(model, modules=modules)  # before plugins replace modules
     prepared = prepare(parsed, model, device=device)
     if prepared.chosen is not None and _speaks():
         unseen = isinstance(parsed.dataset, NoDataset)
@@ -154,9 +140,13 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
         if name not in _COUNTS and parsed.entries(name)
     ]
     sections += ["model"] if parsed.model is not None else []
-    # Entries decide for the CPU, whatever ranks talk by, if the file names it.
-    counts = _COUNTS_OF_TRAINING | ({"device"} if parsed.training.device == "cpu" else set())
-    fields = sorted(parsed.training.model_fields_set - counts)
+    training = parsed.training
+    counts = {"optimizer", "batch_size", "topology", "wire"}
+    if "optimizer" in training.model_fields_set:
+        counts |= {"learning_rate", "eps"}
+    if training.device == "cpu":  # entries decide for it, whatever ranks talk by
+        counts.add("device")
+    fields = sorted(training.model_fields_set - counts)
     unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in fields)]
     if unused and _speaks():
         logger.warning(
@@ -166,9 +156,9 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
         )
 
 
-def _warn_of_subclasses(model: nn.Module) -> None:
+def _warn_of_subclasses(modules: Sequence[EmbeddingModule]) -> None:
     """Warn of modules that stay whole on every rank, and cannot train there on CPU."""
-    for module in embedding_modules(model):
+    for module in modules:
         # Set by torch.distributed.optim._apply_optimizer_in_backward.
         if module.is_subclass and any(
             hasattr(parameter, "_optimizer_classes") for parameter in module.shardable.parameters()

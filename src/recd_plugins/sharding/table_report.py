@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -17,7 +16,6 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
-from torchrec.distributed.types import QuantizedCommCodecs
 
 from recd_plugins.interfaces.model_tables import (
     EmbeddingModule,
@@ -57,11 +55,10 @@ class TableLine:
 class ShardedTables:
     """All tables of a sharded model.
 
-    ``str`` prints them, tables that differ in name and rows alone in one line, and the notes below.
+    ``str`` prints tables that differ in name and rows alone in one line.
     """
 
     lines: tuple[TableLine, ...]
-    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [_TITLES]
@@ -82,7 +79,7 @@ class ShardedTables:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([*table, *self.notes])
+        return "\n".join(table)
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
@@ -92,14 +89,9 @@ def describe_tables(dmp: nn.Module) -> ShardedTables:
         dmp: a DistributedModelParallel.
     """
     model = get_unwrapped_module(dmp)
-    lines: list[TableLine] = []
-    notes = []
-    for path, module in outermost_sharded(model):
-        lines += _lines(path, module)
-        notes.append(_note_of_codecs(path, getattr(module, "qcomm_codecs_registry", None)))
-    for left in embedding_modules(model):
-        lines += left_alone(left)
-    return ShardedTables(tuple(lines), tuple(filter(None, notes)))
+    lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
+    lines += [line for left in embedding_modules(model) for line in left_alone(left)]
+    return ShardedTables(tuple(lines))
 
 
 def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
@@ -128,20 +120,6 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
                 DENSE if dense else optimizer_in_words(group.fused_params or {}),
                 by,
             )
-
-
-def _note_of_codecs(path: str, codecs: Mapping[str, QuantizedCommCodecs] | None) -> str:
-    """Return what a module's quantized gradients mean for deduplicated batches, if it has any."""
-    types = {each.backward.quantized_dtype for each in (codecs or {}).values()}
-    # TorchRec's codec that does nothing has a method there.
-    bits = {8 * each.itemsize for each in types if isinstance(each, torch.dtype)} - {32}
-    if not bits:
-        return ""
-    return (
-        f"{path or 'the model'}: gradients are sent in {' or '.join(map(str, sorted(bits)))} bits. "
-        "Those of rows that are stored once are added up before they are rounded, so losses of "
-        "deduplicated batches are those of plain ones but for rounding"
-    )
 
 
 def optimizer_in_words(params: Mapping[str, Any]) -> str:

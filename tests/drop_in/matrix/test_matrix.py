@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,16 @@ import torchrec.models
 import torchrec.modules
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.covering import by_night, of_today
-from tests.drop_in.matrix.__main__ import Run, outcomes_of
+from tests.drop_in.matrix.__main__ import outcomes_of
 from tests.drop_in.matrix.modules import FIELDS, MODULES, NOT_TRAINED
 from tests.drop_in.matrix.optimizers import CLASSES, KERNELS, OPTIMIZERS
-from tests.drop_in.matrix.page import TITLES, Outcome, signs
+from tests.drop_in.matrix.page import signs
 from tests.drop_in.matrix.pipelines import PIPELINES, arguments_of, of_library, with_argument
 from tests.drop_in.matrix.products import (
     AXES,
     axis_cells,
     base_cells,
-    modules_of,
     pair_cells,
-    sample,
 )
 from tests.drop_in.matrix.trainer import Cell
 from torch import nn
@@ -158,32 +156,6 @@ def test_every_kind_of_the_library_is_in_its_axis(
     assert [kind for kind in kinds if not any(value.format(kind) in v for v in AXES[axis])] == []
 
 
-def test_a_run_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = [Cell(module) for module in list(MODULES)[:8]]
-    ran: list[Cell] = []
-
-    def outcomes(part: list[Cell]) -> dict[Cell, Outcome]:
-        ran.extend(part)
-        return {cell: Outcome("r", "said") for cell in part}
-
-    monkeypatch.setattr("tests.drop_in.matrix.__main__.outcomes_of", outcomes)
-    kept = tmp_path / "kept"
-    Run(kept).run(cells[:3])
-    assert Run(kept).run(cells) == dict.fromkeys(cells, Outcome("r", "said"))
-    assert ran == cells
-
-
-def test_the_sample_has_every_value() -> None:
-    cells = [cell for axis in AXES for cell in axis_cells(axis, list(MODULES))] + pair_cells()
-    sampled = sample(cells)
-    assert len(sampled) < len(cells) / 3
-    for place, axis in enumerate(("module", *AXES)):
-        values = {astuple(cell)[place] for cell in cells}
-        assert {astuple(cell)[place] for cell in sampled} == values, axis
-
-
 #: Their constructors refuse CPU, and their cells say so.
 _ON_CUDA = {"FusedEmbeddingCollection", "ITEPEmbeddingBagCollection", "ITEPEmbeddingCollection"}
 
@@ -215,8 +187,3 @@ def _parts() -> Iterator[object]:
     for name, module in MODULES.items():
         if name not in _ON_CUDA:
             yield from module.build().modules()
-
-
-def test_axes_have_titles() -> None:
-    assert TITLES.keys() == AXES.keys()
-    assert modules_of("optimizer", ["EmbeddingTower"]) == []

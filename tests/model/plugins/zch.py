@@ -13,7 +13,6 @@ class Zch(Model):
     name = "test.zch"
 
     class Options(PluginOptions):
-        sequences: bool = False
         one_table: bool = False
 
     options: Options
@@ -21,27 +20,18 @@ class Zch(Model):
     def build(self, features: ModelFeatures) -> Any:
         import torch
         from torch import nn
-        from torchrec import (
-            EmbeddingBagCollection,
-            EmbeddingBagConfig,
-            EmbeddingCollection,
-            EmbeddingConfig,
-        )
-        from torchrec.modules.mc_embedding_modules import (
-            ManagedCollisionEmbeddingBagCollection,
-            ManagedCollisionEmbeddingCollection,
-        )
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+        from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
         from torchrec.modules.mc_modules import (
             LFU_EvictionPolicy,
             ManagedCollisionCollection,
             MCHManagedCollisionModule,
         )
 
-        sequences, names = self.options.sequences, features.pooled
-        config: Any = EmbeddingConfig if sequences else EmbeddingBagConfig
+        names = features.pooled
         of_tables = [names] if self.options.one_table else [[name] for name in names]
         configs = [
-            config(
+            EmbeddingBagConfig(
                 name=f"t_{of_table[0]}",
                 feature_names=[*of_table],
                 embedding_dim=4,
@@ -59,17 +49,11 @@ class Zch(Model):
             )
             for config in configs
         }
-        tables: Any
-        if sequences:
-            tables = ManagedCollisionEmbeddingCollection(
-                EmbeddingCollection(tables=configs), ManagedCollisionCollection(maps, configs)
-            )
-        else:
-            tables = ManagedCollisionEmbeddingBagCollection(
-                EmbeddingBagCollection(tables=configs),
-                ManagedCollisionCollection(maps, configs),
-                return_remapped_features=True,
-            )
+        tables = ManagedCollisionEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=configs),
+            ManagedCollisionCollection(maps, configs),
+            return_remapped_features=True,
+        )
 
         class Net(nn.Module):
             def __init__(self) -> None:
@@ -78,18 +62,8 @@ class Zch(Model):
                 self.top = nn.Linear(4 * len(names), 1)
 
             def forward(self, batch: Any) -> Any:
-                if sequences:
-                    found, _ = self.tables(batch.sequence_features)
-                    pooled = [
-                        torch.segment_reduce(
-                            found[name].values(), "sum", lengths=found[name].lengths(), initial=0
-                        )
-                        for name in names
-                    ]
-                else:
-                    found, _ = self.tables(batch.sparse_features)
-                    pooled = [found[name] for name in names]
-                logits = self.top(torch.cat(pooled, dim=1)).squeeze(1)
+                found, _ = self.tables(batch.sparse_features)
+                logits = self.top(torch.cat([found[name] for name in names], dim=1)).squeeze(1)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
                 return loss, (loss.detach(), logits.detach(), batch.labels)
 
