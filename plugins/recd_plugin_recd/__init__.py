@@ -44,8 +44,8 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.analyze import analyze
     from recd_plugin_recd.cluster import cluster
     from recd_plugin_recd.convert_layout import convert_layout
-    from recd_plugin_recd.generate import generate
     from recd_plugin_recd.logs import logs
+    from recd_plugin_recd.papercal_table import generate
 
     for command in (analyze, cluster, convert_layout, generate, logs):
         cli.add_command(command)

@@ -71,7 +71,7 @@ def convert(
         force: replace a target that is a table.
         start: gets the number of rows, and returns what gets how many more are written.
     """
-    from recd_plugin_recd.source import ParquetSource, check_target
+    from recd_plugin_recd.sessions import ParquetSource, check_target
     from recd_plugins.api import Piece, TableWriter, put, read_metadata, scratch_folder
 
     source, target = conversion.source, conversion.target

@@ -254,24 +254,6 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
     output_of(tmp_path, "--force")
     assert pq.read_table(kept).column_names == ["item", "vector"]
     assert len(pq.read_table(tmp_path / "items.parquet")) == ITEMS
-    data = tmp_path / "data"
-    data.mkdir()
-    pq.write_table(pq.read_table(table), data / "day.parquet")
-    arguments[2] = f"dataset.options.test_path={data}"
-    assert "would be written over or into" in output_of(data, "--force")
-    assert [each.name for each in data.iterdir()] == ["day.parquet"]
-
-
-def test_a_test_split_without_a_positive_row_is_refused(trained, tmp_path):
-    path, checkpoint = trained["in_batch"]
-    rows = pq.read_table(path.parent / "clicks.parquet")
-    label = rows.schema.get_field_index("label")
-    none = pa.nulls(len(rows), pa.int8()).fill_null(0)
-    pq.write_table(rows.set_column(label, "label", none), tmp_path / "test.parquet")
-    setting = f"dataset.options.test_path={tmp_path}/test.parquet"
-    options = ["--checkpoint", str(checkpoint), "--vectors", str(tmp_path)]
-    result = CliRunner().invoke(main, ["rank", str(path), setting, *options])
-    assert "the test split has no positive row" in result.output.replace("\n", " ")
 
 
 def test_rows_without_a_user_are_not_of_one_user(tmp_path):

@@ -68,7 +68,7 @@ def analyze(
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show
     from recd_plugin_recd.analyze.study import study
-    from recd_plugin_recd.source import open_source
+    from recd_plugin_recd.sessions import open_source
     from recd_plugins.api import json_text, write_text
 
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)

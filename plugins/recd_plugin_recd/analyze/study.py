@@ -23,8 +23,7 @@ from recd_plugin_recd.analyze.samples import (
     SessionSummary,
     coinciding,
 )
-from recd_plugin_recd.sessions import Nulls, session_hashes, without_nulls
-from recd_plugin_recd.source import SessionTable
+from recd_plugin_recd.sessions import Nulls, SessionTable, session_hashes, without_nulls
 from recd_plugins.api import (
     DataError,
     Layout,

@@ -25,13 +25,16 @@ from recd_plugin_recd.cluster.sort import (
     sort_partition,
 )
 from recd_plugin_recd.cluster.spark import sort_with_spark
-from recd_plugin_recd.sessions import check_keys, plain_sessions, row_place, session_hashes
-from recd_plugin_recd.source import (
+from recd_plugin_recd.sessions import (
     ParquetSource,
     Partition,
     SessionTable,
+    check_keys,
     check_target,
     open_source,
+    plain_sessions,
+    row_place,
+    session_hashes,
 )
 from recd_plugins.api import (
     DataError,

@@ -22,6 +22,9 @@ import pyarrow.compute as pc
 
 from recd_plugin_recd.sessions import (
     Nulls,
+    ParquetSource,
+    Partition,
+    SessionTable,
     check_keys,
     plain_rows,
     plain_schema,
@@ -29,7 +32,6 @@ from recd_plugin_recd.sessions import (
     session_hashes,
     without_nulls,
 )
-from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import (
     DataError,
     Layout,

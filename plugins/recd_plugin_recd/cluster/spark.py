@@ -20,8 +20,13 @@ from recd_plugin_recd.cluster.sort import (
     part_name,
     table_writer,
 )
-from recd_plugin_recd.sessions import check_keys, plain_schema
-from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
+from recd_plugin_recd.sessions import (
+    ParquetSource,
+    Partition,
+    SessionTable,
+    check_keys,
+    plain_schema,
+)
 from recd_plugins.api import DataError, is_list_dict, optional_library, to_lists
 
 #: Bytes of input files for one range of the output.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from recd_plugin_recd.logs.log import Damage
-    from recd_plugin_recd.source import SessionTable
+    from recd_plugin_recd.sessions import SessionTable
 
 _path = click.Path(path_type=Path)
 _servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
@@ -124,7 +124,7 @@ def write(
 
 def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
     """Open a table with a column of the session, or a registry's dataset, which knows its own."""
-    from recd_plugin_recd.source import open_source
+    from recd_plugin_recd.sessions import open_source
 
     if path.suffix in (".yaml", ".yml"):
         return open_source(path, session=given, plugins_dir=plugins_dir)

@@ -98,17 +98,6 @@ def test_popular_features_come_first(papercal, tmp_path):
         assert "jobs.json: " in refused(papercal, tmp_path / "other", *options)
 
 
-def test_nulls(tmp_path):
-    history = pa.array([[1], [1], None, [1]] * 3, IDS)
-    source = table(tmp_path / "source.parquet", history=history)
-    target = tmp_path / "target.parquet"
-    message = refused(source, target, "--layout", "list_dict")
-    assert "source.parquet: row 2 (from 0), column 'history'" in message
-    assert [path.name for path in tmp_path.iterdir()] == ["source.parquet"]
-    convert(source, target, "--layout", "list", "--nulls", "empty")
-    assert pq.read_table(target)["history"].to_pylist() == [[1], [1], [], [1]] * 3
-
-
 def test_what_is_there_is_kept_unless_forced(tmp_path):
     source = table(tmp_path / "source" / "part.parquet").parent
     target = table(tmp_path / "target" / "old.parquet").parent

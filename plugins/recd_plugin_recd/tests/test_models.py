@@ -100,52 +100,6 @@ def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):
     assert (result.exit_code, result.output) == (0, example[1])
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-
-
-def table_rows() -> dict[str, list[str]]:
-    """The cells of the page's table of sizes, by the first of each line."""
-    section = PAGE.read_text().split("\n### Sizes\n")[1].split("\n### ")[0]
-    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
-    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
-
-
-def test_the_page_shows_the_sizes():
-    rows = table_rows()
-    for column, scale in enumerate(map(float, rows["scale"])):
-        sizes, shape = sizes_of("rm1", scale), shape_of("rm1", scale)
-
-        def cell(name: str, column: int = column) -> str:
-            return rows[name][column]
-
-        assert int(cell("`embedding_dim`")) == sizes.embedding_dim
-        assert (
-            int(cell("rows of a sequence feature's table").replace(",", "")) == sizes.sequence_rows
-        )
-        assert int(cell("rows of any other table").replace(",", "")) == sizes.other_rows
-        assert cell("bottom MLP") == ", ".join(map(str, sizes.bottom_mlp))
-        assert cell("top MLP") == ", ".join(map(str, sizes.top_mlp))
-        lengths = sorted({f.mean_length for f in shape.features if f.name.startswith("seq_")})
-        assert cell("mean length of sequences") == ", ".join(map(str, lengths))
-        users = [f.mean_length for f in shape.features if f.name.startswith("usr_")]
-        assert cell("mean length of the user's lists") == f"{min(users)} - {max(users)}"
-        tables = [
-            sizes.sequence_rows if f.name.startswith("seq_") else sizes.other_rows
-            for f in shape.features
-        ]
-        value, unit = cell("bytes of rm1's tables").split()
-        scalars = sum(tables) * sizes.embedding_dim
-        assert 4 * scalars / {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(float(value), rel=0.03)
-        named: tuple[tuple[ModelName, str], ...] = (
-            ("rm1", "multiply-adds of MLPs and interaction in those of rm1"),
-            ("rm2", "of rm2"),
-            ("rm3", "of rm3"),
-        )
-        for name, row in named:
-            shown = float(cell(row).rstrip(" %"))
-            assert 100 * dense_share(name, scale) == pytest.approx(shown, rel=0.04)
-
-
 def dense_share(name: ModelName, scale: float) -> float:
     """Multiply-adds of MLPs and interaction over those of all but lookups."""
     sizes, shape = sizes_of(name, scale), shape_of(name, scale)

@@ -172,18 +172,6 @@ def test_din_with_softmax_is_torchs_own() -> None:
     torch.testing.assert_close(pooled, oracle(target[None], row[None], row[None])[0][0])
 
 
-def test_a_row_with_most_targets_does_not_repeat_its_sequence_for_each() -> None:
-    """Sequences in blocks: no more than twice the unique rows, however targets are spread."""
-    from recd_plugin_recd.pooling.din_modules import _blocks
-
-    inverse = torch.cat([torch.zeros(1000, dtype=torch.int64), torch.arange(1, 100)])
-    blocks = _blocks(inverse, num_rows=100)
-    assert blocks.rows.numel() <= 2 * 100
-    assert blocks.rows.numel() * blocks.width <= 2 * len(inverse) + 100
-    assert blocks.rows[blocks.places // blocks.width].equal(inverse)
-    assert blocks.places.unique().numel() == len(inverse)
-
-
 def random_(module: nn.Module) -> None:
     """Weights of which none is 0 or 1, as biases and norms start."""
     for parameter in module.parameters():

@@ -21,7 +21,7 @@ from recd_plugin_recd import papercal
 from recd_plugin_recd.analyze.report import show
 from recd_plugin_recd.analyze.study import study
 from recd_plugin_recd.papercal_table import TableOptions, write_table
-from recd_plugin_recd.source import open_source
+from recd_plugin_recd.sessions import open_source
 from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
@@ -162,17 +162,6 @@ def test_sessions_of_partitions_are_counted_apart(tmp_path):
     assert report.clustered
     assert report.sessions.samples_per_session == 10
     assert report.features[0].stays == 1
-
-
-def test_list_dict_tables_give_the_same(tmp_path):
-    lists = pa.array([[i // 4, 5] for i in range(300)], pa.list_(pa.int64()))
-    sessions = [i // 12 for i in range(300)]
-    expected = analyze(write(tmp_path / "list.parquet", sessions, x=lists))
-    fields = [("session_id", pa.int64()), ("ts", pa.int64()), list_dict_field("x")]
-    columns = [pa.array(sessions), pa.array(range(300)), to_list_dict(lists)]
-    table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-    pq.write_table(table, tmp_path / "dict.parquet", row_group_size=50)
-    assert analyze(tmp_path / "dict.parquet").features == expected.features
 
 
 def test_json_to_the_terminal_is_all_there_is(tmp_path):

@@ -190,22 +190,6 @@ def test_list_dict_out_and_in(tmp_path, little):
         assert read(tmp_path / target)["ids"].equals(in_order(table)["ids"])
 
 
-def test_force_replaces_a_table_and_nothing_else(tmp_path):
-    write(make_table(100), tmp_path / "src.parquet")
-    write(make_table(50), tmp_path / "dst" / "dt=1" / "x.parquet")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
-    assert result.exit_code == 1
-    assert "exists already" in result.output
-    assert recd(tmp_path / "src.parquet", tmp_path / "dst", "--force").exit_code == 0
-    assert read(tmp_path / "dst").num_rows == 100
-
-    (tmp_path / "dst" / "thesis.tex").write_text("years of work")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst", "--force")
-    assert result.exit_code == 1
-    assert "it holds thesis.tex" in result.output
-    assert read(tmp_path / "dst").num_rows == 100
-
-
 def test_the_least_memory_is_enough(tmp_path):
     table = make_table(40).set_column(4, "ids", pa.array([[7] * 700] * 40))
     write(table, tmp_path / "src" / "x.parquet")

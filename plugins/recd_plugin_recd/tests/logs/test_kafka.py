@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from recd_plugin_recd.logs.kafka import KafkaConsumer, KafkaProducer, written_until
 from recd_plugin_recd.tests.logs.tables import by_row, rows
 from recd_plugins.cli import main
-from recd_plugins.runtime.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
 
@@ -178,11 +178,3 @@ def test_servers_that_do_not_answer(monkeypatch, tmp_path):
         consume("127.0.0.1:1", "t", tmp_path / "t")
     with pytest.raises(DataError, match=r"no answer .* 5 rows are not sent \(last: .*refused"):
         produce("127.0.0.1:1", "t", rows(5))
-
-
-def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
-    with pytest.raises(SetupError, match=r'pip install "recd-plugins\[kafka\]"'):
-        KafkaConsumer("localhost:9092", "topic", "group", tmp_path)
-    with pytest.raises(SetupError, match=r"recd-plugins\[kafka\]"):
-        KafkaProducer("localhost:9092", "topic", "session_id", {})

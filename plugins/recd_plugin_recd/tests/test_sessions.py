@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_recd.source import open_source
+from recd_plugin_recd.sessions import open_source
 from recd_plugins.interfaces import SessionKeys
 from recd_plugins.runtime.errors import DataError
 
@@ -86,22 +86,3 @@ def test_a_registry_file_stands_for_its_training_split(tmp_path):
     for rows in source.read(partition, ["ts"]):
         assert rows.data.schema.names == ["ts"]
         assert rows.origin_of(0) == (str(tmp_path / "t.parquet"), rows.data["ts"][0].as_py())
-
-
-def test_a_dataset_without_sessions_is_refused(tmp_path):
-    (tmp_path / "acme.py").write_text(
-        "from recd_plugins.config.hookspecs import hookimpl\n"
-        "from recd_plugins.interfaces import Dataset, FeatureSchema\n"
-        "class Plain(Dataset):\n"
-        "    'No sessions.'\n"
-        "    name = 'acme.plain'\n"
-        "    def prepare(self): pass\n"
-        "    def schema(self): return FeatureSchema(('x',), (), 'label')\n"
-        "    def reader(self, **options): raise AssertionError('nothing is read')\n"
-        "@hookimpl\n"
-        "def register_datasets(): return [Plain]\n"
-    )
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "acme.py").rename(tmp_path / "plugins" / "acme.py")
-    with pytest.raises(DataError, match=r"acme\.plain does not say which rows belong to one"):
-        open_source(registry(tmp_path, "{use: acme.plain}"), plugins_dir=tmp_path / "plugins")
