@@ -11,8 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import ColumnOptions
-from recd_plugin_tables.kinds import Leaf, leaf_array, list_parts, plain
+from recd_plugin_tables.kinds import (
+    ColumnOptions,
+    Leaf,
+    holds_nothing,
+    leaf_array,
+    list_parts,
+    plain,
+)
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
 from recd_plugin_tables.values import (
     Cells,
@@ -248,7 +254,8 @@ class Exploded:
             candidate = f", candidate {self.numbers[index]}" if leaf.exploded else ""
             return f"{path}: row {row_in_file} (from 0){candidate}, column {leaf.name!r}"
 
-        return Cells(leaf_array(self.column(leaf), leaf), place)
+        values = leaf_array(self.column(leaf), leaf)
+        return Cells(values.cast(leaf.type) if holds_nothing(values.type) else values, place)
 
     def spread(self, values: pa.Array, leaf: Leaf) -> pa.Array:
         """Return a value for each row, given those of a leaf's column."""

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from recd_plugin_tables.columns import Columns
 from recd_plugin_tables.converter import OnNan
-from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.kinds import Columns, is_text
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
@@ -217,8 +216,12 @@ class ImportPlace:
     def source(self) -> Source:
         """The table."""
         return open_source(
-            self.path, self.options.source, of_another=self.scoring, trained=self.trained or {}
+            self.path, self.options.source, of_another=self.scoring, texts=self._texts
         )
+
+    @property
+    def _texts(self) -> list[str]:
+        return [name for name, kind in (self.trained or {}).items() if is_text(kind)]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -231,7 +234,7 @@ class ImportPlace:
             "options": self.options.model_dump(mode="json", by_alias=True, include=options),
             "widths": self.widths,
             "scoring": self.scoring,
-            "texts": [name for name, kind in (self.trained or {}).items() if is_text(kind)],
+            "texts": self._texts,
             "version": _VERSION,
         }
 
@@ -259,4 +262,5 @@ class ImportPlace:
             implicit=options.implicit,
             labelled=not self.scoring,
             needed=("session", "request", "time") if options.histories else (),
+            trained=self.trained or {},
         )

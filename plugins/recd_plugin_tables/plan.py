@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from recd_plugin_tables.columns import KEYS, ColumnOptions, Role, feature_name
-from recd_plugin_tables.kinds import Leaf, is_list, leaves, plain, why_not
+from recd_plugin_tables.kinds import (
+    KEYS,
+    ColumnOptions,
+    Leaf,
+    Role,
+    feature_name,
+    holds_nothing,
+    is_list,
+    leaves,
+    plain,
+    why_not,
+)
 from recd_plugins.api import DataError
 
 Others = Literal["error", "unused"]
@@ -75,6 +86,7 @@ def plan_columns(
     implicit: bool = False,
     labelled: bool = True,
     needed: Collection[Role] = (),
+    trained: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> ColumnPlan:
     """Assign a role to each leaf.
 
@@ -87,9 +99,15 @@ def plan_columns(
         implicit: whether every row is a positive, without a label.
         labelled: False for a table to score, which needs only the features.
         needed: roles whose columns a table to score needs, too.
+        trained: types by leaf name for leaves of only nulls.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
-    found = {leaf.name: leaf for leaf in leaves(schema, explode)}
+    found = {
+        leaf.name: replace(leaf, type=trained.get(leaf.name, leaf.type))
+        if holds_nothing(leaf.type)
+        else leaf
+        for leaf in leaves(schema, explode)
+    }
     groups = {".".join(leaf.path[:n]) for leaf in found.values() for n in range(1, len(leaf.path))}
     uses: list[Use] = []
     for name, options in columns.items():

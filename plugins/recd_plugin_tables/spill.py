@@ -13,8 +13,7 @@ import pyarrow.ipc as ipc
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from recd_plugin_tables.columns import Unit
-from recd_plugin_tables.kinds import list_parts
+from recd_plugin_tables.kinds import Unit, list_parts
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values import Cells, microseconds, mixed
 from recd_plugins.api import PluginOptions

@@ -14,9 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
-from recd_plugin_tables.columns import ColumnOptions, feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace, SourceRows
-from recd_plugin_tables.kinds import Leaf, leaves, sort_of, type_of_sort
+from recd_plugin_tables.kinds import (
+    ColumnOptions,
+    Leaf,
+    feature_name,
+    holds_nothing,
+    leaves,
+    sort_of,
+    type_of_sort,
+)
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source, has_local_files
 from recd_plugins.api import (
@@ -305,7 +312,8 @@ class Table(Dataset):
         for leaf in leaves(mine.schema, self.options.explode):
             there = known.get(leaf.name, "")
             here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))
-            if there and self._is_compared(leaf.name) and here != wanted:
+            compared = self._is_compared(leaf.name) and not holds_nothing(leaf.type)
+            if there and compared and here != wanted:
                 problem = (
                     f"column {leaf.name} is {here} here, and {there} in {trained}, which is "
                     f"trained on; write its values as {wanted}"

@@ -21,8 +21,17 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import RULES, ColumnOptions, Unit
-from recd_plugin_tables.kinds import is_bytes, is_list, is_span, is_text, list_parts, plain
+from recd_plugin_tables.kinds import (
+    RULES,
+    ColumnOptions,
+    Unit,
+    is_bytes,
+    is_list,
+    is_span,
+    is_text,
+    list_parts,
+    plain,
+)
 from recd_plugins.api import DataError
 
 _U64 = np.uint64

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_runs.predict import PredictJob, _Output
-from recd_plugin_runs.score_file import KeptColumns, score_file
+from recd_plugin_runs.predict import KeptColumns, PredictJob, _Output, score_file
 from recd_plugins.api import TableWriter
 from recd_plugins.runtime.errors import DataError
 

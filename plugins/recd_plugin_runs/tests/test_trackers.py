@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from recd_plugin_runs.trackers.destinations import Csv, JsonLines, MlFlow, TensorBoard, WandB, _flat
-from recd_plugin_runs.trackers.tracker import Tracker
+from recd_plugin_runs.trackers.destinations import (
+    Csv,
+    JsonLines,
+    MlFlow,
+    TensorBoard,
+    Tracker,
+    WandB,
+    _flat,
+)
 from recd_plugins.api import (
     RunEnd,
     RunEvaluation,

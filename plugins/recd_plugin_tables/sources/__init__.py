@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-import pyarrow as pa
-
-from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.sources import libraries
 from recd_plugin_tables.sources.files import (
     ArrowFormat,
@@ -16,7 +13,7 @@ from recd_plugin_tables.sources.files import (
     FileSource,
     ParquetFormat,
 )
-from recd_plugin_tables.sources.source import AsTrained, Source, SourceOptions
+from recd_plugin_tables.sources.source import Source, SourceOptions
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
 from recd_plugins.api import DataError, Location
 
@@ -52,7 +49,7 @@ def open_source(
     options: SourceOptions | None = None,
     *,
     of_another: bool = False,
-    trained: Mapping[str, pa.DataType] | None = None,
+    texts: Collection[str] = (),
 ) -> Source:
     """Open a table: a file, a folder of files or of a table format, a database, or a URL.
 
@@ -60,8 +57,7 @@ def open_source(
         location: a path or a URL.
         options: how to open it.
         of_another: whether the options were written for another table and may not fit.
-        trained: types of that table by leaf name. Columns without types, as of CSV, are text if
-            they are there, and columns of only nulls get these types.
+        texts: columns that are text even if they look like numbers or times.
     """
     options = options or SourceOptions()
     root = Location(location if _URL.match(str(location)) else Path(location), options.storage)
@@ -69,22 +65,19 @@ def open_source(
     if options.query is not None and kind != "duckdb" and not of_another:
         raise DataError(f"{root}: source.query is for duckdb, and this is {kind}; leave it out")
     if kind in _LIBRARIES:
-        source = _LIBRARIES[kind](str(location), options)
+        return _LIBRARIES[kind](str(location), options)
+    needed = () if of_another else tuple(options.types)
+    types = {**dict.fromkeys(texts, "string"), **options.types}
+    form: FileFormat
+    if kind == "jsonl":
+        form = JsonLinesFormat(options.types, texts)
+    elif kind in ("csv", "tsv"):
+        form = (CsvFormat if kind == "csv" else TsvFormat)(
+            options.separator, options.header, types, decimal=options.decimal, needed=needed
+        )
     else:
-        texts = [name for name, each in (trained or {}).items() if is_text(each)]
-        needed = () if of_another else tuple(options.types)
-        types = {**dict.fromkeys(texts, "string"), **options.types}
-        form: FileFormat
-        if kind == "jsonl":
-            form = JsonLinesFormat(options.types, texts)
-        elif kind in ("csv", "tsv"):
-            form = (CsvFormat if kind == "csv" else TsvFormat)(
-                options.separator, options.header, types, decimal=options.decimal, needed=needed
-            )
-        else:
-            form = ParquetFormat() if kind == "parquet" else ArrowFormat()
-        source = FileSource(root, files, form, texts)
-    return source if trained is None else AsTrained(source, trained)
+        form = ParquetFormat() if kind == "parquet" else ArrowFormat()
+    return FileSource(root, files, form, texts)
 
 
 def has_local_files(location: str | Path, options: SourceOptions) -> bool:

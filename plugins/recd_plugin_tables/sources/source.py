@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.types as pt
 from pydantic import Field, field_validator
 
-from recd_plugin_tables.columns import unescaped
-from recd_plugin_tables.kinds import holds_nothing, plain
+from recd_plugin_tables.kinds import unescaped
 from recd_plugins.api import DataError, PluginOptions, Rows, Storage
 
 Format = Literal[
@@ -92,13 +88,6 @@ class SourceOptions(PluginOptions):
             raise ValueError(f"must be one SELECT, not {', '.join(kinds) or 'empty'}")
         return query
 
-    @field_validator("types")
-    @classmethod
-    def _known(cls, types: dict[str, str]) -> dict[str, str]:
-        for kind in types.values():
-            pa.type_for_alias(kind)
-        return types
-
 
 class Source(ABC):
     """A table, which can be read any number of times; ``location`` names it in messages."""
@@ -142,40 +131,3 @@ def check_names(location: str, schema: pa.Schema) -> pa.Schema:
                 "said, so write the table with other names"
             )
     return schema
-
-
-class AsTrained(Source):
-    """A table whose columns of only nulls get the types of another one.
-
-    Args:
-        source: the table.
-        trained: types by leaf name.
-    """
-
-    def __init__(self, source: Source, trained: Mapping[str, pa.DataType]) -> None:
-        self._source, self._trained = source, trained
-        self.location = source.location
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        return pa.schema([self._typed(field, "") for field in self._source.schema])
-
-    def _typed(self, field: pa.Field, above: str) -> pa.Field:
-        path, kind = above + field.name, plain(field.type)
-        if holds_nothing(kind):
-            return field.with_type(self._trained.get(path, field.type))
-        if not pt.is_struct(kind):
-            return field
-        return field.with_type(pa.struct([self._typed(each, f"{path}.") for each in kind]))
-
-    @property
-    def num_rows(self) -> int | None:
-        return self._source.num_rows
-
-    def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        for rows in self._source.read(columns):
-            schema = pa.schema([self.schema.field(name) for name in rows.data.schema.names])
-            yield replace(rows, data=rows.data.cast(schema))
-
-    def identity(self) -> dict[str, Any]:
-        return self._source.identity()

@@ -9,8 +9,16 @@ from typing import Any
 
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import FEATURES, KEYS, Role, feature_name
-from recd_plugin_tables.kinds import holds_nothing, is_span, plain, possible_roles
+from recd_plugin_tables.kinds import (
+    FEATURES,
+    KEYS,
+    Role,
+    feature_name,
+    holds_nothing,
+    is_span,
+    plain,
+    possible_roles,
+)
 from recd_plugin_tables.plan import OF_IMPORT
 from recd_plugin_tables.start.guesses import Guess, Guesses, hashed_alike, ids_of_lists
 from recd_plugin_tables.start.names import (

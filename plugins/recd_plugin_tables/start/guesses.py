@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from recd_plugin_tables.columns import Role, feature_name
-from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.kinds import Role, feature_name, is_text
 from recd_plugin_tables.start.names import ITEM, NUMBER_WORDS, named_so, words_of
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugins.api import least_ids_saved

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import Role
-from recd_plugin_tables.kinds import plain, possible_roles
+from recd_plugin_tables.kinds import Role, plain, possible_roles
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.values import is_plausible
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recd_plugin_tables.columns import feature_name
-from recd_plugin_tables.kinds import holds_text
+from recd_plugin_tables.kinds import feature_name, holds_text
 from recd_plugin_tables.start.guesses import (
     Guess,
     Guesses,

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import Unit
 from recd_plugin_tables.kinds import (
     Leaf,
+    Unit,
     is_list,
     is_span,
     is_text,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.kinds import ColumnOptions
 from recd_plugin_tables.plan import plan_columns
 from recd_plugins.runtime.errors import DataError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, plugin_page
 
-from recd_plugin_tables.columns import ColumnOptions, Role
+from recd_plugin_tables.kinds import ColumnOptions, Role
 from recd_plugins.config.built_in_kinds import KINDS
 from recd_plugins.config.manager import PluginManager
 

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_plugin_tables.columns import ColumnOptions
-from recd_plugin_tables.kinds import normal
+from recd_plugin_tables.kinds import ColumnOptions, normal
 from recd_plugin_tables.values import (
     Cells,
     id_lists,
