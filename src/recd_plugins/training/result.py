@@ -594,6 +594,25 @@ class Variants:
             for name in found[0]
         }
 
+    def _table(self, table: Table) -> Table:
+        """Add a column for each variant, with the ratio to the first where that is not 1."""
+        table.add_column("", min_width=len("  all_to_all"), overflow="fold")
+        for name in self.results:
+            heading = name.replace(".", ".\n").replace("_", "_\n")
+            table.add_column(heading, justify="right", overflow="fold")
+        found = [(self.spreads(name), self.ratios(name)) for name in self.results]
+        for figure, unit in self.units.items():
+            cells = []
+            for values, ratios in found:
+                value, over = _shown(values.get(figure), unit), ratios.get(figure)
+                times = "" if over is None else over.times()
+                cells.append(value if times in ("", "1x") else f"{value}\n{times}")
+            table.add_row(figure_words(figure), *cells)
+        table.caption = f"x: over {self.first}, where that is not 1"
+        if self.again:
+            table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
+        return table
+
     def _rounds_as_json(self, variant: str, names: Iterable[str]) -> dict[str, Any]:
         found = self.spreads(variant)
         ratios = {} if variant == "baseline" else self.ratios(variant)
@@ -626,29 +645,14 @@ class Comparison(Variants):
 
     def table(self) -> Table:
         """Show the figures side by side."""
-        table = Table(title="with the registry's plugins, and without: the same batches")
-        table.add_column("", overflow="fold")
-        for heading in ("baseline", "plugins", "plugins / baseline"):
-            table.add_column(heading, justify="right", overflow="fold")
-        before, after, ratios = *map(self.spreads, self.results), self.ratios("plugins")
-        for name, unit in self.units.items():
-            over = ratios.get(name)
-            table.add_row(
-                figure_words(name),
-                _shown(before.get(name), unit),
-                _shown(after.get(name), unit),
-                "" if over is None else over.times(),
-            )
+        table = self._table(Table(title="the same batches with the plugins, and without"))
         steps, apart = len(self.results["plugins"].losses), self.loss_max_abs_diff("plugins")
-        table.caption = f"losses of {steps} steps agree within {apart:.1e}"
+        caption = f"losses of {steps} steps agree within {apart:.1e}"
         if self.wire != "fp32":
-            table.caption += (
-                f": the plugins send by training.wire {self.wire}, the baseline by fp32"
-            )
+            caption += f": the plugins send by training.wire {self.wire}, the baseline by fp32"
         elif not apart <= _GROWN:
-            table.caption += ": training amplifies rounding, or something computes otherwise"
-        if self.again:
-            table.caption += f"; medians of {len(self.rounds)} rounds, ratios with their range"
+            caption += ": training amplifies rounding, or something computes otherwise"
+        table.caption = f"{caption}; {table.caption}"
         return table
 
 
@@ -673,29 +677,16 @@ class ShardingComparison(Variants):
         return report
 
     def table(self) -> Table:
-        """Show a column for each sharding, with the ratio to the first; five fit 80 columns."""
-        table = Table(
-            title="the same tables, batches and initial weights under each sharding",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
+        """Show a column for each sharding; five fit 80 columns."""
+        table = self._table(
+            Table(
+                title="the same tables, batches and initial weights under each sharding",
+                box=box.SIMPLE_HEAD,
+                pad_edge=False,
+            )
         )
-        table.add_column("", min_width=len("  all_to_all"))
-        for name in self.results:
-            heading = name.replace(".", ".\n").replace("_", "_\n")
-            table.add_column(heading, justify="right", overflow="fold")
-        found = [(self.spreads(name), self.ratios(name)) for name in self.results]
-        for figure, unit in self.units.items():
-            cells = []
-            for values, ratios in found:
-                value, over = _shown(values.get(figure), unit), ratios.get(figure)
-                times = "" if over is None else over.times()
-                cells.append(value if times in ("", "1x") else f"{value}\n{times}")
-            table.add_row(figure_words(figure), *cells)
         differ = [f"{self.loss_max_abs_diff(name):.1e}" for name in self.results]
         table.add_row("losses differ by at most", "", *differ[1:])
-        table.caption = f"x: over {self.first}, where that is not 1"
-        if self.again:
-            table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
         return table
 
 
