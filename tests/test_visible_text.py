@@ -20,6 +20,7 @@ from recd_plugins.cli import main
 from recd_plugins.report import output
 from recd_plugins.report.output import output_console, show_controls, visible
 from recd_plugins.report.progress import progress_bars
+from recd_plugins.runtime.text import read_bytes
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[8mc\rd\x7fe\x9b2Jf\u202eg\u2066h"
 SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"
@@ -146,3 +147,17 @@ def test_progress_bars_end_full_unless_the_work_broke_off(
         if fails:
             raise KeyError
     assert ("100/1000" if fails else "100/100\n") in capsys.readouterr().err.replace(" ", "")
+
+
+def test_bytes_are_numbers_with_units() -> None:
+    sizes: dict[str | int, int] = {
+        "256MB": 256_000_000,
+        "2GiB": 2**31,
+        "1.5 kib": 1536,
+        4096: 4096,
+        "10b": 10,
+    }
+    assert {words: read_bytes(words) for words in sizes} == sizes
+    for words in ("", "MB", "12 parsecs", "-3MB", "0", "0.1b", "1e9", "9" * 400):
+        with pytest.raises(ValueError, match="256MB"):
+            read_bytes(words)

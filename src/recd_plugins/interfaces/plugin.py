@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict
 
 from recd_plugins.runtime.errors import Problem, RecdError
 
@@ -21,30 +21,10 @@ T = TypeVar("T")
 class PluginOptions(BaseModel):
     """Base of a plugin's options: immutable; unknown names, NaN and infinity are errors.
 
-    Sets are dumped to JSON in one order, as ranks and resumed runs compare dumps.
+    Ranks and resumed runs compare options as JSON: use tuples, as sets have no fixed order.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_serializer(mode="wrap", when_used="json")  # of a field it would replace the type's own
-    def _sets_in_order(self, dump: SerializerFunctionWrapHandler) -> Any:
-        return _in_order(self, dump(self))
-
-
-def _in_order(value: Any, dumped: Any) -> Any:
-    """Sort the dumped sets of a value, whose order differs between processes."""
-    if isinstance(value, BaseModel) and isinstance(dumped, dict):
-        return {name: _in_order(getattr(value, name, None), each) for name, each in dumped.items()}
-    is_like = isinstance(value, Collection) and isinstance(dumped, list | dict)
-    if not is_like or len(value) != len(dumped):  # a scalar, or a serializer of the field
-        return dumped
-    if isinstance(value, Set) and isinstance(dumped, list):
-        return sorted(dumped, key=lambda each: (len(repr(each)), repr(each)))  # 2 before 10
-    if isinstance(dumped, list):
-        return list(map(_in_order, value, dumped))
-    if not isinstance(value, Mapping):
-        return dumped
-    return dict(zip(dumped, map(_in_order, value.values(), dumped.values()), strict=True))
 
 
 class Plugin:
