@@ -7,8 +7,9 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,53 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugin_flexshard.runtime.overlay import Overlay
 from recd_plugin_flexshard.runtime.split import TierIndex
-from recd_plugins.api import ExactnessError
-
-if TYPE_CHECKING:
-    from recd_plugin_flexshard.runtime.sharded import TierGroups
+from recd_plugins.api import ExactnessError, new_group, ranks_of_each_node
 
 PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class TierGroups:
+    """A process group for the collectives of each tier, so that their traffic is told apart.
+
+    Attributes:
+        cold: all ranks, for all-to-alls of the sharded tables.
+        hot: all ranks, for sums of the hot rows' gradients.
+        flex: the ranks of this node, for all-to-alls of the flex rows.
+        flex_gradients: ranks that hold the same flex rows, for sums of their gradients.
+    """
+
+    cold: dist.ProcessGroup
+    hot: dist.ProcessGroup
+    flex: dist.ProcessGroup
+    flex_gradients: dist.ProcessGroup
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Tier by group name, as ``CollectiveBytes`` has them."""
+        return {getattr(self, each.name).group_name: each.name for each in fields(self)}
+
+
+# By the default process group. When that is destroyed they go, and their threads with them.
+_made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
+
+
+def tier_groups() -> TierGroups:
+    """Return the groups of the default process group; the first call is collective.
+
+    A node is ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "call torch.distributed.init_process_group first"
+    if world not in _made:
+        local, everyone = ranks_of_each_node(), list(range(dist.get_world_size()))
+        cold, hot = (new_group(everyone) for _ in range(2))
+        # Every rank makes every group, its own or not.
+        nodes = [new_group(everyone[i : i + local]) for i in range(0, len(everyone), local)]
+        across = [new_group(everyone[i::local]) for i in range(local)]
+        rank = dist.get_rank()
+        _made[world] = TierGroups(cold, hot, nodes[rank // local], across[rank % local])
+    return _made[world]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionContext
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
@@ -30,6 +28,8 @@ from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable, T
 from recd_plugin_flexshard.runtime.overlay import Overlay, update_rules
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
 from recd_plugin_flexshard.runtime.rows import CopiedRows, FoldingOptimizer, set_group
+from recd_plugin_flexshard.runtime.rows import TierGroups as TierGroups
+from recd_plugin_flexshard.runtime.rows import tier_groups as tier_groups
 from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit, feature_of
 from recd_plugin_flexshard.runtime.touched import Wire
 from recd_plugins.api import (
@@ -39,56 +39,10 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     LookupAhead,
     SetupError,
-    new_group,
-    ranks_of_each_node,
     refuse_inverse_indices,
     require_attributes,
     tell_when_asked,
 )
-
-
-@dataclass(frozen=True)
-class TierGroups:
-    """A process group for the collectives of each tier, so that their traffic is told apart.
-
-    Attributes:
-        cold: all ranks, for all-to-alls of the sharded tables.
-        hot: all ranks, for sums of the hot rows' gradients.
-        flex: the ranks of this node, for all-to-alls of the flex rows.
-        flex_gradients: ranks that hold the same flex rows, for sums of their gradients.
-    """
-
-    cold: dist.ProcessGroup
-    hot: dist.ProcessGroup
-    flex: dist.ProcessGroup
-    flex_gradients: dist.ProcessGroup
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Tier by group name, as ``CollectiveBytes`` has them."""
-        return {getattr(self, each.name).group_name: each.name for each in fields(self)}
-
-
-# By the default process group. When that is destroyed they go, and their threads with them.
-_made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
-
-
-def tier_groups() -> TierGroups:
-    """Return the groups of the default process group; the first call is collective.
-
-    A node is ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
-    """
-    world = dist.group.WORLD
-    assert world is not None, "call torch.distributed.init_process_group first"
-    if world not in _made:
-        local, everyone = ranks_of_each_node(), list(range(dist.get_world_size()))
-        cold, hot = (new_group(everyone) for _ in range(2))
-        # Every rank makes every group, its own or not.
-        nodes = [new_group(everyone[i : i + local]) for i in range(0, len(everyone), local)]
-        across = [new_group(everyone[i::local]) for i in range(local)]
-        rank = dist.get_rank()
-        _made[world] = TierGroups(cold, hot, nodes[rank // local], across[rank % local])
-    return _made[world]
 
 
 @dataclass

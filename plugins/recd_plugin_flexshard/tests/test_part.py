@@ -18,10 +18,10 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.planning.plan import cold_size_bytes, flex_size_bytes
+from recd_plugin_flexshard.planning.plan import LENGTH_BYTES, cold_size_bytes, flex_size_bytes
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.planning.step_cost import LENGTH_BYTES, estimate_step_cost
+from recd_plugins.planning.step_cost import estimate_step_cost
 
 
 @pytest.mark.parametrize("coalesce", [False, True])

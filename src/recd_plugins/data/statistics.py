@@ -15,7 +15,7 @@ from recd_plugins.data.list_dict import id_features
 from recd_plugins.interfaces.data_profile import MAX_SHIFT, FeatureStatistics, TableStatistics
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse.jagged import address_of
+from recd_plugins.sparse.kernels import address_of
 from recd_plugins.sparse.overlap import int32_at, int64_at, next_change, offset_at, overlap
 
 u64 = np.uint64

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse import kernels
-from recd_plugins.sparse.jagged import address_of
+from recd_plugins.sparse.kernels import address_of
 
 #: Values, of 4 or 8 bytes each, which compare by their bits; and the offsets of their rows, int32
 #: or int64 ``[B + 1]``, which need not start at 0.

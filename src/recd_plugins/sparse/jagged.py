@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-@numba.njit(cache=True)
-def address_of(array: Any) -> Any:
-    """Address of an array's first item; compiled, since numpy's own way takes several times it."""
-    return array.ctypes.data
+from recd_plugins.sparse.kernels import address_of
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

@@ -289,3 +289,9 @@ def copy_rows(
                 copy_bytes(target, values + (np.int64(start) << (shift + 2)), size)
                 target += size
         begin = group_ends[group]
+
+
+@numba.njit(cache=True)
+def address_of(array: Any) -> Any:
+    """Address of an array's first item; compiled, since numpy's own way takes several times it."""
+    return array.ctypes.data

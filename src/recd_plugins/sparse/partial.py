@@ -15,8 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse.dedup import SPARE, JaggedColumn, describe
-from recd_plugins.sparse.jagged import address_of
-from recd_plugins.sparse.overlap import copy_bytes, int32_at, next_change, offset_at, overlap
+from recd_plugins.sparse.overlap import (
+    address_of,
+    copy_bytes,
+    int32_at,
+    next_change,
+    offset_at,
+    overlap,
+)
 
 MAX_SHIFT = 8
 u64 = np.uint64
