@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,36 +44,23 @@ def measure_access(
 ) -> AccessProfile:
     """Count how often the training split reads each row of ``tables``, after preprocessing.
 
-    It streams, and is the same in every process. A table with features that the converter
-    deduplicates counts the ids of the unique rows of a batch.
+    It streams, and is the same in every process. Tables with features that the converter
+    deduplicates count the ids of the unique rows of a batch.
 
     Args:
         registry: its dataset, converter, preprocessing and batch size are used, its model is not.
         tables: with their features; ids of all features of a table are added up.
-        rows: read the first so many rows of the training split; None: all. Where something is
-            deduplicated, batches are read whole, and rows that do not fill one are left out.
-        bound: distinct rows a table that are counted exactly; beyond it a sketch is kept, whose
-            error the profile says. None: the tables share ``EXACT_ROWS`` evenly.
-        deduplicated: whether deduplication counts; else all rows do, as they are stored.
-        progress: told after each batch how many rows it had.
+        rows: number of rows of the training split to read; None: all. With deduplication only whole
+            batches are read.
+        bound: distinct rows of a table that are counted exactly; beyond it a sketch is kept. None:
+            the tables share ``EXACT_ROWS`` evenly.
+        deduplicated: False counts all rows, as they are stored.
+        progress: gets the number of rows of each batch.
 
     Raises:
         DataError: the data is missing or wrong, has no rows or lacks a feature, or an id is outside
             its table.
-        PluginError: a plugin failed.
-        RegistryError: a pattern of preprocessing matches no feature.
     """
-
-    features = registry.dataset.schema().sparse
-    for table in tables:
-        for feature in table.features:
-            if feature not in features:
-                near = get_close_matches(feature, features, n=1)
-                advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(features)}"
-                raise DataError(
-                    f"{registry.path}: table {table.name} looks up feature {feature}, which the "
-                    f"dataset does not have; {advice}"
-                )
     if bound is None:
         bound = max(_LEAST_BOUND, EXACT_ROWS // max(1, len(tables)))
     counters = {table.name: TableCounter(bound) for table in tables}
@@ -116,8 +102,8 @@ class Reads:
 
     Attributes:
         samples: rows of the batch.
-        ids: by table, those of its features one after the other: int64 ``[num_ids]`` each.
-        every_row: by table, how many ids all rows have, before deduplication.
+        ids: by table, int64 ``[num_ids]`` of each of its features.
+        every_row: by table, ids of all rows, before deduplication.
     """
 
     samples: int
@@ -164,7 +150,6 @@ def sent_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -
 
 
 def _features(tables: Sequence[Table], pooled: bool) -> tuple[str, ...]:
-    """Features of the pooled tables or of the others, each once."""
     chosen = (f for table in tables if table.pooled == pooled for f in table.features)
     return tuple(dict.fromkeys(chosen))
 
@@ -207,9 +192,8 @@ def stored_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None)
 def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
     """Count the positive training rows by id of a feature after preprocessing.
 
-    Every row of the training split is read, without wrappers, once in a process. Ids outside the
-    table do not count; a batch with one is refused. Zeros where a trained model goes on without its
-    data: its checkpoint has the result.
+    All rows of the training split are read, without wrappers, once in a process. Ids outside the
+    table do not count. Without a dataset all are 0: the checkpoint has the result.
 
     Returns:
         int64 ``[num_embeddings]``.

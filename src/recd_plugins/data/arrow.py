@@ -25,10 +25,10 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def sparse_column(rows: Rows, name: str) -> JaggedColumn:
-    """Ids of a column and the offsets of its rows.
+    """Return ids of a column and the offsets of its rows.
 
-    Lists of int64 are not copied; smaller integers are widened. In a column of plain integers each
-    row is a list of one. A column in layout ``list_dict`` is decoded.
+    Lists of int64 are not copied; smaller integers are widened. A column of plain integers has one
+    id a row. A column in layout ``list_dict`` is decoded.
 
     Returns:
         ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which need
@@ -67,9 +67,7 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
 
 
 def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
-    """A column in layout ``list_dict`` as storage has it, not copied; None for any other column.
-
-    That is one of ``DECODED``, as ``ParquetTable`` yields it.
+    """Return a column of type ``DECODED`` as stored, not copied; None for any other column.
 
     Raises:
         DataError: the column is missing or has a null.
@@ -92,7 +90,7 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
 
 
 def broken_list(rows: Rows, name: str) -> DataError:
-    """The error for a ``list_dict`` column with a value that is no whole number of ids."""
+    """Return the error for a ``list_dict`` column with a value that is no whole number of ids."""
     lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
@@ -104,8 +102,7 @@ def broken_list(rows: Rows, name: str) -> DataError:
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
     """Return columns of numbers as ``[B, len(names)]``.
 
-    float32, or float64 if float32 cannot hold every value of a column's type: preprocessing may
-    bring numbers close to one another before they are rounded.
+    float32, or float64 if float32 cannot hold every value of a column's type.
 
     Raises:
         DataError: a column is missing or not of numbers, or has a null.
@@ -121,7 +118,7 @@ def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
 
 
 def labels(rows: Rows, name: str) -> Tensor:
-    """A column of zeros and ones as float32 ``[B]``.
+    """Return a column of zeros and ones as float32 ``[B]``.
 
     Raises:
         DataError: the column is missing or not of numbers, or has a null or another number.
@@ -141,7 +138,7 @@ def labels(rows: Rows, name: str) -> Tensor:
 
 
 def place(rows: Rows, column: str, row: int) -> str:
-    """File, row and column for an error message; ``row`` counts in the batch, from 0."""
+    """Return file, row and column for an error message; ``row`` counts in the batch, from 0."""
     return f"{rows.place_of(row)}, column {column!r}"
 
 

@@ -1,7 +1,4 @@
-"""Checks of a batch's values: ids outside their table, numbers that are not finite.
-
-Each is one pass, and errors name the file and row that the value came from.
-"""
+"""Checks for ids outside their table and numbers that are not finite, in one pass each."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def check_ids(
     rows: Rows,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse ids that their table has no row for. The batch is in CPU memory."""
+    """Refuse ids outside their table. The batch is in CPU memory."""
     if batch.kjt is not None:
         _check_kjt(batch.kjt, None, num_embeddings, rows, made_by)
     for ikjt in batch.ikjts:
@@ -83,16 +80,16 @@ def _outside(
 ) -> DataError:
     made = "" if maker is None else f", as {maker} leaves it"
     return DataError(
-        f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature "
-        f"(t_{key} in the built-in model) has {limit} rows, 0 to {limit - 1}; ids in this batch go "
-        f"from {int(used.min())} to {int(used.max())}: give the table more rows (num_embeddings), "
-        "or map ids into it by preprocessing, a hash or a vocabulary"
+        f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature has "
+        f"{limit} rows, 0 to {limit - 1}; ids in this batch go from {int(used.min())} to "
+        f"{int(used.max())}: give the table more rows (num_embeddings), or map ids into it by "
+        "preprocessing, a hash or a vocabulary"
     )
 
 
 @numba.njit(cache=True, nogil=True)
 def _first_outside(values: Any, start: Any, end: Any, limit: Any) -> Any:
-    """Where the first value outside [0, limit) is, or -1. As unsigned, negatives are large."""
+    """Return the place of the first value outside [0, limit), or -1."""
     for first in range(start, end, _BLOCK):
         last = min(first + _BLOCK, end)
         outside = False
@@ -106,7 +103,7 @@ def _first_outside(values: Any, start: Any, end: Any, limit: Any) -> Any:
 
 
 def all_finite(numbers: Tensor) -> bool:
-    """Whether no number is NaN or infinite; of any shape, in CPU memory."""
+    """Return whether all numbers are finite; in CPU memory."""
     # A sum over NaN or inf is not finite; that of large numbers need not be either.
     return math.isfinite(numbers.sum()) or bool(numbers.isfinite().all())
 
@@ -119,8 +116,7 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
         name = schema.dense[column]
         raise DataError(
             f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}; "
-            "dense features are finite numbers of 32 bits (up to 3.4e38): write another value, or "
-            "leave the row out"
+            "dense features are finite float32 numbers: write another value, or leave the row out"
         )
     inside = (batch.labels >= 0) & (batch.labels <= 1)  # NaN is not
     if not bool(inside.all()):

@@ -1,10 +1,8 @@
 """Layout ``list_dict``: the ids of a row as one binary value, so that Parquet stores a list once.
 
-A feature in this layout is a column of type binary. Each value holds the ids of one row, int64,
-little-endian, one after the other; an empty list is an empty value. Under Parquet's own dictionary
-encoding the dictionary of a row group then holds its distinct lists, and the codes say which list
-each row has: ``inverse_lookup``, straight from storage. Metadata of the field tells such a column
-from other binary data. Any reader of Parquet reads it, as bytes.
+A value holds the ids of one row, int64 little-endian. Parquet's dictionary encoding then stores the
+distinct lists of a row group and a code for each row: ``inverse_lookup``, straight from storage.
+Metadata of the field tells such a column from other binary data.
 """
 
 from __future__ import annotations
@@ -27,28 +25,28 @@ _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """The field of a feature in layout ``list_dict``, as a file has it."""
+    """Return the field of a feature in layout ``list_dict``, as a file has it."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """A field of a file as readers hand it out: ``list_dict`` as dictionary<int32, binary>."""
+    """Return a field as readers yield it: ``list_dict`` as dictionary<int32, binary>."""
     return field.with_type(DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
-    """Whether a field is a feature in layout ``list_dict``, decoded to a dictionary or not."""
+    """Return whether a field is in layout ``list_dict``, decoded to a dictionary or not."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     return is_marked(field) and (pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def is_marked(field: pa.Field) -> bool:
-    """Whether the metadata of a field calls it ``list_dict``, whatever its type is."""
+    """Return whether the metadata of a field calls it ``list_dict``, whatever its type is."""
     return (field.metadata or {}).items() >= _MARK.items()
 
 
 def is_id_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list of integers that fit int64."""
+    """Return whether a type is a list of integers that fit int64."""
     return (
         (pt.is_list(kind) or pt.is_large_list(kind))
         and pt.is_integer(kind.value_type)
@@ -57,12 +55,12 @@ def is_id_list(kind: pa.DataType) -> bool:
 
 
 def id_features(schema: pa.Schema) -> list[str]:
-    """Names of the columns that are lists of integers but uint64, in either layout."""
+    """Return the columns that are lists of integers but uint64, in either layout."""
     return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
 
 
 def to_list_dict(lists: pa.Array) -> pa.Array:
-    """Lists of integers as binary values; ids are copied only where they are not int64 yet.
+    """Return lists of integers as binary values; int64 is not copied.
 
     Raises:
         ValueError: a null, or more than 2 GiB of ids.
@@ -81,7 +79,7 @@ def to_list_dict(lists: pa.Array) -> pa.Array:
 
 
 def to_lists(array: pa.Array) -> pa.Array:
-    """Values of ``list_dict``, binary or as a dictionary of them, as list<int64>; nulls stay.
+    """Return binary values or a dictionary of them as list<int64>; nulls stay.
 
     Raises:
         ValueError: a value whose bytes are no whole number of ids.
@@ -95,10 +93,7 @@ def to_lists(array: pa.Array) -> pa.Array:
 
 
 def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of binary values, int64, and where each value's start and end, int32 ``[n + 1]``.
-
-    Ids are not copied. Those outside of ``array``, where it is a slice, may be among them.
-    """
+    """Return the ids of binary values, int64 and not copied, and offsets, int32 ``[n + 1]``."""
     _, bounds, data = array.buffers()
     wide = np.int64 if pt.is_large_binary(array.type) else np.int32
     if not len(array):
@@ -119,9 +114,9 @@ def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of batches of one schema. Dictionaries are joined, without comparing their values.
+    """Concatenate batches of one schema.
 
-    So a value can stand in the result's dictionary twice. What no row uses is left out.
+    Dictionaries are joined without comparing values, so that one may occur twice.
     """
     parts = zip(*(batch.columns for batch in batches), strict=True)
     columns = [
@@ -141,7 +136,7 @@ def _concat_dictionaries(arrays: Sequence[Any]) -> pa.Array:
         if not len(array):
             continue
         indices = array.indices.to_numpy()
-        # A stretch of rows of one row group uses a stretch of its dictionary, or little more.
+        # Adjacent rows of a row group use adjacent values of its dictionary, or little more.
         first = int(indices.min())
         used = array.dictionary.slice(first, int(indices.max()) + 1 - first)
         dictionaries.append(used)

@@ -48,16 +48,10 @@ def read_task(
 ) -> ReadTask:
     """Make the task of one rank; fits the converter where nobody has yet.
 
-    Args:
-        registry: whose data is read.
-        rank: whose share is read.
-        world_size: ranks that share.
-        split: which is read.
-        prepared: as ``build_dataloader`` has it.
+    Arguments are those of ``build_dataloader``.
 
     Raises:
         PluginError: a plugin, or its state, cannot be pickled.
-        RecdError: as ``RowPipeline``.
     """
     transforms = fitted_transforms(registry, prepared)
     known = _for_readers(registry)
@@ -70,10 +64,9 @@ def read_task(
         pickled = pickle.dumps(reader)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise PluginError(
-            f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
-            "by their class, defined at the top of a module, and their options, converters and "
-            "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
-            "read by itself, with training.workers: 0 and no ingestion"
+            f"{registry.path}: its plugins cannot be sent to a reader: {error}. Define their "
+            "classes at the top of a module and leave such state out in Plugin.__getstate__; or "
+            "let the rank read by itself, with training.workers: 0 and no ingestion"
         ) from error
     # Parts too may be of a file, though the sharding or cache that made them stays here.
     modules = modules_of_files(map(type, (*_plugins(registry), *parts)))
@@ -81,8 +74,6 @@ def read_task(
 
 
 class _Reader(TaskReader):
-    """Makes the blocks of a task."""
-
     def __init__(
         self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, transforms: Transforms
     ) -> None:
@@ -127,7 +118,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """One for block after block: it keeps how it has cut the rest of the epoch."""
+        """A reader for block after block, which keeps how it has cut the rest of the epoch."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
@@ -145,7 +136,7 @@ class _Reader(TaskReader):
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """The part of a registry that reading needs; transformations travel beside it."""
+    """Return the part of a registry that reading needs; transforms travel beside it."""
     one = registry.with_training({"workers": 0})
     return RunConfig(
         one.path,
@@ -161,7 +152,6 @@ def _for_readers(registry: RunConfig) -> RunConfig:
 
 
 def _plugins(registry: RunConfig) -> Iterator[Plugin]:
-    """The plugins that travel."""
     yield registry.dataset
     yield registry.converter
     for entry in (*registry.wrappers, *registry.preprocessing):
@@ -169,7 +159,7 @@ def _plugins(registry: RunConfig) -> Iterator[Plugin]:
 
 
 def check_ingestion(registry: RunConfig) -> None:
-    """Refuse to start where the registry's ingestion cannot run."""
+    """Refuse to start if the registry's ingestion cannot run."""
     if (entry := registry.ingestion) is None:
         return
     with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
@@ -182,8 +172,7 @@ _END: Any = object()
 class DataLoader:
     """Reads, converts, preprocesses and lowers one batch after the other.
 
-    Iterating goes on from the current position to the end of the epoch. ``state_dict`` is the
-    position after the last batch that was handed out.
+    Iterating goes on from the current position to the end of the epoch.
 
     Args:
         reader: at the position to start from.
@@ -214,11 +203,10 @@ class DataLoader:
         return self._reader.num_left()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was handed out, whoever read it.
+        """Return the position after the last batch that was handed out.
 
-        A train pipeline takes batches ahead of training: feed it from
-        ``recd_plugins.api.BatchSource``, which knows the position that training
-        has reached.
+        A train pipeline takes batches ahead: feed it from ``recd_plugins.api.BatchSource``, which
+        knows the position that training has reached.
         """
         return self._reader.state_dict()
 
@@ -251,21 +239,20 @@ def build_dataloader(
 ) -> DataLoader:
     """Make a loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
-    Batches are in host memory, pinned where ``device`` is a CUDA device. ``training.workers``
-    processes make them, the same ones in the same order as this process alone.
+    Batches are in host memory, pinned for a CUDA ``device``. ``training.workers`` processes or an
+    ingestion make the same ones in the same order as this process alone.
 
     Args:
-        registry: whose data is read.
-        rank: of those that share it.
-        world_size: how many.
+        registry: names the data.
+        rank: of this process.
+        world_size: number of ranks that share the split.
         split: of the dataset.
         device: of the model.
-        prepared: the model, by ``registry``: batches suit it, and their ids its tables. Without it
-            they suit the demo model, to look at data: ids are not checked.
+        prepared: the model that batches are for. Without it they are for the demo model, and ids
+            are not checked.
 
     Raises:
         DataError: the data is missing or wrong.
-        PluginError: a plugin failed.
         RegistryError: a pattern matches no feature, or a wrapper of the dataset does not suit the
             model.
     """
@@ -300,7 +287,7 @@ def _feed(
 
 
 class _OwnFeed(Feed):
-    """This process alone."""
+    """Makes batches in this process."""
 
     def __init__(self, pipeline: RowPipeline) -> None:
         self._pipeline = pipeline
@@ -310,8 +297,7 @@ class _OwnFeed(Feed):
 
 
 def pinned(model_input: ModelInput) -> ModelInput:
-    """Return the same in pinned memory."""
-    # Only from pinned memory does a copy to the device overlap with compute.
+    """Return the same in pinned memory, whose copy to a device overlaps with compute."""
     start = time.perf_counter()
     copy = model_input.pin_memory()
     return replace(copy, making=copy.making.arrived(time.perf_counter() - start))
@@ -320,14 +306,14 @@ def pinned(model_input: ModelInput) -> ModelInput:
 class EveryRow:
     """A rank's share of all rows of a split, in batches of ``training.batch_size``.
 
-    Full batches come from the dataset's reader, without wrappers: order does not matter. The rows
-    that it leaves out are dealt to the ranks. Their batches are filled up with a row that is there,
-    since plans and kernels may know batches of one size alone.
+    Full batches come from the dataset's reader, without wrappers. The other rows are dealt to the
+    ranks, and their batches are filled up with one of the rows, since plans and kernels may know
+    batches of one size alone.
 
     Args:
         prepared: the model.
-        rank: whose share.
-        world_size: ranks that share.
+        rank: of this process.
+        world_size: number of ranks.
         split: of the dataset.
         device: of the model.
         sessions: read which rows are of one session, where the dataset knows.
@@ -344,29 +330,25 @@ class EveryRow:
         sessions: bool,
     ) -> None:
         registry = prepared.registry
-        dataset = registry.dataset
-        wrappers = with_sessions(dataset) if sessions else ()
+        wrappers = with_sessions(registry.dataset) if sessions else ()
         prepared = replace(prepared, registry=replace(registry, wrappers=wrappers))
-        self._prepared = prepared
-        self._split: Split = split
+        self._prepared, self._split = prepared, split
         self._pin_memory = device.type == "cuda"
         self._batch_size = size = registry.training.batch_size
         self._loader: DataLoader | None = None
-        num_rows = len(self._row_by_row())
+        self._num_rows = num_rows = len(self._row_by_row())
         in_full = 0
         if num_rows >= world_size * size:
             self._loader = build_dataloader(
                 prepared.registry, rank, world_size, split, device, prepared=prepared
             )
             in_full = len(self._loader) * world_size * size
-        left = num_rows - in_full
-        share = -(-left // world_size)
+        share = -(-(num_rows - in_full) // world_size)
+        first = in_full + rank * share
         self._rest = [
-            (min(start, left - 1), max(0, min(size, share - done, left - start)))
+            range(first + done, min(first + min(done + size, share), num_rows))
             for done in range(0, share, size)
-            for start in [rank * share + done]
         ]
-        self._in_full = in_full
 
     def __len__(self) -> int:
         """Batches of each rank."""
@@ -377,19 +359,18 @@ class EveryRow:
         if self._loader is not None:
             for batch in self._loader:
                 yield batch, self._batch_size
-        if not self._rest:
-            return
-        registry = self._prepared.registry
-        pipeline = RowPipeline(registry, fitted_transforms(registry, self._prepared))
-        for start, num_rows in self._rest:
-            (batch,) = pipeline.read([self._filled(start, num_rows)])
-            yield pinned(batch) if self._pin_memory else batch, num_rows
+        if self._rest:
+            registry = self._prepared.registry
+            pipeline = RowPipeline(registry, fitted_transforms(registry, self._prepared))
+            for rows in self._rest:
+                (batch,) = pipeline.read([self._filled(rows)])
+                yield pinned(batch) if self._pin_memory else batch, len(rows)
 
-    def _filled(self, start: int, num_rows: int) -> Rows:
-        """Return ``num_rows`` rows behind the full batches from ``start`` on, filled up."""
+    def _filled(self, wanted: range) -> Rows:
+        """Read some rows, at least one, and fill the batch up with the last one."""
         reader = self._row_by_row()
-        reader.skip(self._in_full + start)
-        rows = list(islice(reader, max(num_rows, 1)))
+        reader.skip(min(wanted.start, self._num_rows - 1))
+        rows = list(islice(reader, max(len(wanted), 1)))
         return concat_rows(rows + rows[-1:] * (self._batch_size - len(rows)))
 
     def _row_by_row(self) -> Reader:

@@ -1,18 +1,14 @@
-"""The last step before the model: features in the form that TorchRec's modules take exactly.
+"""Arranges features in the forms that TorchRec's modules take exactly (docs/exactness.md).
 
-Three forms are exact on every back end (docs/exactness.md):
+- Pooled features go to an EmbeddingBagCollection as a KJT with variable batch per feature (VBE):
+  unique rows are sent and looked up, and TorchRec expands after its output all-to-all.
+- Replicated features go to a data-parallel EmbeddingBagCollection as a plain KJT of all B rows.
+- Sequence features go to an EmbeddingCollection as a plain KJT of unique rows; the model pools
+  these and repeats the vectors with ``inverse_lookup``.
 
-- pooled features go to an EmbeddingBagCollection as a KJT with variable batch per feature (VBE):
-  only unique rows are sent and looked up, and TorchRec expands after its output all-to-all;
-- replicated features go to a data-parallel EmbeddingBagCollection, whose kernels take no VBE, as a
-  plain KJT of all B rows;
-- sequence features go to an EmbeddingCollection as a plain KJT *over unique rows*; the model pools
-  those rows and then repeats the vectors with ``inverse_lookup``.
-
-Of a partial IKJT, a sequence feature goes there as one row of its stored ids, so that an id which
-rows share is looked up once; ``ModelInput.unique_rows`` then takes the unique rows out of the
-embeddings. Modules that pool have no use for shared ids: pooled and replicated features become
-exact IKJTs first.
+A sequence feature of a partial IKJT goes there as one row of its stored ids, so that shared ids are
+looked up once; ``ModelInput.unique_rows`` takes the unique rows out of the embeddings. Pooled and
+replicated ones become exact IKJTs first.
 """
 
 from __future__ import annotations
@@ -33,12 +29,12 @@ from recd_plugins.sparse.jagged import runs_of_equal_rows
 
 @dataclass(frozen=True)
 class StoredFeature:
-    """One feature over the rows that are kept.
+    """One feature over its stored rows.
 
     Attributes:
-        jagged: the rows; with ``segments`` one row: the ids that these are segments of.
-        num_rows: how many are kept.
-        inverse: which of them each row of the batch is; None where all B rows are kept.
+        jagged: the rows; with ``segments`` one row of stored ids.
+        num_rows: number of rows.
+        inverse: stored row of each row of the batch; None if all B rows are stored.
         segments: of a partial IKJT.
     """
 
@@ -58,8 +54,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     """Sort the features of ``batch`` into the three forms of this module.
 
     Raises:
-        KeyError: the placement names a feature that the batch lacks.
-        DataError: of features that are placed together, some have weights and some have none.
+        DataError: some features that are placed together have weights and some have none.
     """
     features = dict(_split(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
@@ -137,7 +132,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """One KJT in which each feature has its own number of rows; plain where none is shared."""
+    """Return a KJT in which each feature has its own number of rows; plain if all have B."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
@@ -162,7 +157,7 @@ def variable_batch_kjt(
 def plain_kjt(
     names: Sequence[str], features: Sequence[JaggedTensor], stride: int
 ) -> KeyedJaggedTensor | None:
-    """One KJT with ``stride`` rows a key; shorter features get empty rows at their end."""
+    """Return a KJT with ``stride`` rows a key; shorter features get empty rows at their end."""
     if not names:
         return None
     lengths = []
@@ -192,8 +187,7 @@ def _weights(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor |
     without = [name for name in names if name not in weights]
     if without:
         raise DataError(
-            f"features {', '.join(weights)} have weights and {', '.join(without)} have none, but "
-            "one KeyedJaggedTensor carries them all; give every feature weights (1 changes "
-            "nothing), or none"
+            f"features {', '.join(weights)} have weights and {', '.join(without)} have none; give "
+            "every feature weights (1 changes nothing), or none"
         )
     return torch.cat(list(weights.values()))

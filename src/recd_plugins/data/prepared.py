@@ -40,18 +40,14 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the placement for the demo model.
-
-    Features that a pooling entry claims are sequences, tables that a replicating sharding entry
-    claims are replicated, and all else is pooled.
-    """
+    """Return the placement for the demo model: sequences are features of a pooling entry."""
     # Readers need no modules of torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
     if registry.entries("model"):
         raise SetupError(
-            f"{registry.path}: what its model looks up how is known when prepare has seen "
-            "it: read by what it returns, as prepared.dataloader()"
+            f"{registry.path}: the lookups of its model are known when prepare has seen it: read "
+            "by what that returns, as prepared.dataloader()"
         )
     sequence = registry.claim("pooling", schema.sparse)
     sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
@@ -85,9 +81,8 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
         if copies and len(copies) < len(bags):
             raise ExactnessError(
                 f"{module.path}: tables {', '.join(copies)} are replicated on every rank, the "
-                "others are not. Data-parallel kernels take no deduplicated input: give these "
-                "tables an EmbeddingBagCollection of their own, fed by batch.replicated_features, "
-                "or another sharding"
+                "others are not. Give these tables an EmbeddingBagCollection of their own, fed by "
+                "batch.replicated_features, or another sharding"
             )
         for table in module.tables:
             if not table.pooled:
@@ -107,7 +102,7 @@ def _once(features: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is ready to be sharded, with what batches and plan depend on.
+    """A model that is ready to be sharded, and its registry.
 
     Attributes:
         registry: that prepared it.
@@ -136,12 +131,12 @@ class PreparedModel:
 
     @property
     def table_parts(self) -> tuple[TableStrategy, ...]:
-        """What entries do to the tables, in the order of the file."""
+        """The strategies in the order of the file."""
         return tuple(self.parts.values())
 
     @property
     def checked_parts(self) -> tuple[CheckedPart, ...]:
-        """The same; their errors name entries."""
+        """The strategies, whose errors name their entries."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(
@@ -150,7 +145,7 @@ class PreparedModel:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Lookup kernels that replace TorchRec's, of a cache before others of the same table."""
+        """Lookup kernels that replace TorchRec's, those of caches first."""
         caches = {entry.field for entry in self.registry.cache}
         parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
@@ -158,21 +153,21 @@ class PreparedModel:
 
     @property
     def lookups(self) -> RegistryLookups:
-        """What wrappers of the dataset may ask."""
+        """The lookups that wrappers of the dataset may ask for."""
         parts = self.parts if self.batch_parts is None else self.batch_parts
         return RegistryLookups(self.registry, self.tables, tuple(parts.values()))
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """The dataset in its wrappers, which know the model: what training and evaluation read."""
+        """The dataset in its wrappers, which know the model."""
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """The same model and parts, with fields of the ``training`` section set."""
+        """Return the same with fields of the ``training`` section set."""
         return replace(self, registry=self.registry.with_training(overrides))
 
     def check_wrappers(self) -> None:
-        """Let each wrapper of the dataset see whether it suits the model."""
+        """Let each wrapper of the dataset check whether it suits the model."""
         dataset = self.wrapped_dataset
         for entry in reversed(self.registry.wrappers):
             assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
@@ -181,7 +176,7 @@ class PreparedModel:
             dataset = dataset.inner
 
     def expected_groups(self) -> Mapping[str, float]:
-        """The share of samples that the outermost wrapper expects of each group."""
+        """Return the share of samples that the outermost wrapper expects of each group."""
         dataset = self.wrapped_dataset
         return dataset.expected_groups() if isinstance(dataset, DatasetWrapper) else {}
 
@@ -190,9 +185,9 @@ class RegistryLookups(Lookups):
     """The table rows that samples look up, after a registry's preprocessing. It can be pickled.
 
     Args:
-        registry: its preprocessing is used.
-        tables: of the model; None where none is prepared.
-        parts: what its entries do to them.
+        registry: has the preprocessing.
+        tables: of the model; None if none is prepared.
+        parts: strategies of the tables.
     """
 
     def __init__(
@@ -218,10 +213,7 @@ class RegistryLookups(Lookups):
         return self._parts if self.tables is not None else ()
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """See ``Lookups.of``. Each list of a feature in layout ``list_dict`` is preprocessed once.
-
-        Other features are not searched for equal lists: that takes longer than to look at each.
-        """
+        """See ``Lookups.of``. Equal lists in layout ``list_dict`` are preprocessed once."""
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column

@@ -1,12 +1,10 @@
-"""Who reads which rows: row ranges are dealt to ranks, and a position can be taken up anywhere.
+"""Deals row ranges to ranks; reading can be resumed at any position, on any number of ranks.
 
-All rows of an epoch stand in one line, unit after unit. Each rank gets one range of the line, of
-the same number of whole batches; what is left over at the end of the line nobody reads. So a rank
-reads whole units but for the two at the ends of its range.
+All rows of an epoch form one line, unit after unit. Each rank gets one range of it, of the same
+number of whole batches; the rest at the end is not read.
 
 A position is the history of the epoch: pairs (world size, steps). Rows that were read are cut out
-of the line, and for another number of ranks what is left is dealt anew. Nothing else needs to be
-known to tell which rows were read, on any rank.
+of the line, and the others are dealt anew.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from recd_plugins.runtime.errors import DataError
 
 @dataclass(frozen=True)
 class Unit:
-    """Adjacent rows that are read at once, such as a Parquet row group.
+    """Adjacent rows of a file, such as a Parquet row group.
 
     Attributes:
         file: index of the file.
@@ -82,13 +80,13 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Batches that each of ``world_size`` ranks gets in an epoch after ``history``."""
+        """Return the batches that each of ``world_size`` ranks gets after ``history``."""
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(
         self, epoch: int, history: History, rank: int, world_size: int, steps: int
     ) -> Iterator[Piece]:
-        """What this rank reads after ``history`` and ``steps`` more steps at ``world_size``."""
+        """Yield what this rank reads after ``history`` and ``steps`` more at ``world_size``."""
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
         line = self._line(epoch)
@@ -117,11 +115,10 @@ class ReadPlan:
 def cut_into_blocks(
     pieces: Iterable[Piece], batch_size: int, most_rows: int
 ) -> Iterator[tuple[Piece, ...]]:
-    """The same rows in blocks of whole batches, for workers of which each reads some.
+    """Cut pieces into blocks of whole batches, each for one worker.
 
-    A new block starts with the first batch that starts in another unit than the batch before it, so
-    that of two blocks only what completes a batch is in one unit. Longer ranges of one unit are
-    cut where a block has ``most_rows`` rows, or one batch.
+    A block ends where a batch begins in another unit, so two blocks share at most the unit that
+    completes a batch. Longer ranges of one unit are cut at ``most_rows`` rows, or one batch.
     """
     most_rows = max(1, most_rows // batch_size) * batch_size
     block: list[Piece] = []
@@ -148,7 +145,7 @@ def _num_steps(ranges: Ranges, world_size: int, batch_size: int) -> int:
 
 
 def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    """Rows ``first`` to ``last`` of those in ``ranges``."""
+    """Return rows ``first`` to ``last`` of those in ``ranges``."""
     ends = accumulate((stop - start for start, stop in ranges), initial=0)
     return tuple(
         (start + max(0, first - before), start + min(stop - start, last - before))
@@ -158,14 +155,14 @@ def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
 
 
 def _deal(ranges: Ranges, world_size: int, batch_size: int) -> list[Ranges]:
-    """The share of every rank, and last the rest that nobody reads."""
+    """Return the share of every rank, and the rest that is not read."""
     share = _num_steps(ranges, world_size, batch_size) * batch_size
     bounds = [*(rank * share for rank in range(world_size + 1)), _size(ranges)]
     return [_cut(ranges, first, last) for first, last in pairwise(bounds)]
 
 
 def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Ranges:
-    """What is left when every rank has taken ``steps`` batches of its share."""
+    """Return what is left when every rank has taken ``steps`` batches of its share."""
     *shares, rest = _deal(ranges, world_size, batch_size)
     left = [_cut(share, steps * batch_size, _size(share)) for share in shares]
     return tuple(piece for share in [*left, rest] for piece in share)
@@ -173,8 +170,7 @@ def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Rang
 
 T = TypeVar("T")
 
-#: A generator function that is given pieces and yields their rows: all of them, in the order of the
-#: pieces, in batches of any size. It is closed where an epoch is left early.
+#: A generator function that yields the rows of pieces in order, in batches of any size.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
@@ -187,12 +183,11 @@ class PlannedReader(Reader):
     """Reads the batches of one rank as a ``ReadPlan`` deals them.
 
     Args:
-        plan: which rows there are.
-        read: how they are read, a ``ReadPieces``; a thread calls it unless ``ahead`` is 0.
-        data: what the data is, JSON values by name; a state remembers them, and one that remembers
-            something else is refused.
+        plan: deals the rows.
+        read: reads them; a thread calls it unless ``ahead`` is 0.
+        data: identity of the data, JSON values by name; a state of other data is refused.
         what: the data and split in an error message.
-        rank: this process.
+        rank: of this process.
         world_size: processes that share the data.
         ahead: batches to read ahead in a thread, 0 for none.
 
@@ -212,10 +207,7 @@ class PlannedReader(Reader):
         ahead: int,
     ) -> None:
         if plan.num_rows == 0:
-            raise DataError(
-                f"{what} has no rows; look at its files, and at conditions and splits that leave "
-                "rows out"
-            )
+            raise DataError(f"{what} has no rows; look at its files, conditions and splits")
         if plan.num_steps(world_size) == 0:
             raise DataError(
                 f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "
@@ -252,7 +244,7 @@ class PlannedReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """A block is about a row group, which no other worker has to decode."""
+        """See ``Reader.blocks``. A block is about a row group."""
         blocks, ends = self._cut()
         size = self._plan.batch_size
         mine = slice(worker, None, num_workers)
@@ -314,10 +306,7 @@ class PlannedReader(Reader):
         self._history = history
 
     def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
-        """The blocks from the current position to the end of the epoch, and the steps after each.
-
-        Kept for the next call: readers ask for block after block from one position.
-        """
+        """Return the blocks to the end of the epoch and the steps after each; kept for a repeat."""
         position = self._epoch, self._history, self._steps
         if self._cut_from != position:
             pieces = self._plan.pieces(
@@ -349,8 +338,7 @@ def digest(value: object) -> str:
 def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, None]:
     """Iterate over ``make()`` in a thread that is at most ``size`` items ahead; 0 reads inline.
 
-    An exception in the thread is raised here, in its turn. The thread ends when this iterator is
-    exhausted, closed or collected.
+    The thread's exception is raised here, in its turn. It ends when this iterator does.
     """
     if size == 0:
         yield from make()

@@ -106,10 +106,7 @@ class RowFilter:
 
 
 def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
-    """Whether a condition holds for the key of a Hive partition.
-
-    The key is text, or a whole number where the condition's values are.
-    """
+    """Return whether a condition holds for the key of a Hive partition, text or a whole number."""
     values = condition.value if condition.op == "in" else [condition.value]
     kind = pa.int64() if values and all(type(value) is int for value in values) else pa.string()
     try:
@@ -154,7 +151,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
 
 
 def _typed(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A value as one of the column's type, refused where Arrow would make another value of it."""
+    """Return a value of the column's type; refuse one that Arrow would change."""
     is_datetime = isinstance(value, datetime)
     if isinstance(value, date) and not is_datetime and pt.is_timestamp(kind):
         value, is_datetime = datetime.combine(value, time()), True

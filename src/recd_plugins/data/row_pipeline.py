@@ -1,4 +1,4 @@
-"""From a reader's rows to the input of a model, the same in the trainer or in a reader worker."""
+"""Turns a reader's rows into the input of a model, in the trainer or in a reader worker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Transforms:
-    """The parts of ``RowPipeline``; pickled, they are those of the trainer.
+    """The parts of ``RowPipeline``; readers get those of the trainer, pickled.
 
     Attributes:
-        schema: which columns of rows are what.
+        schema: of the dataset.
         converter: fitted.
         preprocess: the steps of every feature.
-        placement: which features the model looks up how.
-        num_embeddings: rows of the table of each feature, where that is known.
+        placement: lookups of features in the model.
+        num_embeddings: rows of the table of each feature, where known.
     """
 
     schema: FeatureSchema
@@ -89,13 +89,8 @@ class RowPipeline:
     """Converts, preprocesses and lowers batches of rows.
 
     Args:
-        registry: whose dataset is read.
+        registry: has the dataset.
         transforms: for the model; without them for the demo model, with ids that are not checked.
-
-    Raises:
-        DataError: the data is missing or wrong.
-        PluginError: a plugin failed.
-        RegistryError: a pattern matches no feature.
     """
 
     def __init__(self, registry: RunConfig, transforms: Transforms | None = None) -> None:
@@ -137,27 +132,18 @@ class RowPipeline:
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items of code of the dataset, whose errors name the dataset."""
+        """Yield the items; their errors name the dataset."""
         return plugin_items(self._dataset, "reading", items)
 
 
 def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:
-    """The result of ``function``, and its seconds."""
     start = time.perf_counter()
     result = function(*arguments, **options)
     return result, time.perf_counter() - start
 
 
 def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None) -> Transforms:
-    """Return the transforms of a registry, its converter fitted, for the model that is prepared.
-
-    Args:
-        registry: its converter and preprocessing.
-        prepared: None: for the demo model, with ids that are not checked.
-
-    Raises:
-        RecdError: as ``RowPipeline``.
-    """
+    """Return the transforms of a registry, fitted, for a prepared model or the demo model."""
     fit_converter(registry)
     if prepared is None:
         return Transforms.of(registry)
@@ -165,7 +151,7 @@ def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None
 
 
 def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
-    """Show the converter the first rows of the training split, the same on every rank, once."""
+    """Fit the converter once to the first rows of the training split, the same on every rank."""
     if registry.converter.is_fitted:
         return
     if rows is None:

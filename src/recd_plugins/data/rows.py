@@ -1,4 +1,4 @@
-"""Batches of rows: cut, joined and taken anew; and the rows of a whole split."""
+"""Slices, concatenation and selection of rows; and the rows of a whole split."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RowTable:
         return Rows(data, self._origins(rows), groups)
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Where rows came from, those that are adjacent in a file as one."""
+        """Return where rows came from, adjacent ones of a file as one origin."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
         file_rows = self._file_rows[rows]
@@ -137,18 +137,14 @@ def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.
 
 
 def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Iterator[Rows]:
-    """Yield every row of a split once, in stored order, as one process reads them.
+    """Yield every row of a split once, in stored order.
 
-    A reader has whole batches alone, and not every dataset can scan: the rows that are left come
-    in smaller batches.
+    Readers have whole batches alone: without a scan the last rows come in smaller ones.
 
     Args:
         dataset: with wrappers or without.
-        split: of it.
+        split: of the dataset.
         batch_size: rows of a batch, about; scans have sizes of their own.
-
-    Raises:
-        DataError: there is no such split.
     """
     if dataset.session_keys() is not None:
         yield from plugin_items(dataset, "scan", dataset.scan(split))
@@ -183,10 +179,7 @@ def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
 
 
 def session_ids(rows: Rows, column: str) -> Tensor:
-    """Return a number by session, int64 ``[len(rows)]``, the same in every process.
-
-    Integers as they are, 64 bits of a hash of anything else.
-    """
+    """Return a number by session, int64 ``[len(rows)]``: integers, or 64 bits of a hash."""
     import torch
 
     sessions = rows.data.column(column)

@@ -21,29 +21,14 @@ from recd_plugins.sparse.overlap import int32_at, int64_at, next_change, offset_
 u64 = np.uint64
 _MIX = u64(0x9E3779B97F4A7C15)
 
-_SESSION_TYPES = (
-    pa.types.is_integer,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-    pa.types.is_boolean,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-)
-
 
 class StatisticsAccumulator:
-    """Takes the rows of a table in stored order, in batches of any size.
-
-    Sessions may go on from batch to batch. Memory is one row and, while a batch is compared, its
-    features as lists.
+    """Counts the rows of a table in stored order, in batches of any size.
 
     Args:
         schema: of the batches; features are its lists of integers in either layout.
-        keys: ``keys.session`` is the column that tells sessions apart.
-        features: names of the features instead, single integers may be among them.
+        keys: ``keys.session`` is the column of the session.
+        features: names of the features instead; they may be columns of single integers.
     """
 
     def __init__(
@@ -69,7 +54,10 @@ class StatisticsAccumulator:
         Raises:
             DataError: a column is missing or of another type, or has a null.
         """
-        rows = batch if isinstance(batch, Rows) else self._with_origin(batch)
+        if isinstance(batch, Rows):
+            rows = batch
+        else:
+            rows = Rows(batch, (Origin("the table", self._rows, batch.num_rows),))
         num_rows = len(rows)
         changed = np.zeros((len(self.features), num_rows), np.bool_)
         if not num_rows:
@@ -96,7 +84,7 @@ class StatisticsAccumulator:
         return changed
 
     def result(self) -> TableStatistics:
-        """The statistics of all rows so far."""
+        """Return the statistics of all rows so far."""
         sessions = self._rows - self._pairs
         features = {
             name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))
@@ -104,11 +92,8 @@ class StatisticsAccumulator:
         }
         return TableStatistics(self._rows, sessions, features)
 
-    def _with_origin(self, batch: pa.RecordBatch) -> Rows:
-        return Rows(batch, (Origin("the table", self._rows, batch.num_rows),))
-
     def _continues(self, rows: Rows) -> np.ndarray:
-        """Whether each row is of the session of the row before it, bool ``[B]``."""
+        """Return whether each row is of the session of the row before it, bool ``[B]``."""
         sessions = session_column(rows, self._session)
         continues = np.zeros(len(rows), np.bool_)
         same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
@@ -121,10 +106,10 @@ class StatisticsAccumulator:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """The column of the session: numbers, strings or binary values; a dictionary is decoded.
+    """Return the column of the session; a dictionary is decoded.
 
     Raises:
-        DataError: it is missing, of another type, or has a null.
+        DataError: it is missing or has a null.
     """
     where = rows.origins[0].path if rows.origins else "the table"
     if name not in rows.data.schema.names:
@@ -136,18 +121,7 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
-    check_session_type(rows.data.schema.field(name), where)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def check_session_type(field: pa.Field, where: object) -> None:
-    """Refuse a column of sessions that are no numbers, strings or binary values."""
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
-        raise DataError(
-            f"{where}: column {field.name} is {field.type}; sessions are told apart by numbers, "
-            "strings or binary values"
-        )
 
 
 def _two_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +152,7 @@ def _num_common(
     table: Any,
     call: Any,
 ) -> Any:
-    """How many ids of the second list stand in the first, those that stand there twice twice."""
+    """Count ids of the second list that are in the first, with multiplicity."""
     mask = u64(table.shape[1] - 1)
     for index in range(first_length):
         item = items[first + u64(index)]

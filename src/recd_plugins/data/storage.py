@@ -62,8 +62,7 @@ class Location:
         Sorted by the parts of their paths. Names that start with ``_`` or ``.`` are left out.
 
         Raises:
-            DataError: there is no such place, or no such file in it; or it is a table of Delta,
-                Iceberg or Hudi.
+            DataError: there is no such file, or it is a table of Delta, Iceberg or Hudi.
             SetupError: the store cannot be reached, or refuses.
         """
         found = []
@@ -105,12 +104,7 @@ class Location:
         return mine.removeprefix("" if top == "." else f"{top}/")
 
     def open(self) -> pa.NativeFile:
-        """Open the file for random access.
-
-        Raises:
-            RecdError: it is not there, or the store refuses.
-            OSError: a local file cannot be opened.
-        """
+        """Open the file for random access."""
         with self.told():
             if self.local is not None:
                 return pa.OSFile(str(self.local))
@@ -118,7 +112,7 @@ class Location:
             return files.open_input_file(path)
 
     def state_of(self, source: pa.NativeFile) -> tuple[tuple[str, str | int], ...]:
-        """Return what tells this open file from another one in its place."""
+        """Return properties that tell this open file from another one in its place."""
         if self.local is not None:
             found = os.fstat(source.fileno())
             return (
@@ -134,12 +128,7 @@ class Location:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Turn errors of a store into ones that say what to do; other errors pass.
-
-        Raises:
-            DataError: there is no such file, folder or bucket.
-            SetupError: the store cannot be reached, or refuses.
-        """
+        """Turn errors of a store into a DataError or SetupError that says what to do."""
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -154,19 +143,12 @@ class Location:
                 raise
             raise SetupError(
                 f"{self}: the store cannot be read{where}: {text}; check the network, "
-                "storage.endpoint and storage.region, and the credentials (for s3:// "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for public data "
-                "storage: {anonymous: true})"
+                "storage.endpoint and region, and the credentials (AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage: {anonymous: true})"
             ) from error
 
     def file_system(self) -> tuple[pafs.FileSystem, str]:
-        """Return the file system, and the path in it.
-
-        Raises:
-            DataError: the URL names no bucket.
-            SetupError: the URL holds credentials, nobody knows its scheme, or an option of
-                ``storage`` does not apply to it.
-        """
+        """Return the file system, and the path in it."""
         if self.local is not None:
             return pafs.LocalFileSystem(), os.path.abspath(self.local)
         url, given = str(self.path), self.storage
@@ -219,8 +201,7 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
         if kind is not None:
             raise DataError(
                 f"{'/'.join([root.rstrip('/'), *below[:at]])}: a table of {kind}, whose files may "
-                "hold rows that are not in it any more: recd init reads tables of Delta and "
-                "Iceberg as they are; else write its rows as Parquet"
+                "hold deleted rows: recd init reads Delta and Iceberg; else write Parquet"
             )
 
 

@@ -26,7 +26,7 @@ from recd_plugins.data.list_dict import (
     to_lists,
 )
 from recd_plugins.data.parquet import FOOTER_KEY
-from recd_plugins.data.statistics import StatisticsAccumulator, check_session_type
+from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 
@@ -41,27 +41,25 @@ _MIN_FACTOR = 1.5
 class TableWriter:
     """Writes one Parquet file, which appears when it is complete. Use as a context manager.
 
-    Row groups end where a session ends and hold at most ``row_group_rows`` rows. A session that is
-    longer than that is cut into row groups of ``row_group_rows`` rows.
-
-    Features are the columns of lists of integers, which may come in either layout. They are stored
-    without room for nulls, which makes them faster to read. The footer gets their statistics.
-    Pages have checksums.
+    Row groups have at most ``row_group_rows`` rows and end where a session ends, unless one session
+    is longer than that. Features are the columns of lists of integers in either layout. They are
+    stored without nulls, which makes them faster to read. The footer gets their statistics, and
+    pages have checksums.
 
     Args:
         path: the file to make or to replace.
         schema: of the rows; its metadata goes into the file.
         keys: columns of session and time; None writes row groups of ``row_group_rows`` rows and no
             statistics.
-        layout: of all features or of each by name. ``list_dict`` for all leaves as lists the
-            features that repeat too little for it in the first row group: see ``layouts``.
-        row_group_rows: most rows of a row group, and of what is held in memory.
-        popularity: features that are read most, first: they are stored next to each other, behind
-            the other columns and before the other features. Without, the order is the schema's.
-        metadata: more for the file's key-value metadata.
+        layout: of all features or of each by name. ``list_dict`` for all keeps as lists the
+            features that repeat too little in the first row group: see ``layouts``.
+        row_group_rows: most rows of a row group, and in memory.
+        popularity: features that are stored next to each other, in this order, behind the other
+            columns and before the other features.
+        metadata: added to the file's key-value metadata.
         nulls: ``empty`` makes an empty list of a null. A null in a list is always an error.
         compression_level: of zstd. More than 3 saves some percent and takes several times longer.
-        source: the file whose rows these are, in its order, for errors to name.
+        source: the file of these rows, for errors to name.
 
     Raises:
         DataError: a column is missing or of the wrong type, a null, the file cannot be written.
@@ -96,7 +94,6 @@ class TableWriter:
             self._layouts = {name: layout.get(name, "list") for name in self._features}
         self._statistics: StatisticsAccumulator | None = None
         if keys is not None:
-            check_session_type(schema.field(keys.session), self._source)
             self._statistics = StatisticsAccumulator(schema, keys, self._features)
             self._metadata.pop(FOOTER_KEY, None)
         self._scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -107,8 +104,9 @@ class TableWriter:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The layout of each feature. All files of one table should have the same ones: give these
-        to the writers of the others. With ``layout="list_dict"`` known after the first row group.
+        """The layout of each feature, for the writers of other files of the table.
+
+        With ``layout="list_dict"`` it is known after the first row group.
         """
         return dict(self._layouts or {})
 
@@ -163,7 +161,7 @@ class TableWriter:
             self.abort()
 
     def _end_of_group(self) -> int:
-        """Rows of the next row group: up to the last end of a session that fits."""
+        """Return the rows of the next row group: up to the last end of a session that fits."""
         size = self._row_group_rows
         if self._keys is None:
             return size
@@ -200,31 +198,30 @@ class TableWriter:
             self.num_rows += num_rows
 
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
-        """A feature of one row group without nulls."""
+        """Return a feature of one row group without nulls."""
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
         assert len(lists) == len(column), "a row group has fewer than 2^31 ids of a feature"
         if is_list_dict(self._schema.field(name)):
             lists = to_lists(lists)
         if pt.is_large_list(lists.type):
             lists = lists.cast(pa.list_(lists.type.value_type))
-        if lists.null_count:
-            if self._nulls == "error":
-                row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
-                raise DataError(
-                    f"{self._source}: row {self.num_rows + row} (from 0), column {name!r}: the "
-                    "list is null; write an empty one, or let --nulls empty make it one"
-                )
-            lists = lists.fill_null(pa.scalar([], lists.type))
+        if lists.null_count and self._nulls == "error":
+            row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
+            advice = "the list is null; write an empty one, or let --nulls empty make it one"
+            raise self._at(row, name, advice)
+        lists = lists.fill_null(pa.scalar([], lists.type)) if lists.null_count else lists
         used = lists.flatten()
         if used.null_count:
             bad = int(used.is_null().to_numpy(zero_copy_only=False).argmax())
             ends = np.cumsum(lists.value_lengths().to_numpy())
-            row = self.num_rows + int(np.searchsorted(ends, bad, "right"))
-            raise DataError(
-                f"{self._source}: row {row} (from 0), column {name!r}: a null in the list; "
-                "write lists without nulls"
-            )
+            row = int(np.searchsorted(ends, bad, "right"))
+            raise self._at(row, name, "a null in the list; write lists without nulls")
         return lists
+
+    def _at(self, row: int, name: str, what: str) -> DataError:
+        return DataError(
+            f"{self._source}: row {self.num_rows + row} (from 0), column {name!r}: {what}"
+        )
 
     def _in_layout(self, name: str, lists: pa.Array, layout: Layout) -> pa.Array:
         if layout == "list_dict":
@@ -253,12 +250,12 @@ class TableWriter:
 
 
 def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
-    """The layout that pays for each feature, from some rows as they will be stored."""
+    """Return the layout that pays for each feature, from some rows as they will be stored."""
     return {name: "list_dict" if _pays(column) else "list" for name, column in lists.items()}
 
 
 def _pays(lists: pa.Array) -> bool:
-    """Whether distinct lists and a code of 4 bytes a row are that much smaller than all lists."""
+    """Return whether distinct lists and codes of 4 bytes are much smaller than all lists."""
     try:
         packed = to_list_dict(lists)
     except ValueError:  # more ids than it can hold
