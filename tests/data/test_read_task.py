@@ -87,15 +87,6 @@ class Locked(PlainConverter):
         self.lock = threading.Lock()
 
 
-class Unlocked(Locked):
-    """Leaves it out."""
-
-    name = "test.unlocked"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-
 def registry_of(dataset: Numbers, **parts: Any) -> RunConfig:
     spec = {
         "version": 1,
@@ -172,19 +163,15 @@ def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_blocks_of_workers_are_those_one_by_one(made, num_workers):
+def test_blocks_of_workers_are_those_one_by_one(made):
     _, start, _, readers = made
     one_by_one = [readers[0].block(start, number) for number in range(8)]
-    for worker in range(num_workers):
-        blocks = list(readers[1].blocks(start, worker, num_workers))
-        assert [block.number for block in blocks] == [
-            worker + turn * num_workers for turn in range(len(blocks))
-        ]
+    for worker in range(2):
+        blocks = list(readers[1].blocks(start, worker, 2))
+        assert [block.number for block in blocks] == [*range(worker, 2 * len(blocks), 2)]
         for block in blocks:
             expected = one_by_one[block.number]
-            assert contents(block) == contents(expected)
-            assert block.end == expected.end
+            assert (contents(block), block.end) == (contents(expected), expected.end)
 
 
 def test_a_block_reads_its_row_groups_alone():
@@ -223,8 +210,6 @@ def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
         read_task(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
-    task = read_task(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
-    assert task.open().block(start_of(task), 0).batches
 
 
 def test_errors_stand_behind_the_batches_before_them():
@@ -307,18 +292,10 @@ def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
     monkeypatch.chdir(folder / "elsewhere")
     assert contents(task.open().block(start, 0))[0][0] == [0, 1, 2, 3]
     assert Path.cwd() == folder
-    away = replace(task, folder=folder / "not there")
-    monkeypatch.chdir(folder / "elsewhere")
-    error = away.open().block(start, 0).end
-    assert isinstance(error, DataError)
-    assert "table.parquet" in str(error)
 
 
 def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
     task, _ = work_in(folder, monkeypatch)
-    moved = {f"{name}x": file.with_name("gone.py") for name, file in task.modules.items()}
-    with pytest.raises(PluginError, match=r"gone\.py failed to import"):
-        replace(task, modules=moved).open()
     renamed = task.pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
     with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
         replace(task, pickled=renamed).open()

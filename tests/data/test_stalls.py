@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recd_plugins.data import row_pipeline
-from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import Pace, StallMeter, StallTotals
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.training.measurement import Meter
@@ -96,38 +93,6 @@ def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
     found = meter.stalls()
     assert (found.steps, found.step_seconds, found.shares()["convert"]) == (1, 10.0, 0.4)
     assert len(meter.step_seconds()) == 3
-
-
-def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
-    pipeline = object.__new__(RowPipeline)
-    monkeypatch.setattr(
-        pipeline, "_dataset", SimpleNamespace(name="dataset", title="dataset"), raising=False
-    )
-    monkeypatch.setattr(pipeline, "_session", None, raising=False)
-    transforms = SimpleNamespace(placement=None)
-    monkeypatch.setattr(pipeline, "_transforms", transforms, raising=False)
-    lowered = _empty_input()
-    monkeypatch.setattr(pipeline, "_convert", lambda rows: clock.after(2.0, rows), raising=False)
-    monkeypatch.setattr(
-        pipeline, "_transform", lambda batch, _: clock.after(4.0, batch), raising=False
-    )
-    monkeypatch.setattr(row_pipeline, "lower", lambda *_: clock.after(8.0, lowered))
-
-    def rows():
-        for _ in range(2):
-            yield clock.after(1.0, SimpleNamespace(groups={}))
-
-    made = []
-    for batch in pipeline.read(rows()):
-        made.append(batch.making)
-        clock.now += 1000.0  # training on it is no part of making the next
-    assert made == [MakingTimes(1.0, 2.0, 4.0, 8.0)] * 2
-
-
-def _empty_input():
-    from recd_plugins.interfaces.batch import ModelInput
-
-    return ModelInput(torch.zeros(0), None, torch.zeros(0))
 
 
 positive = st.floats(0.001, 10)

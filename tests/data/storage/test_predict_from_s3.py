@@ -9,7 +9,6 @@ import pytest
 from tests.data.storage.counted_store import Store
 
 from recd_plugin_runs.predict import PredictJob
-from recd_plugins import load_registry
 from recd_plugins.runtime.errors import DataError
 
 REGISTRY = """
@@ -20,16 +19,6 @@ dataset:
 converter: {{use: recd.ikjt}}
 model: {{embedding_dim: 4}}
 training: {{batch_size: 16}}
-"""
-OF_TABLES = """
-version: 1
-dataset:
-  use: tables.table
-  options:
-    path: clicks.csv
-    columns: {{seen: ids, label: label}}
-    source: {{storage: {{endpoint: "{endpoint}", region: us-east-1, attempts: 1}}}}
-converter: {{use: recd.ikjt}}
 """
 
 
@@ -46,12 +35,3 @@ def test_kept_columns_are_reached_as_the_dataset_is(
     job = PredictJob(path, tmp_path / "step-1", table=job.table, keep=("prize",))
     with pytest.raises(DataError, match="no column prize, which --keep names"):
         job.prepare()
-
-
-def test_the_source_of_a_table_says_how_as_well(store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(OF_TABLES.format(endpoint=store.endpoint), encoding="utf-8")
-    job = PredictJob(path, tmp_path / "step-1", table="s3://tables/clicks", keep=("price",))
-    kept = job.kept(load_registry(path).dataset.to_score(job.table))
-    assert kept is not None
-    assert kept.take(np.arange(3))["price"].to_pylist() == [0, 1, 2]

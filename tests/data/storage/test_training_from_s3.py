@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 from tests.data.storage.counted_store import Store
-from tests.data.storage.training_cases import train_each
 
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.trainer import Job
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import Job, train
 
 
 def registry(path: Path, table: str, workers: int, storage: dict[str, str]) -> Path:
@@ -34,6 +35,16 @@ def registry(path: Path, table: str, workers: int, storage: dict[str, str]) -> P
     with path.open("w", encoding="utf-8") as file:
         YAML().dump(document, file)
     return path
+
+
+def train_each(
+    rank: int, world_size: int, jobs: list[Job], environment: dict[str, str]
+) -> list[Result]:
+    """Ranks may have been started by another test, in its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return [train(rank, world_size, job) for job in jobs]
 
 
 def test_it_trains_from_s3_as_from_disk(folder: Path, store: Store, tmp_path: Path) -> None:
