@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from multiprocessing import Pipe
@@ -147,12 +147,13 @@ def _work(
     except Exception as error:
         blocks = [BatchBlock(worker, [], portable(error))]
     iterator = iter(blocks)
-    while connection.recv() and (block := next(iterator, None)) is not None:
-        start = time.perf_counter()
-        file, size = encode_to_file(block)
-        connection.send((size, time.perf_counter() - start))
-        send_handle(connection, file, os.getppid())
-        os.close(file)
+    with suppress(EOFError, ConnectionError):  # the trainer has ended
+        while connection.recv() and (block := next(iterator, None)) is not None:
+            start = time.perf_counter()
+            file, size = encode_to_file(block)
+            connection.send((size, time.perf_counter() - start))
+            send_handle(connection, file, os.getppid())
+            os.close(file)
 
 
 class WorkerProcess(ForkServerProcess):
