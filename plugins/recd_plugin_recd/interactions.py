@@ -217,9 +217,9 @@ class Interactions(Dataset):
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
     def to_score(self, location: str) -> Interactions:
-        """Every event of a log in the order of its file; what a row knows is of that log alone.
+        """Return a dataset of every event of a log, in the order of its file.
 
-        An event whose outcome is empty is a candidate, of which no other row knows.
+        An event with an empty outcome is a candidate, unknown to all other rows.
         """
         values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
         scored = type(self)(type(self.options).model_validate(values))
@@ -227,7 +227,7 @@ class Interactions(Dataset):
         return scored
 
     def kinds(self) -> Mapping[str, str]:
-        """Whether ids are numbers or texts; nothing where the log is not there."""
+        """Return the kinds of ids, ``numbers`` or ``text``; nothing if the log is missing."""
         try:
             return self._events.kinds
         except DataError:
@@ -271,7 +271,7 @@ class Interactions(Dataset):
 
     @cached_property
     def _identity(self) -> dict[str, object]:
-        """What a state remembers; the file may have moved, but not changed."""
+        """Identify the data in a state: the file may move, but not change."""
         content = hashlib.sha256()
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())
@@ -324,7 +324,7 @@ class Interactions(Dataset):
             yield Rows(rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Rows of the data of the file, of which the first is 0; its header does not count."""
+        """Return rows of the file, numbered from 0 behind its header."""
         runs = np.split(file_rows, np.flatnonzero(np.diff(file_rows) != 1) + 1)
         return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
 

@@ -361,7 +361,7 @@ def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> I
 def list_versions(
     keys: Int64s, positions: Int64s, keep: NDArray[np.float64], replace: float
 ) -> NDArray[np.int64]:
-    """How far each clock has moved on at each row of its session, int64 ``[clocks, rows]``.
+    """Return the version of each clock at each row of its session, int64 ``[clocks, rows]``.
 
     A clock stands still with probability ``keep[clock]``, jumps by REPLACED with probability
     ``replace`` and else moves by one.
@@ -401,7 +401,7 @@ def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32
 def list_values(
     keys: Int64s, versions: Int64s, offsets: NDArray[np.int32], feature: int, num_ids: int
 ) -> Int64s:
-    """A feature's ids, int64 ``[offsets[-1]]``: at version v a window that starts at v.
+    """Return a feature's ids, int64 ``[offsets[-1]]``: at version v a window that starts at v.
 
     Ids are Zipf(1) over ``num_ids`` ranks, hashed to 63 bits.
     """
@@ -435,7 +435,7 @@ def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float6
 
 @nb.njit(cache=True)
 def mean_effects(values: Int64s, offsets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """The mean over each row's ids of a hidden effect in [-1, 1), float64 ``[rows]``."""
+    """Return the mean of hidden effects in [-1, 1) of each row's ids, float64 ``[rows]``."""
     out = np.zeros(len(offsets) - 1, np.float64)
     for row in range(len(out)):
         for j in range(offsets[row], offsets[row + 1]):

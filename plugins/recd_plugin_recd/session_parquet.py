@@ -111,7 +111,7 @@ class SessionParquet(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Features in the order of the file."""
+        """Return the features, in the order of the file."""
         if self._trained is not None:
             return self._trained.schema()
         if self.trained_schema is not None:

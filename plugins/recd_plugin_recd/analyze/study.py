@@ -100,7 +100,6 @@ class SampleReport:
 
     @property
     def too_small(self) -> bool:
-        """Whether it has too few sessions to tell what pays."""
         return not self.whole and self.sessions < MIN_SESSIONS
 
 

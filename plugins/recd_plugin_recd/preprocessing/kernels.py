@@ -25,7 +25,7 @@ def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
 
 
 def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tensor:
-    """The first values of each row, as many as ``new_offsets`` has room for."""
+    """Return the first values of each row, as many as ``new_offsets`` has room for."""
     taken = values.new_empty(int(new_offsets[-1]))
     rows = values.contiguous().numpy(), offsets.contiguous().numpy()
     _take(*rows, new_offsets.numpy(), taken.numpy())
@@ -41,7 +41,7 @@ def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, s
 
 
 def count_below(values: Tensor, borders: Tensor) -> Tensor:
-    """How many of the sorted ``borders`` are below each value, in the dtype of both."""
+    """Count the sorted ``borders`` below each value, in the dtype of both."""
     numbers = values.contiguous().numpy()
     counts = np.empty_like(numbers)
     _count_below(numbers, borders.numpy(), counts)

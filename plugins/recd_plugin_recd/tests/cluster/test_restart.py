@@ -17,7 +17,6 @@ from tests import forked
 from recd_plugin_recd.cluster import job
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugin_recd.papercal_table import TableOptions, write_table
-from recd_plugins.runtime.errors import DataError
 
 HIDDEN = ".dst.recd-cluster"
 #: Runs the command with ranges of 1 MB, and stops itself at the n-th of some events.
@@ -136,10 +135,3 @@ def test_other_options_or_another_input_start_anew(tmp_path, source, whole, monk
         "going on from a run that broke off",
     ]
     assert read(target) == whole
-
-
-def test_two_runs_for_one_target_are_refused(tmp_path, source, monkeypatch):
-    options = ClusterOptions(source, tmp_path / "dst")
-    monkeypatch.setattr(job, "sort_partition", lambda *_: cluster(options))
-    with pytest.raises(DataError, match="another process is at work"):
-        cluster(options)
