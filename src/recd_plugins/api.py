@@ -170,7 +170,7 @@ if TYPE_CHECKING:
         RegistryError as RegistryError,
         SetupError as SetupError,
     )
-    from recd_plugins.runtime.folders import locked_folder as locked_folder, try_lock as try_lock
+    from recd_plugins.runtime.folders import locked_folder as locked_folder
     from recd_plugins.runtime.files import (
         check_regular as check_regular,
         check_writable as check_writable,
@@ -328,7 +328,6 @@ if TYPE_CHECKING:
         portable as portable,
     )
     from recd_plugins.report.progress import (
-        AddBar as AddBar,
         progress_bars as progress_bars,
         row_progress as row_progress,
     )
