@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recd_plugin_torchrec.shardings import (
     ColumnWise,
@@ -26,15 +31,16 @@ from recd_plugins import RunConfig
 from recd_plugins.config import Entry
 from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.interfaces import Sharding, Table, TableStrategy
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.planner import SortedEnumerator, build_planner
+from recd_plugins.planning.constraints import table_constraints, table_optimizers
+from recd_plugins.planning.planner import Planned, RegistryPlanner, SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import stock_sharders
 
 BATCH_SIZE = 512
@@ -295,3 +301,244 @@ def test_the_plan_is_the_same_in_every_process() -> None:
         check=True,
     ).stdout
     assert elsewhere == f"{[*options(registry(), profile(f=2.0), Model())]}\n"
+
+
+# What a trainer brings: optimizers in the backward pass, constraints, modules.
+
+COLUMN_WISE = {"column_wise", "table_column_wise"}
+
+
+def kinds_of_a(
+    reg: Any,
+    model: nn.Module,
+    sharders: Any = None,
+    *,
+    replicate: bool = True,
+    wishes: dict[str, ParameterConstraints] | None = None,
+) -> set[str]:
+    """What the planner may do with table a."""
+    ready = prepared(reg, model)
+    sharders = ready.sharders() if sharders is None else sharders
+    constraints = table_constraints(
+        ready,
+        tables_of(model),
+        profile=profile(),
+        device_type="cpu",
+        optimizers=table_optimizers(model, sharders),
+        replicate=replicate,
+        wishes=wishes,
+    )
+    found = SortedEnumerator(default_topology(2), constraints, reg.training)
+    return {o.sharding_type for o in found.enumerate(model, sharders) if o.name == "a"}
+
+
+def bringing(optimizer: type[torch.optim.Optimizer]) -> Model:
+    model = Model()
+    apply_optimizer_in_backward(optimizer, model.bags.parameters(), {"lr": 0.1})
+    return model
+
+
+def test_data_parallel_is_nobodys_choice_unless_the_dense_optimizer_has_the_rule() -> None:
+    assert "data_parallel" in kinds_of_a(registry(), Model())
+    assert "data_parallel" not in kinds_of_a(registry(), Model(), replicate=False)
+    other = build_sharders(prepared(registry()), fused_params={"weight_decay": 0.1})
+    assert "data_parallel" not in kinds_of_a(registry(), Model(), other)
+
+
+def test_tables_that_bring_an_optimizer_are_not_replicated() -> None:
+    assert "data_parallel" not in kinds_of_a(registry(), bringing(torch.optim.SGD))
+    wish = {"a": ParameterConstraints(sharding_types=["data_parallel", "table_wise"])}
+    assert kinds_of_a(registry(), Model(), wishes=wish) == {"data_parallel", "table_wise"}
+    assert kinds_of_a(registry(), bringing(torch.optim.SGD), wishes=wish) == {"table_wise"}
+
+
+@pytest.mark.parametrize("plugin", [True, False], ids=["entry", "constraints"])
+def test_replicating_a_table_that_brings_an_optimizer_is_refused(plugin: bool) -> None:
+    asked = {"a": ParameterConstraints(sharding_types=["data_parallel"])}
+    reg = registry((make(DataParallel), ["a"])) if plugin else registry()
+    message = (
+        "table a is to be data-parallel, and its parameter brings RowWiseAdagrad "
+        r"\(apply_optimizer_in_backward\), which DistributedModelParallel drops"
+    )
+    with pytest.raises(SetupError, match=message):
+        kinds_of_a(reg, bringing(RowWiseAdagrad), wishes=None if plugin else asked)
+
+
+def test_columns_are_split_as_the_tables_own_optimizer_allows() -> None:
+    of_adagrad = registry(optimizer="rowwise_adagrad")
+    assert kinds_of_a(registry(), Model()) >= COLUMN_WISE
+    assert not COLUMN_WISE & kinds_of_a(of_adagrad, Model())
+    assert not COLUMN_WISE & kinds_of_a(registry(), bringing(RowWiseAdagrad))
+    assert kinds_of_a(of_adagrad, bringing(torch.optim.SGD)) >= COLUMN_WISE
+    of_params: Any = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]  # FBGEMM's SGD
+    assert (
+        kinds_of_a(of_adagrad, Model(), build_sharders(prepared(of_adagrad)) + of_params)
+        >= COLUMN_WISE
+    )
+
+
+def test_of_tables_of_one_name_none_loses_its_optimizer() -> None:
+    model = nn.ModuleDict({"first": bringing(RowWiseAdagrad), "second": Model()})
+    assert not (COLUMN_WISE | {"data_parallel"}) & kinds_of_a(registry(), model)
+
+
+def test_constraints_of_a_trainer_go_before_the_data() -> None:
+    wishes = {"a": ParameterConstraints(batch_sizes=[7, 7], min_partition=4)}
+    constraints = table_constraints(
+        prepared(registry((make(RowWise), ["a"]))),
+        tables_of(Model()),
+        profile=profile(f=8.0),
+        device_type="cpu",
+        wishes=wishes,
+    )
+    assert constraints["a"].batch_sizes == [7, 7]
+    assert constraints["a"].min_partition == 4
+    assert constraints["a"].sharding_types == ["row_wise"]
+
+
+def test_constraints_that_contradict_are_refused() -> None:
+    wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}
+    message = (
+        r"^table a: planner\(constraints=...\) and torchrec.row_wise set different "
+        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); leave the table to one"
+    )
+    with pytest.raises(SetupError, match=message):
+        kinds_of_a(registry((make(RowWise), ["a"])), Model(), wishes=wishes)
+
+
+class OwnProcessed(FeatureProcessedEmbeddingBagCollection):
+    pass
+
+
+def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
+    bags = Model().bags
+    bags._is_weighted = True
+    processors = PositionWeightedModuleCollection(dict.fromkeys(["f", "g", "h"], 3))
+    model = nn.ModuleDict({"own": OwnProcessed(bags, processors)})
+    ready = prepared(registry())
+    planner = build_planner(ready, world_size=2, profile=profile())
+    message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
+    with pytest.raises(SetupError, match=message):
+        planner.plan(model, ready.sharders())
+
+
+# Ranks of tables that table strategies constrain.
+
+Ranks = Mapping[str, Collection[int]]
+
+
+class PlacingPart(TableStrategy):
+    def __init__(self, ranks: Ranks, groups: Sequence[Collection[str]], kind: str | None) -> None:
+        self._ranks, self._groups, self._kind = ranks, groups, kind
+
+    def constraints(self, tables: Any) -> Mapping[str, ParameterConstraints]:
+        kinds = [self._kind] if self._kind else None
+        return {table.name: ParameterConstraints(sharding_types=kinds) for table in tables}
+
+    def ranks(self, table: str) -> Collection[int] | None:
+        return self._ranks.get(table)
+
+    def together(self) -> Sequence[Collection[str]]:
+        return self._groups
+
+
+class Placed(Sharding):
+    name = "acme.placed"
+
+
+class Kept(Sharding):
+    name = "acme.kept"
+
+
+def placing_planner(
+    *entries: tuple[list[str], TableStrategy],
+    ranks: int = 4,
+    a_node: int | None = None,
+    rows: int = 999,
+) -> tuple[RegistryPlanner, Any]:
+    """For a model whose entries, from line 10 on, have the parts."""
+    plugins = [make(cls) for cls in (Placed, Kept)]
+    reg = registry(*zip(plugins, [patterns for patterns, _ in entries], strict=False))
+    ready = prepared(reg, Model(rows))
+    parts = {f"sharding[{i}]": part for i, (_, part) in enumerate(entries)}
+    ready = type(ready)(ready.registry, ready.model, ready.placement, {}, ready.tables, parts)
+    found = build_planner(ready, world_size=ranks, local_world_size=a_node, profile=profile())
+    return found, ready
+
+
+def placed(*entries: tuple[list[str], TableStrategy], **setting: Any) -> Planned:
+    found, ready = placing_planner(*entries, **setting)
+    return found.plan_in_detail(ready.model, ready.sharders())
+
+
+def where(made: Planned) -> dict[str, list[int]]:
+    return {option.name: [shard.rank for shard in option.shards] for option in made.options}
+
+
+def part(
+    ranks: Ranks | None = None, *groups: Collection[str], kind: str | None = None
+) -> PlacingPart:
+    return PlacingPart(ranks or {}, groups, kind)
+
+
+def test_a_table_goes_to_its_ranks() -> None:
+    made = placed((["*"], part({"a": [3], "b": [2], "s": [2, 3]})))
+    ranks = where(made)
+    assert (ranks["a"], ranks["b"]) == ([3], [2])
+    assert set(ranks["s"]) <= {2, 3}
+    spec = made.sharding.plan["bags"]["a"].sharding_spec
+    assert [shard.placement.rank() for shard in spec.shards] == [3]
+    assert all(shard.rank in (2, 3) for option in made.options for shard in option.shards)
+
+
+def test_tables_stay_together_on_the_least_busy_rank() -> None:
+    assert where(placed((["*"], part({"s": [0]}, ["a", "b"])))) == {"a": [1], "b": [1], "s": [0]}
+    # What two entries say counts for all.
+    ranks = where(placed((["a", "b"], part({"a": [1, 2]}, ["a", "b"])), (["s"], part({"s": [0]}))))
+    assert ranks["a"] == ranks["b"] in ([1], [2])
+    ranks = where(
+        placed((["a", "b", "s"], part({"a": [1, 2], "s": [2, 3]}, ["a", "b"], ["b", "s"])))
+    )
+    assert ranks == {"a": [2], "b": [2], "s": [2]}
+
+
+@pytest.mark.parametrize("kind", ["table_row_wise", "table_column_wise"])
+def test_a_node_is_all_of_its_ranks(kind: str) -> None:
+    ranks = where(placed((["b"], part({"b": [2, 3]}, kind=kind)), a_node=2))
+    assert set(ranks["b"]) <= {2, 3}
+    assert kind == "table_column_wise" or ranks["b"] == [2, 3]
+
+
+def test_nothing_said_changes_nothing() -> None:
+    said, unsaid = (placed((["*"], each)) for each in (part({"a": range(4)}), TableStrategy()))
+    assert said.sharding == unsaid.sharding
+    assert said.groups == ()
+
+
+def test_a_plan_shows_who_says_it() -> None:
+    made = placed((["*"], part({"s": [0]}, ["a", "b"])))
+    (kept,) = [group for group in made.groups if "a" in group.tables]
+    assert kept.words == (
+        "a, b together on one of ranks 0, 1, 2, 3, says acme.placed (registry.yaml:10 sharding[0])"
+    )
+    assert kept.as_json() == {"allowed_ranks": [0, 1, 2, 3], "together": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([(["*"], part({"a": [4]}))], r"of 4 ranks none is left for a by acme.placed"),
+        ([(["*"], part({"a": [0], "b": [1]}, ["a", "b"]))], "none is left for a, b by acme.placed"),
+        (
+            [(["a"], part({"a": [1]}, kind="row_wise"))],
+            r"table a is to be sharded row_wise, not only on rank 1, says acme.placed",
+        ),
+        (
+            [(["*"], part(None, ["a", "b"], kind="column_wise"))],
+            r"table [ab] is to be sharded column_wise, not only a, b together on one of ranks 0, 1",
+        ),
+    ],
+)
+def test_a_contradiction_names_who_says_it(entries: Any, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        placing_planner(*entries)

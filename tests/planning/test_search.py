@@ -1,13 +1,16 @@
-"""The search makes TorchRec's plans, in less time."""
+"""The search makes TorchRec's plans, in less time, and the largest batch is found."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.planning.test_planner import Model, prepared, profile, registry
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
@@ -16,13 +19,16 @@ from torchrec.distributed.planner.types import Proposer, ShardingOption, Topolog
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins import wrap
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning import search
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import step_rating
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.search import FreeRanks, Option, place
+from recd_plugins.planning.study import GRANULE, largest_batch
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import NoPlanError
 from recd_plugins.sharding.sharders import stock_sharders
 
 KINDS = (
@@ -189,3 +195,67 @@ def test_the_best_plan_is_tried_with_quicker_kernels(options: list[Option], fits
     else:  # table by table
         assert kernels(proposer.send(None)) == {**SLOW, "s": "fused"}
         assert kernels(proposer.send(4.0)) == QUICK
+
+
+def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Count the tables of all plans that the planner tries."""
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t_{i}", feature_names=[f"f_{i}"], num_embeddings=100 + i, embedding_dim=8
+        )
+        for i in range(num_tables)
+    ]
+    model = torch.nn.ModuleDict({"bags": EmbeddingBagCollection(configs, device="meta")})
+    ready = wrap(model)
+    place, placed = search.place, 0
+
+    def counted(proposal: Any, *others: Any) -> Any:
+        nonlocal placed
+        placed += len(proposal)
+        return place(proposal, *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "place", counted)
+        ready.planner(world_size=2).plan(model, ready.sharders())
+    return placed
+
+
+def test_plans_are_tried_for_twice_the_tables_in_about_twice_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("recd_plugins.planning.search._MANY_TABLES", 32)
+    assert num_placed(100, monkeypatch) < 3 * num_placed(50, monkeypatch)
+
+
+@given(
+    most=st.integers(7 * GRANULE, 10**6), start=st.integers(1, 10**6), together=st.integers(1, 7)
+)
+def test_it_fits_and_a_step_more_does_not(most: int, start: int, together: int) -> None:
+    asked: dict[int, bool] = {}
+
+    def fits(batch_size: int) -> bool:
+        asked[batch_size] = batch_size <= most
+        return asked[batch_size]
+
+    found, step = largest_batch(fits, start=start, together=together)
+    assert not any(batch_size % together for batch_size in asked)
+    assert asked[found]
+    assert not asked[found + step]
+    assert step <= max(GRANULE * together, found / 64)
+    assert len(asked) <= 40
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(NoPlanError, match="not even for batches of 64 rows"):
+        largest_batch(lambda _: False, start=512)
+
+
+def test_no_batch_has_more_rows_than_fbgemm_counts() -> None:
+    asked: list[int] = []
+
+    def fits(batch_size: int) -> bool:
+        asked.append(batch_size)
+        return True
+
+    found, step = largest_batch(fits, start=512)
+    assert max(asked) == found < 2**31 == found + step

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -19,6 +22,7 @@ from torchrec.distributed.types import (
 
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TableStrategy
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.interfaces.step_cost import (
     AllReduceCost,
@@ -29,7 +33,7 @@ from recd_plugins.interfaces.step_cost import (
     StageCosts,
     StepCost,
 )
-from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.compute import count_operations, measure_compute
 from recd_plugins.planning.step_cost import (
     Compute,
     Operations,
@@ -419,3 +423,26 @@ def test_topologies_give_lower_bounds() -> None:
 @pytest.mark.parametrize("ranks", [3, 1024])
 def test_ranks_with_equal_work_wait_for_none(ranks: int) -> None:
     assert predict_stages([StepCost(element_bytes=0.1)] * ranks, COSTS).all_to_all == 0.0
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5, bias=False)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor]:
+        x = self.layer(batch.dense_features)
+        heads = x.view(2, 1, -1, 5)
+        return (F.scaled_dot_product_attention(heads, heads, heads).sum(),)
+
+
+def test_operations_of_products_and_attention() -> None:
+    batch = ModelInput(torch.ones(8, 6), None, torch.ones(8))
+    compute = count_operations(Products(), batch)
+    assert compute.parameter_bytes == 4 * 30
+    # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
+    assert compute.rest.matmul_flops * 8 == 8 * 2 * 2 * 6 * 5 + (2 + 5) * 2 * 2 * 4 * 4 * 5
+    assert compute.rest.element_bytes > 0
+    # Forward and backward; and Adagrad's of the one parameter.
+    assert compute.operators > 6 + 2 * 3
+    assert compute.pooling == Operations()
