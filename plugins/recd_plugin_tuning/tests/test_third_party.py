@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.planning.study import with_plugins
-from recd_plugins.runtime.errors import NoPlanError, PluginError
+from recd_plugins.runtime.errors import NoPlanError
 
 ACME = """
 from collections.abc import Sequence
@@ -60,21 +60,6 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
             assert any("share: 0.1" in str(offer) for offer, _ in each.others)
 
 
-def test_offers_that_are_no_options_name_the_plugin(make_registry, tmp_path: Path) -> None:
-    registry = with_acme(make_registry, tmp_path, "[{'shares': 0}]")
-    said = r"sharding\[0\]: auto asks .*, and acme\.nearer fails: .*shares.*--without PACKAGE"
-    with pytest.raises(PluginError, match=f"(?s){said}"):
-        with_plugins(registry, slow())
-
-
-def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path: Path) -> None:
-    offers, large = "[{'share': 0.01}]", {"num_embeddings": 50_000}
-    registry = with_acme(make_registry, tmp_path, offers, model=large)
-    with pytest.raises(NoPlanError) as raised:
-        with_plugins(registry, slow()).plan(slow().to_torchrec(), 256, activation_bytes=2**40)
-    assert "besides 1.0 MiB of copies a rank" in str(raised.value)
-
-
 def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
     make_registry, tmp_path: Path
 ) -> None:
@@ -87,5 +72,7 @@ def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
     registry.path.write_text(json.dumps(document))
     by_hand = with_plugins(load_registry(registry.path, plugins_dir=tmp_path / "plugins"), slow())
     kept = by_hand.activation_bytes(NO_COMPUTE, 256)
-    with pytest.raises(NoPlanError, match=r"besides .* [0-9.]+ GiB of a forward pass"):
+    with pytest.raises(
+        NoPlanError, match=r"less a reserve of 15%, .*iB of activations; the largest"
+    ):
         by_hand.plan(slow().to_torchrec(), 256, kept)

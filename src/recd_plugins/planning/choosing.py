@@ -299,17 +299,8 @@ class RegistrySearch(SearchContext):
         found: list[Candidate] = []
         setting = replace(self.setting, costs=self.costs)
         for cls in self.registry.offering:
-            try:
-                for options in cls.offers(tuple(tables), setting):
-                    cls.Options.model_validate(options)
-                    found.append(Candidate(cls.name, options))
-            except Exception as error:
-                entry = self.chooser
-                raise PluginError(
-                    f"{self.registry.path}:{entry.line} {entry.field}: {entry.plugin.name} asks "
-                    f"what all installed shardings offer, and {cls.name} fails: {error}; "
-                    "recd --without PACKAGE leaves one out"
-                ) from error
+            for options in cls.offers(tuple(tables), setting):
+                found.append(Candidate(cls.name, options))
         return found
 
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
@@ -320,8 +311,8 @@ class RegistrySearch(SearchContext):
         try:
             with generators_kept():
                 return self._planned(registry, replace(self.setting, data=data), fast)
-        except PluginError as error:
-            raise PluginError(f"{error}; recd --without PACKAGE leaves one out") from error
+        except PluginError:
+            raise
         except RecdError as error:
             return Evaluation(None, error=error)
 
@@ -527,13 +518,7 @@ def _meta_copy(model: nn.Module) -> nn.Module:
             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
         vars(empty).update(vars(tensor))  # as of optimizers that parameters bring
         memo[id(tensor)] = empty
-    try:
-        return deepcopy(model, memo)
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise SetupError(
-            f"plans are tried on copies of the model, and {type(model).__name__} cannot be copied "
-            f"({error}): name shardings in place of the one that chooses"
-        ) from error
+    return deepcopy(model, memo)
 
 
 def activation_bytes(
