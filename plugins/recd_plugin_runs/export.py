@@ -38,13 +38,7 @@ from recd_plugins.api import (
 
 
 class ServingModel(nn.Module):
-    """Scores rows whose features are stored once for many of them.
-
-    Args:
-        model: with plain tables; takes a ``ModelInput``.
-        schema: features that it is given.
-        steps: preprocessing of each feature, fitted.
-    """
+    """Scores rows by a model with plain tables, after fitted preprocessing steps."""
 
     def __init__(
         self, model: nn.Module, schema: FeatureSchema, steps: Mapping[str, Sequence[Preprocessing]]

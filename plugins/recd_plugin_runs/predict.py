@@ -98,13 +98,7 @@ def score_file(
 
 
 class KeptColumns:
-    """Takes columns of a Parquet table row by row, in stored order.
-
-    Args:
-        location: a file or a folder of some.
-        columns: their names; a field of a struct with a dot, ``geo.lat``.
-        storage: how the store of a URL is reached.
-    """
+    """Takes columns, or fields of structs by path, of a Parquet table row by row."""
 
     def __init__(
         self, location: str, columns: Sequence[str], storage: Storage | None = None

@@ -206,15 +206,7 @@ class Converter:
 
 
 class Exploded:
-    """Rows of a table with a row for each element of the parallel lists in ``columns``.
-
-    Columns that are not exploded are converted once per row of the table, and then spread.
-
-    Attributes:
-        parents: row of the table that each row comes from, int64 ``[num_rows]``, from 0.
-        numbers: its candidate number in that row, int64, from 0.
-        num_empty: rows of the table without candidates.
-    """
+    """Rows of a table with a row for each element of parallel lists, and the rest spread."""
 
     def __init__(self, rows: Rows, columns: Sequence[str]) -> None:
         self._rows = rows
@@ -265,11 +257,7 @@ class Exploded:
 def _finite(
     cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
 ) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-    """Fill or drop numbers ``[B, width]`` that are NaN (by ``missing``) or infinite as float32.
-
-    Returns:
-        The numbers; rows to drop, bool ``[B]``; how many numbers were missing or infinite.
-    """
+    """Fill NaN and infinite numbers ``[B, width]``; also return rows to drop, and a count."""
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
         infinite = ~gaps & ~np.isfinite(numbers.astype(np.float32))

@@ -60,10 +60,7 @@ class _Importer:
         self._clustered = self._options.order == "session" and bool(grouped)
 
     def make(self, progress: Callable[[int], None], waits: Callable[[], None]) -> ImportNote:
-        """Write the import, whole or not at all.
-
-        If another process makes it, call ``waits`` and wait: all ranks of a trainer may start here.
-        """
+        """Write the import whole or not at all; call ``waits`` if another process does."""
         target = self._place.folder
         with work_folder(
             target, "import", self._place.identity, lambda _: None, waits=waits

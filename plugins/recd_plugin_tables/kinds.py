@@ -169,10 +169,7 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column without fields, or a field of a struct column, as ``user.age``.
-
-    Fields of lists of structs are lists. If ``exploded``, each element of the column is a row.
-    """
+    """A column without fields, or a field of a struct; if ``exploded``, each element is a row."""
 
     name: str
     type: pa.DataType
@@ -229,10 +226,7 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """Return the values without extension types, run-end encoding and views.
-
-    Dictionaries of plain values stay dictionaries.
-    """
+    """Return the values without extension types, run-end encoding and views."""
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
         return normal(values.storage)

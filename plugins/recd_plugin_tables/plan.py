@@ -168,10 +168,7 @@ def plan_columns(
 
 
 def key_name(column: str, options: ColumnOptions) -> str:
-    """Return the name of a column in predictions, "" if they do not carry it.
-
-    A key of the name of its feature ends in ``_key``.
-    """
+    """Return the name of a column in predictions (``_key`` is added to a feature name), or ""."""
     if not set(KEYS) & set(options.roles):
         return ""
     name = feature_name(column)

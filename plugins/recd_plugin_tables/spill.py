@@ -212,12 +212,7 @@ class SplitOptions(PluginOptions):
 
 
 class Splitter:
-    """Splits off the test rows, after it has seen the times of all rows.
-
-    Args:
-        options: rule of the split; None for no test split.
-        unit: unit of the table's times, if they are numbers.
-    """
+    """Splits off the test rows, after it has seen the times of all rows."""
 
     def __init__(self, options: SplitOptions | None, unit: Unit | None) -> None:
         self._options = options

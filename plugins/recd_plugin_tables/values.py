@@ -297,10 +297,7 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split texts at a separator into lists of parts, without spaces around them and empty ones.
-
-    Brackets around a list with commas or spaces, as of Python and JSON, are left out.
-    """
+    """Split texts into lists of parts without spaces, empty parts, and brackets around the list."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if separator.strip() in ("", ","):
@@ -470,10 +467,7 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
 
 
 def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
-    """Return the unit in which all finite numbers are times, None if there is none.
-
-    Digits of dates must be of 2000 to 2040, numbers since 1970 of 1973 to 2286.
-    """
+    """Return the unit in which all finite numbers are plausible times, None if there is none."""
     least, largest = numbers.min(), numbers.max()
     for unit in _FORMATS:
         if len(f"{least:.0f}") == len(unit) == len(f"{largest:.0f}"):

@@ -31,10 +31,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """A TSV file or folder to convert into ``target``, with a folder for each file.
-
-    A killed run has to do ``part_rows`` again at most.
-    """
+    """A TSV file or folder to convert; a killed run repeats ``part_rows`` at most."""
 
     source: Path
     target: Path

@@ -189,10 +189,7 @@ SCHEMA = pa.schema(
 
 
 class Buckets:
-    """An IdCoder that takes ids modulo the rows of their table, as DLRM's ``--max-ind-range``.
-
-    ``buckets`` are of every feature, or by name or pattern; the first match counts.
-    """
+    """An IdCoder of ids modulo the rows of their table, by name or pattern of a feature."""
 
     def __init__(self, buckets: int | Mapping[str, int]) -> None:
         by_pattern = {"*": buckets} if isinstance(buckets, int) else buckets
@@ -223,11 +220,7 @@ def raw_ids(feature: int, ids: Int64s) -> Int64s:  # noqa: ARG001
 def encode(
     rows: RawRows, path: str, coder: IdCoder, dense: Literal["log1p", "stored"] | None
 ) -> pa.RecordBatch:
-    """Return rows of a file with the columns and types of ``SCHEMA``.
-
-    Raises:
-        DataError: a label is neither 0 nor 1.
-    """
+    """Return rows of a file with the columns and types of ``SCHEMA``; a label must be 0 or 1."""
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
         raise DataError(f"{path}: label {rows.labels[wrong][0]} is neither 0 nor 1")

@@ -38,10 +38,7 @@ _EDGE = 1024
 
 @dataclass(frozen=True)
 class RawRows:
-    """Some rows, column by column, 0 for missing values.
-
-    Dense features are int64 as logged, or floats if files hold transformed numbers.
-    """
+    """Rows by column, 0 for missing values; dense features are int64, or floats if transformed."""
 
     labels: NDArray[Any]
     dense: Sequence[NDArray[Any]]
@@ -168,11 +165,7 @@ def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
 
 
 class NpyDay(Day):
-    """Memory-mapped ``NAME_dense.npy``, ``NAME_sparse.npy`` and ``NAME_labels.npy``.
-
-    ``sparse`` is the word for ids in file names; ``sparse_contig_freq`` for files of torchrec's
-    ``sparse_to_contiguous``.
-    """
+    """Memory-mapped ``NAME_dense.npy``, ``NAME_labels.npy`` and ids, ``NAME_SPARSE.npy``."""
 
     def __init__(self, name: str, folder: Path, sparse: str) -> None:
         self.name = name

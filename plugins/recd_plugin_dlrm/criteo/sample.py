@@ -95,10 +95,7 @@ class Sampler:
 
 
 def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
-    """Write rows as text, compressed as the suffix says.
-
-    Zeros of ids, and some zeros of numbers, are missing values.
-    """
+    """Write rows as text, compressed by suffix; zero ids and some zero numbers are missing."""
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with (
         new_file(path) as temporary,

@@ -142,12 +142,7 @@ def compression_of(path: Path) -> str | None:
 
 
 class TsvStream:
-    """Rows of one file from some position on. Use with ``contextlib.closing``.
-
-    Attributes:
-        offset: of the next line in the decompressed bytes, which ``on_bytes`` gets, too.
-        line: its 1-based number, if reading began at the start.
-    """
+    """Rows of one file from line ``line`` on, at ``offset`` of the decompressed bytes."""
 
     def __init__(
         self,
@@ -239,10 +234,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class TsvIndex:
-    """The index of one file: ``offsets`` of every ``UNIT_ROWS``-th row in the decompressed text.
-
-    ``checksum`` is the CRC-32 of the text.
-    """
+    """Offsets of every ``UNIT_ROWS``-th row in the decompressed text, and its CRC-32."""
 
     size: int
     mtime_ns: int
@@ -297,10 +289,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
 
 
 class TsvDay(Day):
-    """Rows of an indexed file.
-
-    Reading of a plain file begins at any unit. A compressed one is decompressed from its start.
-    """
+    """Rows of an indexed file; a compressed one is decompressed from its start."""
 
     def __init__(self, name: str, path: Path, index: TsvIndex) -> None:
         self.name = name

@@ -26,11 +26,7 @@ Float64s = NDArray[np.float64]
 def code_ids(
     ids: Int64s, keys: Int64s, codes: Int32s, unique: Int64s, num: int, out: Int32s
 ) -> int:
-    """Write the codes of ids to ``out``, new ones in their order, and return the number of ids.
-
-    ``keys`` and ``codes`` are a hash table of a power of two places, -1 for an empty one;
-    ``unique`` has the ids by code, with room for new ones.
-    """
+    """Write codes of ids by a hash table (-1 is empty), and return the number of ids."""
     mask = nb.uint64(len(keys) - 1)
     for i in range(len(ids)):
         key = ids[i]
@@ -115,11 +111,7 @@ def stack_distances(
     last: Int32s,
     state: Int64s,
 ) -> int:
-    """Algorithm 1: write distances until positions are used up, and return how many.
-
-    ``last`` is the position of a code, 0 for a new one. ``state`` has positions used and ids in the
-    stack.
-    """
+    """Algorithm 1: write distances until positions are used up, and return how many."""
     used, live = state[0], state[1]
     done = 0
     while done < len(codes) and used < len(at) - 1:
@@ -177,12 +169,7 @@ def generate(
     at: Int32s,
     state: Int64s,
 ) -> int:
-    """Algorithm 2: draw codes until positions are used up, and return how many.
-
-    ``distances`` rise from 0, with the sums of their weights in ``cumulative``. New ids come in the
-    order of their codes. ``state`` has positions used, ids in the stack, distances within reach and
-    accesses drawn.
-    """
+    """Algorithm 2: draw codes until positions are used up, and return how many."""
     used, live, reach, drawn = state[0], state[1], state[2], state[3]
     stream = mix(nb.uint64(seed))
     done = 0
@@ -322,10 +309,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
 
 
 class StackDistances:
-    """Profiles a trace piece by piece, in O(log m) an access for m distinct ids.
-
-    Holds about 100 bytes a distinct id, whatever the length of the trace.
-    """
+    """Profiles a trace piece by piece, in O(log m) an access for m distinct ids."""
 
     def __init__(self) -> None:
         self.accesses = 0

@@ -30,10 +30,7 @@ TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]:
-    """Read the ids of a text file piece by piece, int64 ``[n, columns]``; gzip by its suffix.
-
-    Without ``columns``, the names of the numbers of a line, lines mean nothing: ``[n, 1]``.
-    """
+    """Read ids of a text file, int64 ``[n, max(1, columns)]`` a piece; gzip by its suffix."""
     waiting = b""
     try:
         with pa.input_stream(str(path)) as file:
@@ -212,11 +209,7 @@ def write_trace(
     provenance: Mapping[str, Any],
     progress: Callable[[int], None],
 ) -> None:
-    """Draw and write traces of ``accesses`` ids each.
-
-    Parquet has an int64 column for each feature. Text (.gz too) has a line for each access, with
-    spaces between ids.
-    """
+    """Draw traces of ``accesses`` ids each into columns of Parquet, or into lines of text."""
     fields = [pa.field(each.profile.feature, pa.int64(), nullable=False) for each in generators]
     schema = pa.schema(fields, metadata={PROVENANCE: json.dumps(dict(provenance))})
     with new_file(path) as temporary, ExitStack() as stack:

@@ -54,10 +54,7 @@ class TrackerOptions(PluginOptions):
 
 
 class Tracker(Callback):
-    """Writes figures of training every so many steps, and of each evaluation.
-
-    A resumed run appends to the records that its checkpoint had; later ones come again.
-    """
+    """Writes figures of steps and evaluations; a resumed run appends to its records."""
 
     class Options(TrackerOptions):
         pass
@@ -209,16 +206,7 @@ def go_on(
     last: Mapping[str, float],
     read: Callable[[str, str], Mapping[str, Any]],
 ) -> bool:
-    """Cut a file to the records of a checkpoint, and return whether it had them.
-
-    Another file is renamed.
-
-    Args:
-        path: the file.
-        records: their number when the checkpoint was saved.
-        last: figures of the last of them.
-        read: parses a line, given the first line and that one.
-    """
+    """Cut a file to the records of a checkpoint, the last one ``last``; rename others."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]
 

@@ -27,12 +27,7 @@ _BLOCK = 1 << 22
 
 
 class FileFormat(ABC):
-    """Reads files of one format; its errors are Arrow's.
-
-    Attributes:
-        name: name in option ``format``.
-        suffixes: suffixes of such files, the usual one first.
-    """
+    """Reads files of one format, with the usual suffix first; errors are Arrow's."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]

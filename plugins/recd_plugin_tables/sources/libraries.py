@@ -16,12 +16,7 @@ from recd_plugins.api import DataError, Origin, RecdError, Rows, optional_librar
 
 
 class BatchSource(Source):
-    """A table of a library; its rows are numbered as they are read.
-
-    Args:
-        location: the table.
-        errors: what the library raises if the table is damaged.
-    """
+    """A table of a library that raises ``errors`` if it is damaged."""
 
     def __init__(self, location: str, errors: tuple[type[Exception], ...]) -> None:
         self.location = location
@@ -206,12 +201,7 @@ HUB = "hf://"
 
 
 class HuggingFaceSource(BatchSource):
-    """A Hugging Face dataset, or a split of one.
-
-    Args:
-        location: a folder of ``save_to_disk``, or ``hf://`` and a name on the hub.
-        split: split to read, None if there is one.
-    """
+    """A split of a Hugging Face dataset: a folder of ``save_to_disk``, or ``hf://NAME``."""
 
     def __init__(self, location: str, split: str | None) -> None:
         super().__init__(location, (ValueError, KeyError))
@@ -249,11 +239,7 @@ CATALOG = "iceberg://"
 
 
 class IcebergSource(BatchSource):
-    """The current snapshot of an Iceberg table.
-
-    Args:
-        location: the folder of a table, the file of its metadata, or ``iceberg://CATALOG/NAME``.
-    """
+    """A snapshot of an Iceberg table: a folder, its metadata, or ``iceberg://CATALOG/NAME``."""
 
     def __init__(self, location: str) -> None:
         catalogs = optional_library("pyiceberg.catalog", "iceberg", location)

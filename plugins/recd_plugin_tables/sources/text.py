@@ -157,12 +157,7 @@ class TsvFormat(CsvFormat):
 
 
 class JsonLinesFormat(FileFormat):
-    """A JSON object a line.
-
-    Args:
-        types: types by column.
-        texts: columns, or fields of structs by path, that are text even if they look like times.
-    """
+    """A JSON object a line; ``texts`` are columns that are text even if they look like times."""
 
     name = "jsonl"
     suffixes = with_compressed([".jsonl", ".ndjson", ".json"])

@@ -18,17 +18,7 @@ from recd_plugins.api import least_ids_saved
 
 @dataclass(frozen=True)
 class Guess:
-    """The guessed use of a column.
-
-    Attributes:
-        seen: what the sample shows of it.
-        roles: its roles.
-        why: the reason, in words.
-        options: further options of the column.
-        history: whether it is a sequence that gets a pooling of its own.
-        long_tail: whether it is a number that a logarithm suits.
-        suspicious: why it may be known only after the label, else empty.
-    """
+    """The guessed use of a column, and why; ``long_tail`` numbers suit a logarithm."""
 
     seen: Seen
     roles: tuple[Role, ...]
@@ -83,10 +73,7 @@ _ROWS = 20_000
 
 
 def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
-    """Return whether a list saves enough ids in batches, of rows in the order of the import.
-
-    Each row of the table makes ``copies`` rows of a batch, such as its negatives.
-    """
+    """Return whether a list saves enough ids in batches, if each row makes ``copies`` rows."""
     survey = guesses.survey
     candidates = max((each.rows for each in survey.seen if each.leaf.exploded), default=0)
     copies *= max(1, candidates // survey.rows)
@@ -208,11 +195,7 @@ class ItemSequence:
 
 
 def sequence(guesses: Guesses) -> ItemSequence | None:
-    """Return what a sequence model of the log needs.
-
-    None if a column tells users apart (a user id or a history), or if each row is a session of its
-    own. A request is no user: those of the test are not in training.
-    """
+    """Return a sequence for a log of sessions without user ids or histories, else None."""
     survey, item = guesses.survey, guesses.item
     group = guesses.the("session") or guesses.the("request")
     if not guesses.implicit or item is None or group is None or group.seen.unique:

@@ -111,10 +111,7 @@ def is_stored_time(seen: Seen) -> bool:
 
 
 def is_time_by_value(seen: Seen) -> bool:
-    """Return whether numbers are times whatever their name is.
-
-    Ids of as many digits do not rise from row to row, and usually repeat.
-    """
+    """Return whether numbers are times by value; ids do not rise, and usually repeat."""
     name = words_of(seen.leaf.path[-1])
     if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
         return False

@@ -124,15 +124,7 @@ def registry_text(
     source: Mapping[str, Any],
     test: float,
 ) -> str:
-    """Return the text of a registry file that trains on a table.
-
-    Args:
-        guesses: the use of each column.
-        location: the table, as the file names it.
-        file: path of the registry; its stem names the folder of checkpoints.
-        source: options that open the table.
-        test: share of the test split, 0 for none.
-    """
+    """Return a registry that trains on the table at ``location``, opened by ``source`` options."""
     survey = guesses.survey
     items = sequence(guesses)
     sides = None if items else towers(guesses)

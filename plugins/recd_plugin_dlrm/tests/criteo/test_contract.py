@@ -22,12 +22,6 @@ class TestHalfOfTheLastDay(DatasetContract):
         return make(write_days("gz", 20, 91), categorical="dictionary")
 
 
-class TestKaggle(DatasetContract):
-    @pytest.fixture
-    def plugin(self, write_days):
-        return make(write_days("tsv", 90, kaggle=True))
-
-
 class TestShuffled(DatasetContract):
     @pytest.fixture(params=["tsv", "parquet"])
     def plugin(self, request, write_days):

@@ -84,11 +84,9 @@ def test_files_of_torchrec(tmp_path, write_days):
     assert np.array_equal(first, np.log((raw - raw.min() + 2)[:7], dtype=np.float32))
 
 
-@pytest.mark.parametrize("file_format", ["tsv", "npy"])
-def test_dense_features_can_stay_as_they_are(write_days, file_format):
-    (first, *_) = batches(write_days(file_format, 30, 30), dense="stored")
-    raw = sample_rows(30).dense
-    for name, values in zip(DENSE, raw, strict=True):
+def test_dense_features_can_stay_as_they_are(write_days):
+    (first, *_) = batches(write_days("tsv", 30, 30), dense="stored")
+    for name, values in zip(DENSE, sample_rows(30).dense, strict=True):
         assert np.array_equal(first[name].to_numpy(), values[:7].astype(np.float32))
 
 

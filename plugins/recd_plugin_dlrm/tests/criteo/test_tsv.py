@@ -161,18 +161,6 @@ def test_bad_lines_are_passed_over_and_counted(tmp_path, capsys):
         assert third == {np.log(np.float32(4))}
 
 
-@pytest.mark.parametrize("file_format", ["gz", "zst"])
-def test_a_truncated_file_says_how_far_it_could_be_read(tmp_path, monkeypatch, file_format):
-    monkeypatch.setattr(tsv, "_CHUNK", 1000)
-    write_day(tmp_path, "day_0", file_format, sample_rows(2000))
-    (path,) = tmp_path.iterdir()
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    message = r"day_0.* is cut off or damaged.*it can be read up to line \d{2,4}$"
-    with pytest.raises(DataError, match=message):
-        make(path).prepare()
-
-
 def test_an_empty_file(tmp_path):
     (tmp_path / "train.txt").touch()
     with pytest.raises(DataError, match=r"train.txt: no rows in this file"):
