@@ -28,7 +28,6 @@ SLOW = (
     "docs/test_data_pages.py",
     "docs/test_dataset_wrapper_page.py",
     "recd_plugin_flexshard/tests/test_page.py",
-    "recd_plugin_scars/tests/test_hot_batches_section.py",
     "docs/test_how_to_pages.py",
     "docs/test_plan_page.py",
     "docs/test_plugin_pages.py",

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from pydantic import ValidationError
 
@@ -140,20 +139,6 @@ def test_uvm_is_a_kernel_of_torchrec(setting: PlanContext) -> None:
         assert params.load_factor == pytest.approx(0.1)
         assert params.prefetch_pipeline
         assert params.stats is not None
-
-
-def test_uvm_needs_cuda(setting: PlanContext) -> None:
-    cache = plugin(policy="uvm")
-    with pytest.raises(SetupError, match=r"needs CUDA.*static, lfu or lru"):
-        cache.check(torch.device("cpu"))
-    with pytest.raises(SetupError, match="needs CUDA"):
-        cache.part(TABLES, setting)
-    plugin().check(torch.device("cpu"))
-
-
-def test_more_rows_than_a_table_has(setting: PlanContext) -> None:
-    with pytest.raises(SetupError, match="rows is 501, and table t_history has 500 rows"):
-        plugin(rows=501).part(TABLES, setting)
 
 
 def test_caches_larger_than_the_device(setting: PlanContext) -> None:

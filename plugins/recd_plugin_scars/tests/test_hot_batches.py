@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_recd.interactions import Interactions
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugin_scars.part import CachePart
@@ -125,27 +124,6 @@ class TestSessions(Contract):
         return profiled(tmp_path, sessions=True)
 
 
-class TestInteractions(Contract):
-    @pytest.fixture
-    def plugin(self, tmp_path: Path) -> HotBatches:
-        random = np.random.default_rng(5)
-        events = [
-            f"{row // 20}\t{random.zipf(1.3) % IDS}\t{row % 5 + 1}\t{row * 40}"
-            for row in range(150)
-        ]
-        header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
-        (tmp_path / "log.inter").write_text("\n".join([header, *events]))
-        ids = np.arange(IDS)
-        access = TableAccess.from_counts(
-            "t_item_id", ("item_id",), IDS, samples=100, rows=ids, accesses=100.0 / (ids + 1)
-        )
-        AccessProfile({"t_item_id": access}, "a test").save(tmp_path / "access.parquet")
-        options = {"path": tmp_path / "log.inter"}
-        inner = Interactions(Interactions.Options.model_validate(options))
-        given = {"profile": tmp_path / "access.parquet", "share": 0.2, "window": 10}
-        return hot_batches(inner, {**given, "sessions": True})
-
-
 def read(
     dataset: Dataset, *, rank: int = 0, world_size: int = 1, batch_size: int = 4
 ) -> list[Rows]:
@@ -214,16 +192,6 @@ def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
     assert both[0] == both[1]
 
 
-def test_a_feature_of_the_profile_that_the_data_lacks(tmp_path: Path) -> None:
-    wrapper = profiled(tmp_path)
-    (tmp_path / "rows.parquet").rename(tmp_path / "moved.parquet")
-    write_table(tmp_path / "rows.parquet")
-    pq.write_table(pq.read_table(tmp_path / "rows.parquet").drop(["seen"]), tmp_path / "no.parquet")
-    inner = SessionParquet(SessionParquet.Options(path=tmp_path / "no.parquet", sparse=["item"]))
-    with pytest.raises(DataError, match="no column 'seen'"):
-        read(wrapper.over(inner, Known()))
-
-
 @pytest.mark.parametrize(
     ("caches", "message"),
     [
@@ -269,11 +237,6 @@ def test_a_profile_of_other_tables(tmp_path: Path, tables: list[Table], message:
 def test_options_that_do_not_go_together(options: Mapping[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HotBatches.Options.model_validate(options)
-
-
-def test_a_missing_profile_shows_before_training(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere"):
-        hot_batches(parquet(tmp_path), {"profile": tmp_path / "nowhere", "rows": 1}).prepare()
 
 
 def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:

@@ -30,12 +30,6 @@ def test_ranks_add_up_by_table() -> None:
     assert found == {"a": StepTraffic(200.0, 100.0, 60.0, 40.0, 2400.0, 1600.0), "b": EXPECTED}
 
 
-def test_figures_of_a_table() -> None:
-    table = CachedTableReport("a", "static", 1000, 50, SEEN, EXPECTED)
-    assert table.share == 0.05
-    assert table.ratio == pytest.approx(2000 / 2500)
-
-
 def test_all_tables() -> None:
     report = CacheReport(
         (

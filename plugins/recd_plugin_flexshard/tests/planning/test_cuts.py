@@ -149,14 +149,6 @@ def test_more_memory_never_sends_more():
         assert same.a2a_reduction == plans[2].a2a_reduction
 
 
-def test_a_table_that_is_never_accessed_stays_cold():
-    idle = TableDemand("idle", 100, 8, np.zeros(0), tail_rows=100)
-    for strategy in ("two_tier", "three_tier", "joint"):
-        plan = plan_tiers([idle], CLUSTER, strategy, CostOptions(memory_ratio=100.0))
-        assert (plan.tables[0].cold, plan.tables[0].cold_share) == (100, 1.0)
-        assert plan.a2a_reduction == 0.0
-
-
 def test_accesses_that_come_together_have_a_row_sent_once():
     """Of sessions: plans knew of independent accesses alone, and kept copies that do not pay."""
     options = CostOptions(coalesce=True, sync="auto", memory_ratio=2.0)

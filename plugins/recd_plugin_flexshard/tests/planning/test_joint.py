@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from recd_plugin_flexshard.planning import (
     Collectives,
     CostOptions,
     TableDemand,
-    breakpoints,
     plan_tiers,
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
@@ -166,13 +164,3 @@ def test_what_the_joint_plan_saves_of_the_papers_models(factor, multiplier, coal
         plan = plan_tiers([model.fitted(factor)], CLUSTER, "joint", options)
         assert plan.a2a_reduction == pytest.approx(reduction, abs=1e-3)
         assert plan.memory_bytes <= plan.row_wise_memory_bytes
-
-
-def test_coalesced_a_row_pays_in_memory_only_where_it_takes_less_than_two_rows():
-    for multiplier, pays in ((1.9, True), (2.0, True), (2.1, False)):
-        options = CostOptions(memory_multiplier=multiplier, coalesce=True)
-        assert (breakpoints(CLUSTER, options)["mem_dp_rw"] < np.inf) == pays
-        at_no_budget = replace(options, memory_bytes=1.0)
-        with pytest.raises(SetupError, match=r"with [\d,]+ rows on all") as error:
-            plan_tiers([MODELS["RM-2"].fitted()], CLUSTER, "two_tier", at_no_budget)
-        assert ("with 0 rows" in str(error.value)) == (not pays)

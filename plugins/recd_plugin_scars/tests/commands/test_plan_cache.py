@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
 from recd_plugins.interfaces.access import AccessProfile
-from recd_plugins.interfaces.distributions import from_weights, zipf
+from recd_plugins.interfaces.distributions import zipf
 from recd_plugins.planning.topologies import read_topology
 
 REGISTRY = """
@@ -141,14 +140,6 @@ def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> 
     assert "that the distinct rows of one batch take" in small
     whole = words(plan("--profile", "reads.parquet"))
     assert "tables that are cached whole need no cache: t_item_0, t_seq_0_0" in whole
-
-
-def test_nothing_is_worth_caching(folder: Path) -> None:
-    even = np.ones(2000)
-    tables = {name: from_weights(name, even, 1.0) for name in ("t_item_0", "t_seq_0_0")}
-    AccessProfile(tables, "even").save(folder / "even.parquet")
-    shown = words(plan("--profile", "even.parquet", "--steps", "3"))
-    assert "no row is read more than once in 3 steps: nothing is worth caching" in shown
 
 
 @pytest.mark.parametrize(

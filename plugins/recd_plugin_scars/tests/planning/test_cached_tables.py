@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -277,41 +273,3 @@ def test_misses_take_time_by_where_they_come_from() -> None:
             times.append(perf.total)
         large, small, file = times[1], times[0], times[2]
         assert large < small < file
-
-
-def scaled(budget: int) -> dict[str, float]:
-    """Load factors that TorchRec's proposer finds for three tables, from 1 % of each."""
-    ready, module = registry({"a": 1.4, "b": 1.1, "c": 0.6}, 0.01), model("a", "b", "c")
-    spec = load_topology("zionex-a100-40g", nodes=1, ranks_per_node=1)
-    where = spec.model_copy(update={"hbm_bytes": budget}).to_torchrec()
-    found = constraints(ready, module, "cuda")
-    found = {name: replace(each, sharding_types=["table_wise"]) for name, each in found.items()}
-    planner = EmbeddingShardingPlanner(
-        topology=where,
-        batch_size=BATCH_SIZE,
-        enumerator=SortedEnumerator(where, found, ready.registry.training, ready.table_parts),
-        storage_reservation=FixedPercentageStorageReservation(RESERVED_SHARE),
-        proposer=EmbeddingOffloadScaleupProposer(),
-        constraints=found,
-        debug=False,
-    )
-    plan = cast(Any, planner.plan(module, ready.sharders()).plan["bags"])
-    configs = cast(Any, module)["bags"].embedding_bag_configs()
-    kept = {name: c for name, c in plan.items() if c.compute_kernel == "fused_uvm_caching"}
-    caches = as_planned(part_of(ready).caches, kept, configs)
-    return {name: caches[name].load_factor if name in kept else 1.0 for name in plan}
-
-
-def test_torchrec_sizes_caches_by_our_statistics() -> None:
-    """Load factors grow with the memory, and first those of tables that miss most.
-
-    TorchRec deals memory in proportion to expected lookups times cacheability, which is low for a
-    table that a small cache serves well.
-    """
-    table = ROWS * 4 * DIM
-    found = [scaled(int((0.6 + extra) * table / (1 - RESERVED_SHARE))) for extra in (0, 1, 2, 6)]
-    for less, more in pairwise(found):
-        assert all(less[name] < more[name] or more[name] == 1 for name in "abc")
-    for each in found:
-        assert 0.01 <= each["a"] <= each["b"] <= each["c"]
-    assert found[1]["a"] < found[1]["b"] < found[1]["c"]

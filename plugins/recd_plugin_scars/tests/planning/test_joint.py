@@ -122,31 +122,6 @@ def test_ties_go_to_fewer_rows() -> None:
     assert (best.place, best.cost) == (3, 1.0)
 
 
-def test_the_rule_of_equation_13_holds_at_the_optimum() -> None:
-    """With tau: one more row pays while it saves more than the smaller batch costs."""
-    p = zipf("t", 2000, 1.0, 1.0).accesses
-    d, step = 16.0, 2000.0
-
-    def pays(cached: int) -> bool:
-        b = (PAPER.total - cached * d) / PAPER.sample
-        left, alive = p[cached:], np.exp(b * np.log1p(-p[cached:]))
-        smaller = (1 - alive + b * alive * np.log1p(-left)).sum()
-        saved = float(1 - alive[0])
-        return saved >= d / (PAPER.total - (cached + 1) * d) * (float(smaller) + step / d)
-
-    best = order_of(zipf("t", 2000, 1.0, 1.0)).best(PAPER, StepCosts(step=step)).place
-    # It is for a small step; a row is one.
-    assert all(pays(cached) for cached in range(best - 1))
-    assert not any(pays(cached) for cached in range(best + 1, 1200))
-
-
-def test_more_caching_always_wins_where_samples_are_large() -> None:
-    """For a >= d / 2 and no fixed cost."""
-    for access in (zipf("t", 300, 1.0, 0.9), half_normal("t", 300, 1.0, 60.0)):
-        best = order_of(access).best(Memory(total=9000, sample=40), StepCosts())
-        assert best.place == 300
-
-
 def tables(rng: np.random.Generator, dims: Sequence[int]) -> list[TableLoad]:
     return [
         TableLoad(
@@ -230,31 +205,3 @@ def test_a_row_is_useful_that_is_read_more_than_once() -> None:
 def test_memory_without_room_for_a_batch() -> None:
     with pytest.raises(SetupError, match="100 bytes have no room for a batch of 8 samples of 40"):
         order_of(zipf("t", 10, 1.0, 1.0)).best(Memory(100, 40, least_batch=8), StepCosts())
-
-
-#: Rows of the tables of Criteo Terabyte, with ids modulo 10 million.
-CRITEO = (
-    *(9_980_333, 36_084, 17_217, 7_378, 20_134, 3, 7_112, 1_442, 61, 9_758_201, 1_333_352),
-    *(313_829, 10, 2_208, 11_156, 122, 4, 970, 14, 9_994_222, 7_267_859, 9_946_608, 415_421),
-    *(12_420, 101, 36),
-)
-
-
-@pytest.mark.parametrize(
-    ("exponent", "reduction", "hot"), [(1.0, 15.7, 0.15), (1.1, 31.8, 0.42), (1.2, 76.9, 0.71)]
-)
-def test_criteo_like_tables_at_a_64th(exponent: float, reduction: float, hot: float) -> None:
-    """Traffic reduced, and samples whose every row is cached; scaled, all ratios stay."""
-    row_bytes, batch_size = 4 * 64 + 4, 8192 // 64
-    loads = []
-    for number, size in enumerate(CRITEO):
-        weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent
-        weights = np.add.reduceat(weights, np.arange(0, size, 64))
-        loads.append(TableLoad(from_weights(f"t_{number}", weights, 1.0, seed=number), 64))
-    order = RowOrder(loads, [float(row_bytes)] * len(loads))
-    place = order.fitting(256 * 2**20 / 64)
-    plain = batch_size * len(loads) * row_bytes
-    assert plain / order.fetched_bytes(place, batch_size) == pytest.approx(reduction, rel=0.05)
-    rows = order.rows(place)
-    share = np.prod([load.covered(n) for load, n in zip(loads, rows, strict=True)])
-    assert share == pytest.approx(hot, abs=0.03)

@@ -20,13 +20,6 @@ def test_lines_are_fitted() -> None:
     assert "4 ms an iteration, 20 us a sample, and 3 s a GB" in found.text()
 
 
-def test_nothing_measured_is_negative() -> None:
-    found = fit({64: 3e-3, 128: 2e-3}, {1000: 1e-3, 2000: 1e-3}).rates
-    assert found.step_seconds > 0
-    assert found.sample_seconds == 0
-    assert found.byte_seconds >= 0
-
-
 def test_assumed_rates_are_bounds_of_the_link_between_the_tiers() -> None:
     spec = load_topology("dgx-a100-80g")
     assert spec.hbm_to_ddr_bandwidth is not None

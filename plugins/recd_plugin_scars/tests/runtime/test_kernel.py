@@ -362,17 +362,3 @@ def test_bytes_are_counted_as_rows_move(optimizer: str) -> None:
     kernel.train()
     [(_, traffic)] = kernel.traffic()
     assert (traffic.batches, traffic.lookups) == (1, 4), "training goes on where it was"
-
-
-def test_a_hot_batch_leaves_the_backing_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, kernel = one_table(cached=2)
-    learn(kernel(batch_of([[5], [6]])))
-
-    def fail(*_: Any, **__: Any) -> Tensor:
-        raise AssertionError("a hot batch moved rows")
-
-    monkeypatch.setattr(kernel._mover, "read", fail)
-    monkeypatch.setattr(kernel._mover, "write", fail)
-    learn(kernel(batch_of([[5, 6], [6]])))
-    with pytest.raises(AssertionError, match="moved rows"):
-        kernel(batch_of([[4], [6]]))
