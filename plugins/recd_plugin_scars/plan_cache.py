@@ -92,14 +92,6 @@ class CachePlanMode(PlanMode):
         ]
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:
-        searching = [
-            f"--{name.replace('_', '-')}"
-            for name in ("largest_batch", "sample_bytes")
-            if options[name] is not None
-        ]
-        if searching and not auto:
-            are = "are" if len(searching) > 1 else "is"
-            raise click.UsageError(f"{' and '.join(searching)} {are} for --cache --batch-size auto")
         if auto and options["memory"] is None:
             raise click.UsageError(
                 "--cache --batch-size auto weighs cached rows against the batch in some memory: "

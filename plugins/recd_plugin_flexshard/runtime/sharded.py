@@ -148,8 +148,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if self._has_tiers:
             raise SetupError(
                 "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "
-                f"with tiers have changed, as of {', '.join(self._tiered)}: leave "
-                "this module out by fqns_to_skip, or give its tables no tiers"
+                f"with tiers have changed, as of {', '.join(self._tiered)}: use fqns_to_skip"
             )
 
     def create_context(self) -> TieredContext:

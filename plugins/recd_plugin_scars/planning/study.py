@@ -32,7 +32,6 @@ from recd_plugins.api import (
     TopologySpec,
     measure_compute,
     plot_style,
-    shortened,
     size_text,
     tables_of,
     topology_line,
@@ -382,7 +381,7 @@ def study_caches(
         chosen=_point(order, place, shared, costs),
         limit=limit,
         steps=question.steps,
-        warnings=_warnings(plan, question, order.bytes(useful), limit, ranks),
+        warnings=_warnings(plan, question, order.bytes(useful)),
     )
 
 
@@ -459,9 +458,7 @@ def _point(order: RowOrder, place: int, shared: Memory, costs: StepCosts) -> Cur
     )
 
 
-def _warnings(
-    plan: CachePlan, question: CacheQuestion, useful_bytes: float, limit: Limit, ranks: int
-) -> list[str]:
+def _warnings(plan: CachePlan, question: CacheQuestion, useful_bytes: float) -> list[str]:
     tables = plan.tables.values()
     found = []
     in_flight = sum(table.traffic.unique_rows * table.traffic.row_bytes for table in tables)
@@ -469,32 +466,16 @@ def _warnings(
         found.append(
             f"no row is read more than once in {question.steps:,} steps: nothing is worth caching"
         )
-    elif not plan.cached_bytes:
-        found.append("no row has room, or pays for the batch that it makes smaller")
     if question.memory is not None and question.memory < in_flight:
         found.append(
             f"{size_text(question.memory)} is less than the {size_text(in_flight)} that the "
             "distinct rows of one batch take, which are in the fast memory while they are computed "
             "with: smaller batches, or more memory"
         )
-    if question.memory is not None and limit == "useful":
-        found.append(
-            f"all rows worth caching take {size_text(useful_bytes)}: more memory helps no more"
-        )
-    whole = [table.load.name for table in tables if table.cached == table.load.num_embeddings]
-    if whole:
-        found.append(f"tables that are cached whole need no cache: {shortened(whole)}")
     samples = min(table.load.access.samples for table in tables)
     if 1 < samples < plan.batch_size:
         found.append(
             f"the profile has seen {samples:,} samples, less than the {plan.batch_size:,} of a "
             "step: rows that it has not seen are taken for never read"
         )
-    if limit != "room" and question.batch_size is None:
-        largest = question.largest_batch * ranks
-        if plan.batch_size >= largest:
-            found.append(
-                f"the batch is the largest that --largest-batch allows: {question.largest_batch:,} "
-                "rows a rank"
-            )
     return found

@@ -96,8 +96,6 @@ def test_what_pays_is_cached_where_no_memory_is_named(folder: Path) -> None:
     report = json.loads((folder / "cache.json").read_text())
     for table in report["tables"].values():
         assert 0 < table["cached_rows"] == table["useful_rows"] < 2000
-    more = plan("--profile", "reads.parquet", "--steps", "5", "--memory", "1GB")
-    assert "more memory helps no more" in words(more)
 
 
 def test_the_batch_size_is_searched(folder: Path) -> None:
@@ -113,7 +111,6 @@ def test_the_batch_size_is_searched(folder: Path) -> None:
     result = plan(*searched, "--sample-bytes", "1KB", "--largest-batch", "32", "--json", "b.json")
     report = json.loads((folder / "b.json").read_text())
     assert (report["batch_size"], report["sample_bytes"]) == (64, 1000)
-    assert "the batch is the largest that --largest-batch allows" in words(result)
 
 
 def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
@@ -138,8 +135,6 @@ def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> 
     small = words(plan("--profile", "reads.parquet", "--memory", "8KB"))
     assert "7.8 KiB is less than the" in small
     assert "that the distinct rows of one batch take" in small
-    whole = words(plan("--profile", "reads.parquet"))
-    assert "tables that are cached whole need no cache: t_item_0, t_seq_0_0" in whole
 
 
 @pytest.mark.parametrize(
@@ -147,7 +142,6 @@ def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> 
     [
         (["--tiers"], "--tiers and --cache are two plans"),
         (["--memory", "much"], "'much' is no number of bytes; write 256MB"),
-        (["--largest-batch", "8"], "--largest-batch is for --cache --batch-size auto"),
         (["--batch-size", "auto"], "say how much with --memory, as 16GiB"),
         (["--batch-size", "auto", "--memory", "1KB"], "has no room for one sample of each of 2"),
         (["--profile", "none.parquet"], "none.parquet"),
