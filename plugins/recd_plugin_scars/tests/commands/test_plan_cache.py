@@ -147,7 +147,6 @@ def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> 
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not cover table t_item_0; its tables: t_user"),
         (["--profile", "larger.parquet"], "t_item_0 with 2,001 rows, and the model's has 2,000"),
-        (["--plot", "cache.txt"], "--plot cache.txt ends in none of .png, .svg, .pdf"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
