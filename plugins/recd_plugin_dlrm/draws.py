@@ -44,7 +44,6 @@ def draw(stream: np.uint64, counter: int) -> float:
     return np.float64(mix(stream + nb.uint64(counter) * GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
-Floats = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
