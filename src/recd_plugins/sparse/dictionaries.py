@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse.dedup import UniqueRows
-from recd_plugins.sparse.overlap import address_of, copy_bytes, int32_at
+from recd_plugins.sparse.kernels import address_of
+from recd_plugins.sparse.overlap import copy_bytes, int32_at
 
 u64 = np.uint64
 _ID_BYTES = 8

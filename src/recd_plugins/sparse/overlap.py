@@ -94,7 +94,7 @@ def _count_trailing_zeros(typing_context: Any, number: Any) -> Any:  # noqa: ARG
     return types.uint64(types.uint64), codegen
 
 
-def _address_of(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
+def _pointer_address(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
         return builder.ptrtoint(args[0], ir.IntType(64))
 
@@ -108,7 +108,7 @@ int64_at: Any = _pointer_to(types.int64)
 #: The same with 32-bit floats.
 float32_at: Any = _pointer_to(types.float32)
 #: The address that a pointer was made of.
-address_of: Any = intrinsic(_address_of)
+pointer_address: Any = intrinsic(_pointer_address)
 #: differing_words(left, right): bit i is set where the i-th of 64 words from two addresses differ.
 differing_words: Any = intrinsic(_differing_words)
 #: line_differs(left, right): 0 where the 64 bytes from two addresses are equal.
@@ -143,7 +143,7 @@ def offset_at(address: Any, wide: Any, row: Any) -> Any:
 @numba.njit(inline="always")
 def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
     """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
-    address = address_of(words)
+    address = pointer_address(words)
     at = start
     while at + u64(_BLOCK) <= end:
         left = address + np.int64(at << u64(2))

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse.dedup import SPARE, JaggedColumn, describe
+from recd_plugins.sparse.kernels import address_of
 from recd_plugins.sparse.overlap import (
-    address_of,
     copy_bytes,
     int32_at,
     next_change,
