@@ -94,14 +94,3 @@ def test_blocks_are_whole_batches_of_the_same_rows(plan, world_size, most_rows, 
         assert block[0].num_rows <= max(most_rows, plan.batch_size)
         # Only what completes the last batch is of other units.
         assert num_rows - block[0].num_rows < plan.batch_size
-
-
-def test_no_two_blocks_share_a_unit_of_whole_batches():
-    plan = ReadPlan(make_units([20, 40, 20]), batch_size=10)
-    blocks = cut_into_blocks(plan.pieces(0, (), 0, 1, 0), 10, 30)
-    assert [[(p.unit.group, p.skip, p.num_rows) for p in block] for block in blocks] == [
-        [(0, 0, 20)],
-        [(1, 0, 30)],
-        [(1, 30, 10)],
-        [(2, 0, 20)],
-    ]

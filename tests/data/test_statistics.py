@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugin_recd import papercal
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 from recd_plugins.data.parquet import FOOTER_KEY, read_footers
 from recd_plugins.data.statistics import StatisticsAccumulator
@@ -159,23 +158,3 @@ def test_a_footer_carries_statistics_and_files_merge(tmp_path):
     write(paths[1], parts[1], None)
     assert read_footers([paths[1]]) is None
     assert read_footers(paths) is None
-
-
-def test_papercal_has_the_duplication_of_the_paper():
-    """81.5 % of the ids exact and 89.7 % partial, DedupeFactor 5.4 exact and 9.7 partial."""
-    accumulator = StatisticsAccumulator(papercal.SCHEMA, KEYS)
-    for keys in papercal.chunks(papercal.row_keys(1 << 15, 0, "clustered"), 1 << 12):
-        accumulator.add(papercal.make_rows(keys))
-    found = accumulator.result()
-    total = found.total
-    assert found.samples_per_session == pytest.approx(16.5, rel=0.05)
-    assert total.exact_duplication == pytest.approx(0.815, abs=0.01)
-    assert total.shifted_ids / total.ids == pytest.approx(0.897, abs=0.01)
-    assert total.partial_duplication == pytest.approx(0.897, abs=0.015)
-    assert total.dedupe_factor == pytest.approx(5.4, rel=0.05)
-    assert total.partial_dedupe_factor == pytest.approx(9.7, rel=0.05)
-    for feature in papercal.FEATURES:
-        counted = found.features[feature.name]
-        assert counted.stays == pytest.approx(feature.keep, abs=0.02)
-        predicted = dedupe_factor(counted.samples_per_session, counted.stays)
-        assert predicted == pytest.approx(counted.dedupe_factor, rel=0.1)

@@ -14,12 +14,6 @@ from tests.fuzz.cases import Case, fuzz, no_json, recd, wrong
 
 from recd_plugins.cli import main
 
-CRITEO = (
-    "version: 1\ndataset: {use: dlrm.criteo, options: {path: days, buckets: 8, prefetch: 0, "
-    "evaluate: nothing}}\nconverter: {use: recd.kjt}\nmodel: {embedding_dim: 4, "
-    "num_embeddings: 8, bottom_mlp: [4], top_mlp: [4]}\n"
-    "training: {batch_size: 8, device: cpu}\n"
-)
 LINE = "\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n"
 
 
@@ -120,20 +114,3 @@ def test_a_conversion_of_criteo_that_broke_off(case: Case) -> None:
     found = tables.rows_in("new")
     if len(found) != 80 or any(row["cat_3"] != 0xAB or row["int_2"] != 5 for row in found):
         wrong(f"{len(found)} rows, or other values")
-
-
-@fuzz
-def test_an_index_of_criteo_changed(case: Case) -> None:
-    Path("days").mkdir()
-    Path("days/day_0").write_text(LINE * 40)
-    tables.write_registry(CRITEO)
-    run = ("run", "registry.yaml", "--json", "figures.json")
-    assert recd(*run).ok
-    good = tables.figures()
-    (note,) = Path("days/.recd-criteo").glob("*.json")
-    change_json(case, note)
-    done = recd(*run, leaves=["days"])
-    if not done.ok:
-        done.refused()
-    elif tables.figures() != good:
-        wrong(f"losses {tables.figures()}, not {good}")

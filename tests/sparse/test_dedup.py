@@ -168,10 +168,6 @@ def test_groups_that_are_copied_at_once_stand_next_to_others(before):
             check(found, group)
 
 
-def test_no_groups():
-    assert Deduplicator()([], 4) == []
-
-
 @pytest.mark.parametrize(
     ("column", "message"),
     [

@@ -103,16 +103,6 @@ def test_edge_batches(rows, unique):
     assert_same_kjt(ikjt.to_kjt(), kjt)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [[], [[]], [[1, 2], [1, 2], []]])
-def test_weights_of_any_width(rows, dtype):
-    weights = torch.ones(sum(map(len, rows)), dtype=dtype)
-    kjt = make_kjt({"a": rows}, weights=weights)
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
-    assert ikjt.num_unique() == len(set(map(tuple, rows)))
-    assert_same_kjt(ikjt.to_kjt(), kjt)
-
-
 def test_what_cannot_be_deduplicated_is_refused():
     kjt = make_kjt({"a": [[1], [1]]})
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])

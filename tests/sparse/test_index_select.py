@@ -71,22 +71,6 @@ def test_dtypes(
     assert selected.weights_or_none() is None
 
 
-@pytest.mark.filterwarnings("ignore:Input #. requires gradient:UserWarning")
-@pytest.mark.parametrize("width", [2, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gradcheck(width: int, dtype: torch.dtype) -> None:
-    values = torch.randn(5, width, dtype=dtype, requires_grad=True)
-    weights = torch.randn(5, dtype=dtype, requires_grad=True)
-    lengths, rows = torch.tensor([2, 0, 3]), torch.tensor([2, 2, 1, 0])
-
-    def select(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        selected = jagged_index_select(JaggedTensor(values, weights, lengths), rows)
-        return selected.values(), selected.weights()
-
-    # The function is linear, so a large eps is no error.
-    assert torch.autograd.gradcheck(select, (values, weights), eps=0.5, atol=1e-4)
-
-
 def test_memory_follows_the_values_that_are_taken_and_not_the_longest_row() -> None:
     lengths = torch.tensor([1000, *[1] * 99])
     values = torch.randn(int(lengths.sum()), 128, requires_grad=True)
