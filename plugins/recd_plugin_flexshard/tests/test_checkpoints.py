@@ -43,5 +43,4 @@ def test_checkpoints_are_those_of_tables_without_tiers(
     # Row-wise Adagrad has one number for each part of a row there.
     jobs = [job("torchrec.column_wise", "rows", 4, 10)]
     (refused,) = run_on_ranks(losses_of_jobs, 4, jobs, local_world_size=2)[0]
-    assert "step-000000009: cannot be loaded" in refused
-    assert "Adagrad for each part" in refused
+    assert "step-000000009: cannot be loaded into this model" in refused
