@@ -211,7 +211,7 @@ def study(
     say("counting what the model computes")
     compute = compute or measure_compute(registry)
     start = registry.training.batch_size
-    if batch_size is not None and not _has_rows(registry, start):
+    if batch_size is not None:
         registry = registry.with_training({"batch_size": batch_size})
     data = data_of_model(registry)
 
@@ -269,15 +269,6 @@ def study(
         registry.training.wire,
         chosen and chosen.with_compute(mine.seconds - mine.seconds_of_tables),
     )
-
-
-def _has_rows(registry: RunConfig, batch_size: int) -> bool:
-    """Whether the data has a batch of so many rows."""
-    try:
-        wrapped_dataset(registry).reader(rank=0, world_size=1, batch_size=batch_size, split="train")
-    except DataError:
-        return False
-    return True
 
 
 def report_side(
