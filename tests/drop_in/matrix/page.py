@@ -31,7 +31,7 @@ SIGNS = {
 }
 # A model in one piece adds up in another order, and Adagrad divides by what is nearly nothing.
 _NEAR_TRUTH = 1e-5
-_CUDA = ("CUDA", "cuda", "GPU", "'fbgemm' object has no attribute")
+_CUDA = ("CUDA", "cuda", "GPU", "CPU mode", "'fbgemm' object has no attribute")
 
 
 @dataclass(frozen=True)
