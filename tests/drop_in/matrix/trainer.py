@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -100,13 +100,7 @@ def loss_of(top: nn.Module, found: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 class Variant:
     """A trainer's model with all that it needs, on one side: ``ours``, ``stock`` or ``whole``.
 
-    Args:
-        cell: the trainer.
-        side: what shards it.
-        rank: this one.
-        group: of the ranks.
-        made: the plan of all sides; who is first makes it.
-        seed: of the weights.
+    The first side puts the plan of all of them into ``made``.
     """
 
     def __init__(
@@ -258,9 +252,7 @@ class Variant:
             yield from self._train_by_pipeline()
 
     def _train_plainly(self) -> Iterator[tuple[Tensor, Tensor]]:
-        model: Any = self.dmp
-        if self.rest.compiled == "all":
-            model = torch.compile(self.dmp, backend="eager")
+        model = self._compiled()
         for batch in self.batches():
             self.optimizer.zero_grad()
             with self._casts():
@@ -274,9 +266,7 @@ class Variant:
     def _train_by_pipeline(self) -> Iterator[tuple[Tensor, Tensor]]:
         name = "TrainPipelineBase" if self.loop.build is None else self.cell.pipeline
         build: Any = PIPELINES[name].build
-        model: Any = self.dmp
-        if self.rest.compiled == "all":
-            model = torch.compile(self.dmp, backend="eager")
+        model = self._compiled()
         model.train(self.loop.trains)
         pipeline = build(model, self.optimizer)
         if self.rest.accumulate > 1:
@@ -296,6 +286,10 @@ class Variant:
         if hasattr(pipeline, "detach"):
             pipeline.detach()
         model.train()
+
+    def _compiled(self) -> Any:
+        compiled = self.rest.compiled == "all"
+        return torch.compile(self.dmp, backend="eager") if compiled else self.dmp
 
     def _train_whole(self) -> Iterator[tuple[Tensor, Tensor]]:
         """A model in one piece sees the batches of all ranks."""
@@ -318,11 +312,7 @@ class Variant:
             yield loss.detach() if told else torch.zeros(()), predictions
 
     def _casts(self) -> AbstractContextManager[Any]:
-        return (
-            torch.autocast(self.device.type, torch.bfloat16)
-            if self.rest.autocast
-            else nullcontext()
-        )
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.rest.autocast)
 
     def evaluate(self) -> Tensor:
         """Predictions of plain rows."""
