@@ -214,14 +214,6 @@ class TableStrategy:
         """Return the planner's constraints by table; must not contradict the plugin's own."""
         return {}
 
-    def ranks(self, table: str) -> Collection[int] | None:
-        """Return the ranks that may hold rows of a table that is not split over all; None: any."""
-        return None
-
-    def together(self) -> Collection[Collection[str]]:
-        """Return groups of table names; the tables of a group stay whole on one rank."""
-        return ()
-
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:
         """Return the lookup kernels of all parts of this class; None for TorchRec's."""

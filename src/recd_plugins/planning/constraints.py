@@ -10,21 +10,18 @@ from typing import Any
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.planner.types import ParameterConstraints, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recd_plugins.compat.row_updates import ELEMENTWISE, kind_of_update
 from recd_plugins.config import TrainingSpec
-from recd_plugins.config.entries import CheckedPart
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
-from recd_plugins.planning.search import ON_A_NODE, TableGroup
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.entry_constraints import (
     EntryConstraints,
     entry_constraints,
@@ -40,8 +37,6 @@ _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 _GRID = ShardingType.GRID_SHARD.value
 _COLUMN_WISE = {ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, _GRID}
 _BY_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, _GRID}
-_ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
-_ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)
 
 
 @dataclass(frozen=True)
@@ -330,63 +325,3 @@ def _not_replicated(
         or (table.pooled and any_coalesced)
         or (table.name not in may and (variable if table.pooled else device_type == "cpu"))
     }
-
-
-def table_groups(
-    parts: Sequence[CheckedPart], tables: Sequence[str], world_size: int
-) -> tuple[TableGroup, ...]:
-    """Return the tables with constrained ranks, joined if they share a rank.
-
-    Raises:
-        SetupError: no rank is left to a table.
-    """
-    every = frozenset(range(world_size))
-    groups: list[TableGroup] = []
-    for part in parts:
-        said: list[tuple[frozenset[str], Collection[int]]] = [
-            (frozenset({table}), ranks)
-            for table in tables
-            if (ranks := part.ranks(table)) is not None
-        ]
-        said += [(frozenset(group), every) for group in part.together() if group]
-        for names, ranks in said:
-            met = [group for group in groups if group.tables & names]
-            joined = TableGroup(
-                names.union(*(group.tables for group in met)),
-                every.intersection(ranks, *(group.ranks for group in met)),
-                tuple(dict.fromkeys([*(p for group in met for p in group.places), part.place])),
-            )
-            if not joined.ranks:
-                raise SetupError(
-                    f"of {world_size} ranks none is left for {shortened(sorted(joined.tables))} by "
-                    f"{' and '.join(joined.places)}"
-                )
-            groups = [group for group in groups if group not in met] + [joined]
-    return tuple(group for group in groups if group.is_together or group.ranks != every)
-
-
-def with_ranks(
-    constraints: Mapping[str, ParameterConstraints],
-    groups: Sequence[TableGroup],
-    topology: Topology,
-) -> dict[str, ParameterConstraints]:
-    """Return constraints without sharding types that put shards on other ranks.
-
-    Raises:
-        SetupError: no sharding type is left to a table.
-    """
-    narrowed = dict(constraints)
-    for group in groups:
-        kinds: tuple[str, ...] = _ON_ONE_RANK if group.is_together else _ON_SOME_RANKS
-        if not group.is_together and group.nodes(topology.local_world_size):
-            kinds = (*kinds, *ON_A_NODE)
-        for name in group.tables:
-            wanted = constraints.get(name, _UNSET)
-            left = [kind for kind in wanted.sharding_types or kinds if kind in kinds]
-            if not left:
-                raise SetupError(
-                    f"table {name} is to be sharded {', '.join(wanted.sharding_types or ())}, not "
-                    f"only {group.words}: choose one of {', '.join(kinds)}"
-                )
-            narrowed[name] = replace(wanted, sharding_types=left)
-    return narrowed

@@ -40,9 +40,7 @@ from recd_plugins.interfaces.model_tables import (
 from recd_plugins.planning.constraints import (
     feasible,
     table_constraints,
-    table_groups,
     table_optimizers,
-    with_ranks,
 )
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
@@ -53,7 +51,7 @@ from recd_plugins.planning.estimates import (
     step_rating,
 )
 from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.search import FreeRanks, Option, Placement, TableGroup, search
+from recd_plugins.planning.search import FreeRanks, Option, Placement, search
 from recd_plugins.planning.step_cost import is_variable_table
 from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
 from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
@@ -131,13 +129,11 @@ class Planned:
         sharding: the plan for DistributedModelParallel.
         options: sharding of each table, with rank, storage and time of each shard.
         static: returns the storage of shards without inputs and outputs, by table name.
-        groups: tables whose ranks plugins restrict.
     """
 
     sharding: ShardingPlan
     options: tuple[ShardingOption, ...]
     static: Callable[[], dict[str, list[Storage]]]
-    groups: tuple[TableGroup, ...] = ()
 
 
 class RegistryPlanner(ShardingPlanner):
@@ -227,7 +223,7 @@ class RegistryPlanner(ShardingPlanner):
         Raises:
             SetupError: two constraints of a table contradict each other.
         """
-        wanted = table_constraints(
+        return table_constraints(
             self._prepared,
             tables_of(module),
             profile=self._profile,
@@ -238,11 +234,6 @@ class RegistryPlanner(ShardingPlanner):
             wishes=self._wishes,
             left=left_modules(module),
         )
-        return with_ranks(wanted, self._groups(module), self._topology)
-
-    def _groups(self, module: nn.Module) -> tuple[TableGroup, ...]:
-        tables = [table.name for table in tables_of(module)]
-        return table_groups(self._parts, tables, self._topology.world_size)
 
     def _search(
         self,
@@ -257,7 +248,6 @@ class RegistryPlanner(ShardingPlanner):
         constraints = feasible(
             module, sharders, self.constraints(module, sharders), topology.compute_device
         )
-        groups = self._groups(module)
         kept = self._activation_bytes
         activation_bytes = kept() if callable(kept) else kept
         free = free_storage(topology, training, parts, module, sharders, activation_bytes)
@@ -270,13 +260,13 @@ class RegistryPlanner(ShardingPlanner):
                 options = enumerator.options_of(module, sharders)
             except (PlannerError, ValueError) as error:  # a table cannot be split as it is to be
                 raise SetupError(f"TorchRec's planner: {error}") from error
-            found = search(options, FreeRanks(topology, free), groups, rate, fast=fast, first=first)
+            found = search(options, FreeRanks(topology, free), rate, fast=fast, first=first)
         if found is None and options:
             raise self._no_plan(module, constraints, activation_bytes)
         placement: Placement = found or {}
         chosen = [option.on(ranks.tolist()) for option, ranks in placement.items()]
         sharding = to_sharding_plan(chosen, topology) if chosen else ShardingPlan({})
-        return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen), groups)
+        return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen))
 
     @property
     def _variable_bags(self) -> set[str]:

@@ -32,8 +32,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.runtime.text import shortened
-
 Ranks = NDArray[np.int64]
 Proposal = Sequence["Option"]
 #: An option of each table, and the ranks of its shards.
@@ -50,49 +48,6 @@ _MOST_OF_GRID = 10_000
 # From so many ranks or tables on, an order gives up after so many plans that are no better.
 _MANY_RANKS, _MANY_TABLES = 64, 256
 _PATIENCE, _LEAST_PATIENCE = 32, 8
-
-
-#: Types whose shards the ranks of one node hold.
-ON_A_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
-
-
-@dataclass(frozen=True)
-class TableGroup:
-    """Tables whose ranks table strategies constrain.
-
-    Attributes:
-        tables: their names; several stay on one rank.
-        ranks: ranks that may hold rows of them.
-        places: entries that say so.
-    """
-
-    tables: frozenset[str]
-    ranks: frozenset[int]
-    places: tuple[str, ...]
-
-    @property
-    def is_together(self) -> bool:
-        """Whether they stay on one rank."""
-        return len(self.tables) > 1
-
-    @property
-    def words(self) -> str:
-        """The constraint, for ``recd plan``."""
-        together = f"{shortened(sorted(self.tables))} together " if self.is_together else ""
-        one = "one of " if self.is_together and len(self.ranks) > 1 else ""
-        ranks = shortened([str(rank) for rank in sorted(self.ranks)])
-        plural = "s" * (len(self.ranks) > 1)
-        return f"{together}on {one}rank{plural} {ranks}, says {' and '.join(self.places)}"
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return {"allowed_ranks": sorted(self.ranks), "together": sorted(self.tables)}
-
-    def nodes(self, ranks_per_node: int) -> list[tuple[int, ...]]:
-        """Return the nodes all of whose ranks are allowed."""
-        firsts = range(0, max(self.ranks) + 1, ranks_per_node)
-        nodes = (tuple(range(first, first + ranks_per_node)) for first in firsts)
-        return [node for node in nodes if self.ranks.issuperset(node)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +125,6 @@ class Option:
 def search(
     options: Sequence[Option],
     free: FreeRanks,
-    groups: Sequence[TableGroup],
     rate: Callable[[Placement], float],
     *,
     fast: bool = False,
@@ -181,7 +135,6 @@ def search(
     Args:
         options: of all tables.
         free: memory of the ranks.
-        groups: tables whose ranks plugins restrict.
         rate: milliseconds of a step.
         fast: try few proposals.
         first: return the first placement that fits.
@@ -202,7 +155,7 @@ def search(
                 if key in ratings:
                     rating = ratings[key]
                 else:
-                    placed = place(proposal, copy.copy(free), groups)
+                    placed = place(proposal, copy.copy(free))
                     rating = ratings[key] = None if placed is None else rate(placed)
                     if placed is not None and rating is not None and rating < best_rating:
                         best, best_rating = placed, rating
@@ -348,25 +301,11 @@ class FreeRanks:
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
             return self._on_a_node(option)
         for node in self._nodes[np.argsort(self._busy_nodes(), kind="stable")]:
-            if (placed := self.place_together([option], node)) is not None:
-                return placed[0]
+            before = self.storage[:, node], self.perf[:, node], self.busy[node]
+            if (placed := self._on_some(option, node)) is not None:
+                return placed
+            self.storage[:, node], self.perf[:, node], self.busy[node] = before
         return None
-
-    def place_together(self, options: Sequence[Option], ranks: Ranks) -> list[Ranks] | None:
-        """Give the shards of all options to some ranks; None if there is no room."""
-        before = self.storage[:, ranks], self.perf[:, ranks], self.busy[ranks]
-        placed = []
-        for option in options:
-            # Ranks of a node hold the row splits of a table in order.
-            if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
-                found = ranks if self._takes_each(option, ranks) else None
-            else:
-                found = self._on_some(option, ranks)
-            if found is None:
-                self.storage[:, ranks], self.perf[:, ranks], self.busy[ranks] = before
-                return None
-            placed.append(found)
-        return placed
 
     def place_by_torchrec(self, options: Sequence[Option]) -> list[Ranks] | None:
         """Place options on several nodes, or with dependencies, by TorchRec's partitioner."""
@@ -424,27 +363,11 @@ class FreeRanks:
         np.minimum(self._least, left.min(axis=1), out=self._least)
 
 
-def place(
-    proposal: Proposal, free: FreeRanks, groups: Sequence[TableGroup] = ()
-) -> Placement | None:
-    """Place groups of tables where they may be, then the others; None if there is no room.
-
-    Groups with the fewest ranks come first, of these the largest.
-    """
+def place(proposal: Proposal, free: FreeRanks) -> Placement | None:
+    """Place the options of all tables; None if there is no room."""
     placed: dict[Option, Ranks] = {}
-    rest = list(proposal)
-    chosen: list[tuple[TableGroup, list[Option]]] = []
-    for group in groups:
-        tables = [each for each in rest if each.sharding.name in group.tables]
-        chosen.append((group, sorted(tables, key=lambda each: each.sharding.name)))
-        rest = [each for each in rest if each.sharding.name not in group.tables]
-    chosen.sort(key=lambda pair: (len(pair[0].ranks), -sum(map(_num_bytes, pair[1]))))
-    for group, tables in chosen:
-        if (ranks := _place_group(group, tables, free)) is None:
-            return None
-        placed |= zip(tables, ranks, strict=True)
     others: list[Option] = []
-    for option in rest:
+    for option in proposal:
         if option.sharding.partition_by == PartitionByType.UNIFORM.value:
             if (found := free.place_on_all(option)) is None:
                 return None
@@ -463,21 +386,6 @@ def place(
     return {option: placed[option] for option in proposal}
 
 
-def _place_group(
-    group: TableGroup, options: Sequence[Option], free: FreeRanks
-) -> list[Ranks] | None:
-    """The least busy ranks that may hold all shards, and have room."""
-    choices: list[tuple[int, ...]] = [tuple(sorted(group.ranks))]
-    if group.is_together:
-        choices = [(rank,) for rank in sorted(group.ranks)]
-    elif not {each.sharding.sharding_type for each in options}.isdisjoint(ON_A_NODE):
-        choices = group.nodes(free.topology.local_world_size)
-    for ranks in sorted(choices, key=lambda each: (sum(free.busy[list(each)].tolist()), each[0])):
-        if (placed := free.place_together(options, np.array(ranks))) is not None:
-            return placed
-    return None
-
-
 def _is_simple(option: Option) -> bool:
     """Whether ``FreeRanks.place`` knows where an option goes."""
     sharding = option.sharding
@@ -486,11 +394,6 @@ def _is_simple(option: Option) -> bool:
         and sharding.dependency is None
         and sharding.compute_kernel != EmbeddingComputeKernel.KEY_VALUE.value
     )
-
-
-def _num_bytes(option: Option) -> int:
-    hbm, ddr, *_ = option.total_storage
-    return hbm + ddr
 
 
 def _total(perf: _Numbers) -> _Numbers:

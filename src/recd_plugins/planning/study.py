@@ -331,7 +331,6 @@ def _tables(
     candidate: ShardableModel, planned: Planned, batch_size: int
 ) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
-    groups = {name: group for group in planned.groups for name in group.tables}
     parts, profile = candidate.prepared.checked_parts, candidate.profile
     uncoalesced = replace(profile, distinct={})
     found = []
@@ -348,7 +347,6 @@ def _tables(
             (known.rows if table.pooled else known.ids)(table, batch_size)
             for known in (profile, uncoalesced)
         ]
-        group = groups.get(table.name)
         figures = {name: each for part in parts for name, each in part.figures(table.name).items()}
         words = [line for part in parts for line in part.words(table.name)]
         found.append(
@@ -366,8 +364,8 @@ def _tables(
                 _cached_rows(option),
                 sent[0],
                 sent[1] if table.name in profile.distinct else None,
-                figures if group is None else {**group.as_json(), **figures},
-                tuple(words if group is None else [group.words, *words]),
+                figures,
+                tuple(words),
             )
         )
     return tuple(found)

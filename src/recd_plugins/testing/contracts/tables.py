@@ -250,7 +250,7 @@ def _said_of_a_shard(
     else:
         kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
     is_split, is_copied = kind == ShardingType.ROW_WISE.value, kind == _COPIED
-    ranks = sorted(part.ranks(table.name) or range(setting.world_size))
+    ranks = list(range(setting.world_size))
     if not (is_split or is_copied):
         ranks = ranks[:1]
     rows = -(-table.num_embeddings // len(ranks)) if is_split else table.num_embeddings
@@ -289,8 +289,6 @@ def _said_of_a_shard(
 def said_of(part: TableStrategy, table: Table) -> dict[str, Any]:
     """What a part says of a table."""
     return {
-        "ranks": part.ranks(table.name),
-        "together": [sorted(group) for group in part.together() if table.name in group],
         "share": part.sharded_share(table.name),
         "bandwidth": part.fetch_bandwidth(table.name),
         "activations": part.activation_bytes(table, 100.0),
