@@ -69,7 +69,6 @@ class Measured:
         link_bytes: of the node and direction with most, by the counters of its interface.
         num_batches: of one rank, which go round.
         losses: by step, the mean over ranks.
-        predicted_seconds: by costs of the ranks that are measured at the start.
         failure: why it could not be trained; nothing else is known then.
     """
 
@@ -78,7 +77,6 @@ class Measured:
     link_bytes: float = 0.0
     num_batches: int = 0
     losses: list[float] = field(default_factory=list)
-    predicted_seconds: float | None = None
     failure: str | None = None
 
 
@@ -90,7 +88,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     topology = topology_at_start(TrainingSpec(), "cpu", job.ranks_per_node, resume=False)
     for name in job.registries:
         try:
-            sides[name] = _side(name, job, topology, found[name])
+            sides[name] = _side(name, job, topology)
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
     # Everything that is there stays: collecting garbage need not go through it.
@@ -116,14 +114,12 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     return found
 
 
-def _side(name: str, job: Job, topology: TopologySpec | None, found: Measured) -> RankTrainer:
+def _side(name: str, job: Job, topology: TopologySpec | None) -> RankTrainer:
     """Shard the model of a side. Batches are of the table's first rows, ranks in turns."""
     registry = load_registry(job.registries[name])
     with all_gradients_sent() if name in job.as_stock else nullcontext():
         sharders = stock_sharders(registry.training) if name in job.stock else None
         parts = assemble(registry, "plugins", _CPU, sharders=sharders, topology=topology)
-    if parts.predicted is not None:
-        found.predicted_seconds = parts.predicted
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # Plans look at the first rows: other rows have lists of other lengths.
     loader = parts.prepared.dataloader(rank=0, world_size=1, device=_CPU)

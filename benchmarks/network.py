@@ -213,7 +213,6 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
     for name in sorted(trained, key=median.__getitem__):
         each, rate = trained[name], cell.bytes_per_second
         busy = statistics.median(each.processor_seconds) / (os.cpu_count() or 1)
-        predicted = "" if each.predicted_seconds is None else 1e3 * each.predicted_seconds
         rows.append(
             [
                 name,
@@ -223,11 +222,10 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
                 each.link_bytes / trained[best].link_bytes,
                 1e3 * each.link_bytes / rate,
                 1e3 * busy,
-                predicted,
             ]
         )
     headings = ["", "ms a step", "stock's best over it", "MB of a link", "over stock's best"]
-    headings += ["link, ms", "processors, ms", "predicted, ms"]
+    headings += ["link, ms", "processors, ms"]
     names = [str(row[0]) for row in rows]
     bars = Bars(str(cell), "ms a step", names, {cell.rate: [median[name] * 1e3 for name in names]})
     figures = list(_figures(str(cell).replace(" ", "_"), trained, speedups))
@@ -253,9 +251,6 @@ def _figures(
         if others:
             other = max(others, key=ours.__getitem__)
             yield lower(f"{prefix}_over_best", ratios(speedups[other], speedups[name]))
-        if (predicted := trained[name].predicted_seconds) is not None:
-            over = [predicted / seconds for seconds in trained[name].seconds]
-            yield lower(f"{prefix}_predicted_over_step", over)
     # Trained on the same batches again and again, a model amplifies rounding without end.
     curves = [each.losses[: 2 * each.num_batches] for each in trained.values()]
     yield lower(f"{cell}_loss_max_abs_diff", max_abs_diff(curves), "loss", goal=1e-5)

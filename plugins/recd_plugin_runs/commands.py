@@ -343,9 +343,9 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """
     from recd_plugin_runs.report import read_runs
 
+    found = read_runs(runs)  # refuses a folder, which has no name with a suffix
     path = output or runs[0].with_suffix(".html")
     check_output(path, force, begins=rb"\s*<")
-    found = read_runs(runs)
     # Takes a second to import.
     from recd_plugin_runs.report import page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -130,27 +130,6 @@ class HotBatches(DatasetWrapper):
             rank=rank,
             world_size=world_size,
         )
-
-    def expected_groups(self) -> Mapping[str, float]:
-        """Return the share of hot samples if lookups are independent (SCARS, section III).
-
-        The product over tables of the hot rows' share of lookups, to the power of the lookups of a
-        sample. Lookups of one sample mostly go together, so more samples are hot.
-        """
-        if self._profile is not None:
-            loads = [
-                (table, self._size(table.num_embeddings)) for table in self._profile.tables.values()
-            ]
-        else:
-            loads = [
-                (table.load.access, table.cached)
-                for part in _cache_parts(self.lookups)
-                for table in part.expected.values()
-            ]
-        if not loads:
-            return {}
-        hot = float(np.prod([table.covered(rows) ** table.length for table, rows in loads]))
-        return {"hot": hot, "normal": 1 - hot}
 
     @cached_property
     def hot_rows(self) -> HotRows:

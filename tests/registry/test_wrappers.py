@@ -34,7 +34,6 @@ class Outer(DatasetWrapper):
         times: int = Field(default=1, gt=0)
     def reader(self, **arguments):
         return f"{self.options.word * self.options.times}({self.inner.reader(**arguments)})"
-    def expected_groups(self): return {self.options.word: 1.0}
 
 class Plain(Converter):
     """Nothing to convert."""
@@ -88,7 +87,6 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
     reader = wrapped.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(reader) == "bb(a(reader))"
     assert isinstance(wrapped, DatasetWrapper)
-    assert wrapped.expected_groups() == {"b": 1.0}
     assert wrapped.schema() == registry.dataset.schema()
     plain = registry.dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(plain) == "reader", "the dataset itself is as it was"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tests.training.lookahead_cases import Model as LookaheadModel
-from tests.training.lookahead_cases import Pipeline, Run, batch_of, pipeline_of, run, shard
+from tests.training.lookahead_cases import Pipeline, Run, batch_of, head_of, pipeline_of, run, shard
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -15,9 +18,38 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.sharding import pipeline as pipelines
+from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
+
+
+def events(rank: int, world_size: int) -> list[str]:
+    """What happens in four steps: passes, sums of dense gradients, lookups and optimizer steps."""
+    dmp, optimizer = shard(world_size, None, DEVICE)
+    happened = head_of(dmp).events
+
+    def noted(owner: Any, method: str, name: Callable[..., str]) -> Any:
+        original = getattr(owner, method)
+
+        def call(*arguments: Any) -> Any:
+            if (event := name(*arguments)) and happened[-1:] != [event]:
+                happened.append(event)
+            return original(*arguments)
+
+        return mock.patch.object(owner, method, call)
+
+    with (
+        noted(DeferredAllReduce, "start", lambda late: "sum" if late._ready else ""),
+        noted(pipelines._RowsAhead, "look_up", lambda _, context: f"look up {context.index}"),
+        noted(optimizer, "step", lambda *_: "optimizer"),
+    ):
+        pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
+        batches = iter([batch_of(rank, step) for step in range(6)])
+        for _ in range(4):
+            pipeline.progress(batches)
+    return happened
 
 
 def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
@@ -112,6 +144,12 @@ def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float,
         assert len(waits.losses) == (7 if fails else 8)
         for name, values in waits.state.items():
             assert torch.equal(values, late.state[name]), name
+
+
+def test_dense_gradients_are_summed_while_the_next_rows_are_looked_up() -> None:
+    happened = run_on_ranks(events, 2)[0]
+    step = happened[happened.index("forward 1") : happened.index("forward 2")]
+    assert step == ["forward 1", "backward 1", "sum", "look up 2", "optimizer"]
 
 
 def test_a_hook_of_the_trainers_own_stays() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
@@ -19,10 +17,7 @@ from recd_plugins.runtime.files import write_json
 from recd_plugins.training import result as module
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.result import (
-    MIXED,
     Comparison,
-    GroupCount,
-    GroupReport,
     Result,
     ShardingComparison,
     StallReport,
@@ -190,34 +185,3 @@ def test_workers_that_would_do() -> None:
     assert "preprocess" in advice
     assert "training.workers: 3" in advice
     assert "ingestion" not in advice
-
-
-def count(*batches: dict[str, int]) -> GroupCount:
-    counted = GroupCount()
-    for groups in batches:
-        counted.add(groups)
-    return counted
-
-
-HOT, NORMAL, BOTH = {"hot": 4}, {"normal": 4}, {"hot": 1, "normal": 3}
-
-
-def test_shares_batches_and_steps_of_all_ranks() -> None:
-    ranks = [count(HOT, HOT, NORMAL, NORMAL), count(HOT, NORMAL, BOTH, NORMAL)]
-    report = GroupReport.of(ranks, {"hot": 0.4, "normal": 0.6})
-    assert report is not None
-    found = report.as_json()
-    assert {name: (g["samples"], g["batches"], g["steps"]) for name, g in found.items()} == {
-        "hot": (13, 3, 1),
-        "normal": (19, 4, 1),
-        MIXED: (0, 1, 0),
-    }
-    assert found["hot"]["share"] == 13 / 32
-    assert (found["hot"]["expected"], found[MIXED]["expected"]) == (0.4, None)
-    console = Console(width=100, record=True)
-    console.print(report.table("of a run"))
-    shown = console.export_text()
-    assert "samples by group of a run" in shown
-    assert "40.6%" in shown
-    assert len(pickle.dumps(count(*[HOT, NORMAL] * 50_000))) < 201_000, "a rank sends few bytes"
-    assert "40.0%" in shown

@@ -22,10 +22,6 @@ class Batch:
 
     number: int
 
-    @property
-    def groups(self) -> dict[str, int]:
-        return [{"hot": 4}, {"normal": 4}, {"hot": 1, "normal": 3}][self.number - 1]
-
 
 class Loader:
     """Three batches an epoch."""
@@ -76,19 +72,6 @@ def test_an_epoch_that_was_just_finished() -> None:
     loader = Loader()
     loader.position = 3
     assert list(source(loader, Progress(3, 0), 2)) == [Batch(1), Batch(2), Batch(3)]
-
-
-def test_groups_are_those_of_batches_that_were_trained_on() -> None:
-    feeding = source(Loader())
-    for _ in feeding:
-        pass
-    assert [*feeding.groups.steps] == []
-    feeding.trained()
-    feeding.trained()
-    assert [*feeding.groups.steps] == ["hot", "normal"]
-    feeding.trained()
-    assert [*feeding.groups.steps] == ["hot", "normal", "mixed"]
-    assert feeding.groups.samples == {"hot": 5, "normal": 7}
 
 
 REGISTRY = """version: 1

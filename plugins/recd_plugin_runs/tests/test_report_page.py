@@ -29,7 +29,6 @@ def a_run(**changed: Any) -> dict[str, Any]:
         "test": None,
         "stages": None,
         "step_memory": None,
-        "groups": None,
         "stalls": None,
         "ingestion": None,
         **changed,
@@ -145,6 +144,12 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "holds no run" in result.output
     assert not (tmp_path / "two.html").exists()
+
+
+def test_the_command_refuses_a_folder() -> None:
+    result = CliRunner().invoke(main, ["report", "."])
+    assert result.exit_code == 1
+    assert "Is a directory" in result.output
 
 
 def test_the_registry_of_a_run_stands_on_its_page() -> None:

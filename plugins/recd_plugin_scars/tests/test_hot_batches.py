@@ -284,12 +284,3 @@ def test_a_state_at_the_start_of_a_window_fits_any_window(tmp_path: Path) -> Non
     assert sorted(prices) == sorted(
         price for rows in read(parquet(tmp_path)) for price in rows.data["price"].to_pylist()
     )
-
-
-def test_the_expected_share_is_the_product_over_tables(tmp_path: Path) -> None:
-    parquet(tmp_path)
-    hits = sum(1 / np.arange(1, 13)) / sum(1 / np.arange(1, IDS + 1))
-    length = sum(1 / np.arange(1, IDS + 1))
-    expected = profiled(tmp_path).expected_groups()
-    assert expected["hot"] == pytest.approx(hits ** (2 * length))
-    assert sum(expected.values()) == pytest.approx(1)

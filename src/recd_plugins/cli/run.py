@@ -388,8 +388,6 @@ def run(
         for name, result in results.items():
             for section in result.sections.values():
                 shown += section.shown(name)
-            if result.groups is not None:
-                shown.append(result.groups.table(name))
         waited = {
             name: result.stalls
             for name, result in (both or results).items()

@@ -175,11 +175,6 @@ class PreparedModel:
                 dataset.check()
             dataset = dataset.inner
 
-    def expected_groups(self) -> Mapping[str, float]:
-        """Return the share of samples that the outermost wrapper expects of each group."""
-        dataset = self.wrapped_dataset
-        return dataset.expected_groups() if isinstance(dataset, DatasetWrapper) else {}
-
 
 class RegistryLookups(Lookups):
     """The table rows that samples look up, after a registry's preprocessing. It can be pickled.

@@ -326,10 +326,6 @@ class DatasetWrapper(Dataset):
             RecdError: the reason; the line of the wrapper's entry is added.
         """
 
-    def expected_groups(self) -> Mapping[str, float]:
-        """Return the expected share of samples by group of ``Rows``, for ``recd run``."""
-        return {}
-
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:

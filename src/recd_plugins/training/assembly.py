@@ -18,8 +18,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.config import RunConfig
 from recd_plugins.interfaces import Candidate, FeatureSchema, PlanContext, Table
-from recd_plugins.interfaces.data_profile import DataProfile
-from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, tables_of
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.planning.choosing import (
@@ -35,15 +34,12 @@ from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
-from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.rank_agreement import check_agreement, tell_all
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
-from recd_plugins.sharding.pipeline import is_overlapped
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint_files import DamagedError
 from recd_plugins.training.identity import (
@@ -64,14 +60,13 @@ Variant = Literal["plugins", "baseline"]
 
 @dataclass(frozen=True)
 class Assembled:
-    """A sharded model with its optimizer, plan context and predicted step seconds."""
+    """A sharded model with its optimizer and plan context."""
 
     prepared: Prepared
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
     setting: PlanContext | None
-    predicted: float | None
 
 
 def assemble(
@@ -105,7 +100,6 @@ def assemble(
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
-    tables, all_tables = tuple(tables_of(model)), all_tables_of(model)
     profile = profile_of(prepared) if setting is None else setting.data.profile()
 
     def activations() -> int:
@@ -130,10 +124,9 @@ def assemble(
         )
     weights = first_weights(model)
     # Ranks measure slightly different costs: rank 0 decides.
-    spec = topology
-    if spec is None and registry.training.topology is not None:
-        spec = machine_of(registry.training, device=device)
-    costs = None if spec is None else spec.costs
+    if topology is None and registry.training.topology is not None:
+        topology = machine_of(registry.training, device=device)
+    costs = None if topology is None else topology.costs
     pays = tell_all("sharding the model", equal_gradients_pay(costs))[0]
     with nullcontext() if pays else all_gradients_sent():
         dmp = DistributedModelParallel(
@@ -154,47 +147,7 @@ def assemble(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    predicted = None
-    if setting is not None and spec is not None and costs is not None and dist.get_rank() == 0:
-        predicted = _predict_step(prepared, dmp, all_tables, profile, spec)
-    return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
-
-
-def _predict_step(
-    prepared: Prepared,
-    dmp: DistributedModelParallel,
-    tables: Sequence[Table],
-    profile: DataProfile,
-    spec: TopologySpec,
-) -> float | None:
-    """Predict the seconds of a step by measured costs."""
-    assert spec.costs is not None, "the caller looked"
-    registry = prepared.registry
-    # Equal gradients count only for tables whose modules deduplicate gradients.
-    dedups = {
-        name
-        for module in dmp.modules()
-        if isinstance(module, ExactShardedEmbeddingCollection) and module.dedups_gradients
-        for name in module.module_sharding_plan
-    }
-    gradients = {name: known for name, known in profile.gradients.items() if name in dedups}
-    with generators_kept():
-        compute = measure_compute(registry)
-    overlapped = is_overlapped(dmp, torch.device(spec.device), registry)
-    works = estimate_step_cost(
-        tables,
-        dmp.plan,
-        replace(profile, gradients=gradients),
-        compute,
-        batch_size=registry.training.batch_size,
-        world_size=spec.world_size,
-        local_world_size=spec.ranks_per_node,
-        parts=prepared.checked_parts,
-        wire=registry.training.wire,
-        overlapped=overlapped,
-        gloo=spec.device == "cpu",
-    )
-    return predict_stages(works, spec.costs, overlapped=overlapped).total or None
+    return Assembled(prepared, dmp, optimizer, tuple(tables_of(model)), setting)
 
 
 def _prepared(

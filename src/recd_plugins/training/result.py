@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -25,8 +23,6 @@ from recd_plugins.training.checkpoint_files import ValidationCurve
 
 #: Fewer timed steps give no advice on speed.
 FEW_STEPS = 5
-#: The group of a batch with rows of several groups.
-MIXED = "mixed"
 # Rounding differences above this mean an ill-conditioned run or a different computation.
 _GROWN = 1e-3
 # A higher test AUC usually means that a feature leaks the label.
@@ -36,7 +32,6 @@ _WORSE_VALIDATIONS = 2
 _OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
 _TITLES = {
     "step_seconds": "step time (median)",
-    "predicted_step_seconds": "  as predicted",
     "lookup_seconds": "  lookup",
     "gemm_seconds": "  GEMM",
     "all_to_all_seconds": "  all-to-all",
@@ -160,104 +155,6 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
     return table
 
 
-# Groups of rows.
-
-
-class GroupCount:
-    """Counts the batches that a rank trains on by the groups of their rows."""
-
-    def __init__(self) -> None:
-        self.samples = Counter[str]()
-        # Sent to every rank, millions after days: two bytes a batch.
-        self._names: list[str] = []
-        self._steps = array("H")
-
-    @property
-    def steps(self) -> Iterator[str]:
-        """The group of each batch, or ``MIXED``."""
-        return map(self._names.__getitem__, self._steps)
-
-    def add(self, groups: Mapping[str, int]) -> None:
-        """Add a batch, by its number of rows of each group."""
-        if groups:
-            self.samples.update(groups)
-            group = next(iter(groups)) if len(groups) == 1 else MIXED
-            if group not in self._names:
-                self._names.append(group)
-            self._steps.append(self._names.index(group))
-
-
-@dataclass(frozen=True)
-class GroupShare:
-    """Training rows of one group.
-
-    Attributes:
-        name: the group, or ``MIXED``.
-        samples: rows on all ranks; 0 for ``MIXED``, whose rows count for their groups.
-        share: share of all rows.
-        expected: share that the dataset wrapper expects, if known.
-        batches: batches on all ranks.
-        steps: steps in which every rank's batch was of this group.
-    """
-
-    name: str
-    samples: int
-    share: float
-    expected: float | None
-    batches: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class GroupReport:
-    """The groups of a run since it was started or resumed; ``MIXED`` last."""
-
-    groups: tuple[GroupShare, ...]
-
-    @classmethod
-    def of(cls, ranks: Sequence[GroupCount], expected: Mapping[str, float]) -> GroupReport | None:
-        """Merge the counts of all ranks; None if no batch had groups."""
-        samples = sum((rank.samples for rank in ranks), Counter[str]())
-        if not samples:
-            return None
-        batches = Counter(group for rank in ranks for group in rank.steps)
-        steps = zip(*(rank.steps for rank in ranks), strict=True)
-        alike = Counter(step[0] for step in steps if len(set(step)) == 1)
-        return cls(
-            tuple(
-                GroupShare(
-                    name,
-                    samples[name],
-                    samples[name] / samples.total(),
-                    expected.get(name),
-                    batches[name],
-                    alike[name],
-                )
-                for name in [*sorted(samples), MIXED]
-            )
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON values by group."""
-        return {group.name: asdict(group) for group in self.groups}
-
-    def table(self, title: str = "") -> Table:
-        """Show counted shares next to expected ones."""
-        table = Table(title=f"samples by group {title}".strip())
-        table.add_column("")
-        for heading in ("samples", "expected", "batches", "steps of all ranks"):
-            table.add_column(heading, justify="right", overflow="fold")
-        for group in self.groups:
-            table.add_row(
-                group.name,
-                "" if group.name == MIXED else f"{group.share:.1%}",
-                "" if group.expected is None else f"{group.expected:.1%}",
-                f"{group.batches:,}",
-                f"{group.steps:,}",
-            )
-        return table
-
-
 # A run.
 
 
@@ -319,12 +216,10 @@ class Result:
         step_memory: bytes of a step above those at its start, of the rank that needs most; None
             unless profiled.
         sections: reports of table plugins, by name.
-        groups: batches by the groups that a dataset wrapper sorts rows into, if any.
         stalls: waits of the timed steps for data.
         ingestion: figures of the ingestion by rank, of the training split; None without one.
         validation: validations while training, if there were any.
         first_step: step of the checkpoint that the run resumed; 0 if it was started.
-        predicted_step_seconds: by the measured costs of the topology, if there are any.
     """
 
     samples_per_second: float | None
@@ -339,18 +234,15 @@ class Result:
     stages: StageTimes | None = None
     step_memory: StepMemory | None = None
     sections: Mapping[str, Section] = field(default_factory=dict)
-    groups: GroupReport | None = None
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
     validation: ValidationReport | None = None
     first_step: int = 0
-    predicted_step_seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; each section under its name, metrics within ``test``."""
         reports = {
             **self.sections,
-            "groups": self.groups,
             "stalls": self.stalls,
             "validation": self.validation,
         }
@@ -387,8 +279,6 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
         "samples_per_second": (values["samples_per_second"], "samples/s"),
         "step_seconds": (values["step_seconds"], "s"),
     }
-    if (predicted := values.get("predicted_step_seconds")) is not None:
-        found["predicted_step_seconds"] = (predicted, "s")
     for stage, seconds in (values["stages"] or {}).items():
         found[f"{stage}_seconds"] = (seconds, "s")
     sent = values["collective_bytes"]

@@ -49,7 +49,7 @@ from recd_plugins.training.measurement import Measurement, sections_of, sum_by_k
 from recd_plugins.training.optimizer import LearningRates
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
-from recd_plugins.training.result import GroupCount, GroupReport, Result, StallReport
+from recd_plugins.training.result import Result, StallReport
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,6 @@ class BatchSource:
         start: where the run begins.
         epochs: passes over the data, including those before ``start``.
         steps: stop at this step, including those before ``start``; None for no limit.
-
-    Attributes:
-        groups: counts of the batches that were trained on.
     """
 
     def __init__(
@@ -153,8 +150,7 @@ class BatchSource:
         self._start = start or Progress()
         self._epochs = epochs
         self._steps = steps
-        self._waiting: deque[tuple[Progress, Mapping[str, int]]] = deque()
-        self.groups = GroupCount()
+        self._waiting: deque[Progress] = deque()
 
     @property
     def expected_steps(self) -> int:
@@ -174,15 +170,12 @@ class BatchSource:
                 if self._steps is not None and step >= self._steps:
                     return
                 step += 1
-                progress = Progress(step, epoch, self._loader.state_dict())
-                self._waiting.append((progress, batch.groups))
+                self._waiting.append(Progress(step, epoch, self._loader.state_dict()))
                 yield batch
 
     def trained(self) -> Progress:
         """Note that the oldest batch was trained on, and return the run's progress."""
-        progress, groups = self._waiting.popleft()
-        self.groups.add(groups)
-        return progress
+        return self._waiting.popleft()
 
 
 class Trainer:
@@ -419,9 +412,7 @@ class Trainer:
         """Return the figures of the run, which has ended."""
         test, metrics = self._test_figures()
         parts, measurement = self.parts, self.measurement
-        ranks, groups = zip(
-            *together(lambda: (measurement.figures(), self.source.groups)), strict=True
-        )
+        ranks = together(measurement.figures)
         counts = [rank.counts for rank in ranks if rank.counts is not None]
         profiles = [rank.stages for rank in ranks if rank.stages is not None]
         seconds = measurement.step_seconds()
@@ -451,7 +442,6 @@ class Trainer:
                 default=None,
             ),
             sections=sections,
-            groups=GroupReport.of(groups, parts.prepared.expected_groups()),
             stalls=StallReport.of(
                 [rank.stalls for rank in ranks],
                 self.training.workers,
@@ -460,7 +450,6 @@ class Trainer:
             ingestion=None if ingestion is None else together(lambda: dict(self.loader.report())),
             validation=None if self.validation is None else self.validation.report(),
             first_step=self.first_step,
-            predicted_step_seconds=from_rank_0(parts.predicted),
         )
         self.callbacks.ended(self.progress.step, self.losses)
         close_kernels(self.dmp)
