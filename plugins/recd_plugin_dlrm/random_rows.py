@@ -27,7 +27,7 @@ from recd_plugins.api import (
     Rows,
     Split,
     Unit,
-    digest,
+    readers,
 )
 
 #: Rows that are made, stored and read at once.
@@ -183,7 +183,7 @@ class Random(Dataset):
         return PlannedReader(
             ReadPlan(units, batch_size),
             self._read,
-            data={"split": split, "options": digest([_VERSION, units[0].first_row, drawn])},
+            data={"split": split, "options": readers.digest([_VERSION, units[0].first_row, drawn])},
             what=f"{self.name} ({split})",
             rank=rank,
             world_size=world_size,

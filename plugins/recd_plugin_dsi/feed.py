@@ -15,17 +15,15 @@ from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper, receive_block
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import (
-    BatchBlock,
     Feed,
     ModelInput,
     Reader,
-    ReadTask,
     SetupError,
-    StallMeter,
-    State,
-    decode,
     doing,
+    feeds,
     hand_out,
+    ipc,
+    stall_meter,
 )
 
 # Readers are removed if the waiting share is below this part of the target.
@@ -57,7 +55,7 @@ class Window:
 
     def measured(self, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """Yield the same batches; add each step."""
-        meter = StallMeter()
+        meter = stall_meter.StallMeter()
         handed_out: float | None = None
         for batch in meter.metered(batches):
             assert meter.newest is not None
@@ -101,7 +99,7 @@ class RayFeed(Feed):
     and on errors ``failed``, ``died``, ``lost`` and ``raised``.
     """
 
-    def __init__(self, task: ReadTask, options: RayOptions) -> None:
+    def __init__(self, task: feeds.ReadTask, options: RayOptions) -> None:
         self._options = options
         self._rank = task.rank
         self._task = pickle.dumps(task)
@@ -145,7 +143,9 @@ class RayFeed(Feed):
         self._end_feeder()
         self._cluster.leave()
 
-    def _blocks(self, position: State, num_blocks: int | None) -> Generator[BatchBlock, None, None]:
+    def _blocks(
+        self, position: feeds.State, num_blocks: int | None
+    ) -> Generator[feeds.BatchBlock, None, None]:
         # A read that is left early ends the feeder, and the next one starts another.
         if self._reading:
             self._end_feeder()
@@ -164,7 +164,7 @@ class RayFeed(Feed):
                 start = time.perf_counter()
                 data = receive_block(feeder.connection, fields["size"])
                 feeder.send("taken")
-                block: BatchBlock = decode(data)
+                block: feeds.BatchBlock = ipc.decode(data)
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
                 if self._feeder is not feeder:

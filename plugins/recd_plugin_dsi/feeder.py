@@ -42,14 +42,7 @@ from ray.exceptions import (
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
 from recd_plugin_dsi.helper import Sender, serve
-from recd_plugins.api import (
-    BatchBlock,
-    RecdError,
-    TaskReader,
-    encode,
-    portable,
-    silence_upstream,
-)
+from recd_plugins.api import RecdError, feeds, imports, ipc, processes
 
 if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import PhysicalOperator
@@ -251,11 +244,11 @@ def warm_up(task: bytes, position: dict[str, Any]) -> None:
 
 def _blocks(
     number: int, task: bytes, position: dict[str, Any], stride: int | None
-) -> Iterable[BatchBlock]:
+) -> Iterable[feeds.BatchBlock]:
     try:
         reader = _open(task)
     except Exception as error:
-        return [BatchBlock(number, [], portable(error))]
+        return [feeds.BatchBlock(number, [], processes.portable(error))]
     if stride is None:
         return [reader.block(position, number)]
     return reader.blocks(position, number, stride)
@@ -263,15 +256,15 @@ def _blocks(
 
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
-def _open(task: bytes) -> TaskReader:
-    silence_upstream()
-    reader: TaskReader = pickle.loads(task).open()
+def _open(task: bytes) -> feeds.TaskReader:
+    imports.silence_upstream()
+    reader: feeds.TaskReader = pickle.loads(task).open()
     return reader
 
 
-def _row(block: BatchBlock, again: bool) -> pa.Table:
+def _row(block: feeds.BatchBlock, again: bool) -> pa.Table:
     start = time.perf_counter()
-    data = encode(block)
+    data = ipc.encode(block)
     row: dict[str, Any] = {
         "last": block.end is not None,
         "process": os.getpid(),

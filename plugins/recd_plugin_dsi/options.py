@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StrictInt, model_validator
 
-from recd_plugins.api import PluginOptions, SetupError, read_bytes
+from recd_plugins.api import PluginOptions, SetupError, text_utils
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -68,7 +68,7 @@ class RayOptions(PluginOptions):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        read_bytes(self.memory)
+        text_utils.read_bytes(self.memory)
         if self.readers is not None and (self.min_readers or self.max_readers):
             raise ValueError(
                 "readers is a fixed number, min_readers and max_readers are the bounds of "
@@ -97,7 +97,7 @@ class RayOptions(PluginOptions):
     @property
     def memory_bytes(self) -> int:
         """The option ``memory`` in bytes."""
-        return read_bytes(self.memory)
+        return text_utils.read_bytes(self.memory)
 
 
 def check_ray() -> None:

@@ -34,7 +34,7 @@ class ReadersPlan(PlanMode):
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """See ``PlanMode.plan``."""
         from recd_plugin_dsi.readers_report import render, study_readers
-        from recd_plugins.api import STALL_TARGET
+        from recd_plugins.api import stall_meter
 
         assert question.batch_size is not None, "the batch size is not looked for"
         question.say("preparing the data")
@@ -42,7 +42,7 @@ class ReadersPlan(PlanMode):
             question.registry,
             question.plugins_dir,
             question.batch_size,
-            question.options["stall_target"] or STALL_TARGET,
+            question.options["stall_target"] or stall_meter.STALL_TARGET,
             question.say,
         )
         return PlanAnswer(render(plan), plan.as_json)

@@ -8,7 +8,7 @@ from recd_plugin_dsi.options import RayOptions, check_ray
 from recd_plugins.api import Ingestion
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Feed, ReadTask
+    from recd_plugins.api import Feed, feeds
 
 
 class RayIngestion(Ingestion):
@@ -25,7 +25,7 @@ class RayIngestion(Ingestion):
         """Refuse to start without Ray."""
         check_ray()
 
-    def open(self, task: ReadTask) -> Feed:
+    def open(self, task: feeds.ReadTask) -> Feed:
         """Start readers for one rank and split.
 
         A collective call if the ranks have a process group and no ``address`` is given.

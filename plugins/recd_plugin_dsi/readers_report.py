@@ -25,27 +25,23 @@ from rich.text import Text
 
 from recd_plugins.api import (
     STALL_CAUSES,
-    BatchBlock,
     Job,
     MakingTimes,
-    Pace,
-    ReadTask,
     RunConfig,
     assemble,
-    available_cores,
     backend_for,
     build_model,
-    choose_device,
-    clock_of,
-    decode,
-    device_of_rank,
-    encode,
+    devices,
+    feeds,
+    imports,
+    ipc,
     launch,
-    peak_bytes,
+    machine,
+    measurements,
     prepare,
     read_task,
-    silence_upstream,
-    size_text,
+    stall_meter,
+    text_utils,
     wrapped_dataset,
 )
 
@@ -111,7 +107,7 @@ def study_readers(
     ranks = registry.training.ranks
     dataset = wrapped_dataset(registry)
     dataset.prepare()
-    device = choose_device(registry)
+    device = devices.choose_device(registry)
     job = Job(
         registry.path,
         plugins_dir=plugins_dir,
@@ -128,11 +124,11 @@ def study_readers(
     show("training on batches that lie ready")
     trained = launch(_train, ranks, job, backend=backend_for(device))
     training = max(trained, key=lambda rank: rank.seconds)
-    return ReaderPlan(reading, training, target, batch_size, ranks, available_cores())
+    return ReaderPlan(reading, training, target, batch_size, ranks, machine.available_cores())
 
 
-def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]) -> Reading:
-    silence_upstream()
+def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str, Any]) -> Reading:
+    imports.silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
     _round(blocks, batches=1, seconds=0.0)
@@ -147,7 +143,7 @@ def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]
         MakingTimes(**making),
         median(each.cpu_seconds / len(each.making) for each in rounds),
         sum(each.bytes for each in rounds) / sum(len(each.making) for each in rounds),
-        peak_bytes(torch.device("cpu")),
+        measurements.peak_bytes(torch.device("cpu")),
     )
 
 
@@ -158,7 +154,7 @@ class _Round:
     bytes: int = 0
 
 
-def _round(blocks: Iterator[BatchBlock], batches: int, seconds: float) -> _Round:
+def _round(blocks: Iterator[feeds.BatchBlock], batches: int, seconds: float) -> _Round:
     """Read, pack and unpack some blocks; unpacking is no work of a reader."""
     found = _Round([])
     start = time.perf_counter()
@@ -166,17 +162,17 @@ def _round(blocks: Iterator[BatchBlock], batches: int, seconds: float) -> _Round
         begun = time.process_time()
         block = next(blocks)
         packing = time.perf_counter()
-        packed = encode(block)
+        packed = ipc.encode(block)
         found.cpu_seconds += time.process_time() - begun
         found.bytes += packed.nbytes
         unpacking = time.perf_counter()
-        unpacked = decode(packed)
+        unpacked = ipc.decode(packed)
         moved = unpacked.moved(unpacking - packing, time.perf_counter() - unpacking)
         found.making += [model_input.making for model_input, _ in moved.batches]
     return found
 
 
-def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]:
+def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds.BatchBlock]:
     """Yield blocks with batches, epoch after epoch."""
     while True:
         for block in blocks():
@@ -187,14 +183,14 @@ def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]
 
 
 def _train(rank: int, world_size: int, job: Job) -> Training:
-    silence_upstream()
-    device = device_of_rank(job.device)
+    imports.silence_upstream()
+    device = devices.device_of_rank(job.device)
     parts = assemble(_without_stores(job.load()), "plugins", device)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
         ready = list(islice(_epochs(loader), _READY))
     batches = cycle(ready)
-    clock = clock_of(device)
+    clock = machine.clock_of(device)
     parts.dmp.train()
     for _ in range(_WARMUP):
         pipeline.progress(batches)
@@ -259,11 +255,11 @@ class ReaderPlan:
     cores: int
 
     @cached_property
-    def pace(self) -> Pace:
+    def pace(self) -> stall_meter.Pace:
         """Mean seconds per batch."""
         making = self.reading.making
         arrival = making.arrival + self.training.pin_seconds
-        return Pace(making.reader, self.training.seconds, arrival)
+        return stall_meter.Pace(making.reader, self.training.seconds, arrival)
 
     @cached_property
     def readers(self) -> int | None:
@@ -392,12 +388,13 @@ def render(plan: ReaderPlan) -> RenderableType:
             f"{point.cores:.1f} of {plan.cores}",
             style="bold" if chosen else "",
         )
-    needs = f"a batch has {size_text(reading.batch_bytes)} on the wire: "
-    needs += f"{size_text(plan.bytes_per_second)}/s to a rank"
+    needs = f"a batch has {text_utils.size_text(reading.batch_bytes)} on the wire: "
+    needs += f"{text_utils.size_text(plan.bytes_per_second)}/s to a rank"
     if plan.readers:
         total, memory = plan.readers * plan.ranks, reading.memory_bytes
-        needs += f"\nreaders: {plan.readers} of a rank, {total} in all; memory {size_text(memory)} "
-        needs += f"each, {size_text(total * memory)} in all"
+        needs += f"\nreaders: {plan.readers} of a rank, {total} in all; "
+        needs += f"memory {text_utils.size_text(memory)} "
+        needs += f"each, {text_utils.size_text(total * memory)} in all"
     return Group(measured, "", curve, "", Text(needs), Text(plan.advice()))
 
 

@@ -10,41 +10,36 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugins.api import (
-    ABOVE_0,
-    AT_LEAST_1,
-    SHARE,
     PlanAnswer,
     PlanMode,
     PlanQuestion,
     RecdError,
-    chosen_topology,
-    error_console,
-    output_console,
-    topology_options,
-    write_json,
+    cli_options,
+    consoles,
+    file_utils,
 )
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
-    from recd_plugins.api import RunConfig, ShardableModel, TopologySpec
+    from recd_plugins.api import RunConfig, study, topologies
 
 
 @dataclass(frozen=True)
 class PlannedTiers:
     """A prepared model, and the plans of its sharding entries with tiers, by entry."""
 
-    candidate: ShardableModel
+    candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]
 
 
-def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
+def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> PlannedTiers:
     """Prepare data and model for the ranks of ``spec``; raise RecdError if no entry has tiers."""
     from recd_plugin_flexshard.part import TieredPart
-    from recd_plugins.api import with_plugins, wrapped_dataset
+    from recd_plugins.api import study, wrapped_dataset
 
     wrapped_dataset(registry).prepare()
-    candidate = with_plugins(registry, spec)
+    candidate = study.with_plugins(registry, spec)
     parts = candidate.prepared.parts.items()
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
     if plans:
@@ -69,13 +64,13 @@ class TiersPlan(PlanMode):
         return [
             click.Option(
                 ["--budget", "memory_ratio"],
-                type=ABOVE_0,
+                type=cli_options.ABOVE_0,
                 metavar="RATIO",
                 help="memory of a rank over that of row-wise, in place of the entries' own.",
             ),
             click.Option(
                 ["--overlap"],
-                type=SHARE,
+                type=cli_options.SHARE,
                 metavar="SHARE",
                 help="how much of the other collectives' time work hides, 0 to 1, likewise.",
             ),
@@ -103,13 +98,15 @@ class TiersPlan(PlanMode):
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@topology_options
+@cli_options.topology_options
 @click.option(
     "--batch-size",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Rows of a rank, in place of training.batch_size.",
 )
-@click.option("--steps", type=AT_LEAST_1, default=3, show_default=True, help="Batches of a rank.")
+@click.option(
+    "--steps", type=cli_options.AT_LEAST_1, default=3, show_default=True, help="Batches of a rank."
+)
 @click.option(
     "--data",
     is_flag=True,
@@ -146,30 +143,30 @@ def simulate(
     """
     from recd_plugin_flexshard.planning.simulate import simulate as play
     from recd_plugin_flexshard.simulate_report import as_json, render
-    from recd_plugins.api import load_registry, silence_upstream
+    from recd_plugins.api import imports, load_registry
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
-    silence_upstream()
+    imports.silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:
         loaded = loaded.with_training({"batch_size": batch_size})
     topology = topology or loaded.training.topology or "machine"
-    spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    with error_console().status("planning tiers"):
+    spec = cli_options.chosen_topology(loaded, topology, nodes, ranks_per_node)
+    with consoles.error_console().status("planning tiers"):
         planned = planned_tiers(loaded, spec)
     entries = {}
     for field, plan in planned.plans.items():
         source = _source(planned.candidate, plan, data, profile_path)
-        with error_console().status(f"playing {field}"):
+        with consoles.error_console().status(f"playing {field}"):
             entries[field] = play(plan, source, steps)
     if json_path is not None:
-        write_json(json_path, as_json(topology, spec, entries))
-    output_console().print(render(topology, spec, entries))
+        file_utils.write_json(json_path, as_json(topology, spec, entries))
+    consoles.output_console().print(render(topology, spec, entries))
 
 
 def _source(
-    candidate: ShardableModel, plan: TierPlan, data: bool, profile_path: Path | None
+    candidate: study.ShardableModel, plan: TierPlan, data: bool, profile_path: Path | None
 ) -> BatchIds:
     from recd_plugin_flexshard.planning import TableDemand
     from recd_plugin_flexshard.planning.simulate import DrawnBatches, RegistryBatches

@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 
-from recd_plugins.api import (
-    AccessOptions,
-    read_bytes,
-)
+from recd_plugins.api import AccessOptions, text_utils
 
 Count = Annotated[StrictInt, Field(gt=0)]
 _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
@@ -25,7 +22,7 @@ def read_budget(budget: Any) -> dict[str, float]:
             return {"memory_ratio": ratio}
     elif isinstance(budget, str | int):
         try:
-            return {"memory_bytes": float(read_bytes(budget))}
+            return {"memory_bytes": float(text_utils.read_bytes(budget))}
         except ValueError:
             pass
     raise ValueError(

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.api import Channel, CollectiveKind, StepCost
+    from recd_plugins.api import StepCost, stage_costs
 
 # Gradients of touched rows take the last two kinds.
-_GRADIENTS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
-_COLLECTIVES: dict[str, tuple[CollectiveKind, ...]] = {
+_GRADIENTS: tuple[stage_costs.CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
+_COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
     "cold": ("all_to_all",),
     "hot": _GRADIENTS,
     "flex": ("all_to_all",),
@@ -79,7 +79,7 @@ class TieredPart(TableStrategy):
         Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
         flex rows for each rank of a node, and those of a sum over all ranks once.
         """
-        from recd_plugins.api import EVERY_RANK, ID_BYTES, StepCost
+        from recd_plugins.api import StepCost, step_costs
 
         tiers = self._tables.get(table.name)
         if tiers is None:
@@ -104,14 +104,15 @@ class TieredPart(TableStrategy):
                 tiers.flex / local, tiers.flex_exchanged / local * sent_width
             )
         yield (
-            EVERY_RANK,
+            step_costs.EVERY_RANK,
             StepCost(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),
                 # All hot rows of a module are one lookup, and so are all flex rows.
                 lookups=(bool(tiers.hot) + bool(tiers.flex)) / len(self._tables),
-                bytes_in_node=in_node + (local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
+                bytes_in_node=in_node
+                + (local - 1) / local * flex * (step_costs.ID_BYTES + 2 * sent_width),
                 bytes_across_nodes=across,
                 bytes_reduced=reduced,
             ),
@@ -119,13 +120,13 @@ class TieredPart(TableStrategy):
 
     def collectives(self, tables: Collection[str]) -> int:
         """Return the collectives of flex rows, and of gradients of touched rows."""
-        from recd_plugins.api import COLLECTIVES
+        from recd_plugins.api import step_costs
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]
         cluster, syncs = self.plan.cluster, self.plan.syncs
         hot, flex = (any(getattr(t, tier) for t in of_tables) for tier in ("hot", "flex"))
         return (
-            COLLECTIVES * flex
+            step_costs.COLLECTIVES * flex
             + CopyGroup.hot(cluster).calls(syncs.hot) * hot
             + CopyGroup.flex(cluster).calls(syncs.flex) * flex
         )
@@ -144,7 +145,7 @@ class TieredPart(TableStrategy):
         copies = ((tiers.hot, "hot"), (tiers.flex, "flex"))
         return [f"{rows:,} {tier}" for rows, tier in copies if rows]
 
-    def channels(self, model: nn.Module) -> Mapping[Channel, str]:
+    def channels(self, model: nn.Module) -> Mapping[stage_costs.Channel, str]:
         from recd_plugin_flexshard.run_report import tiered_modules
 
         return {

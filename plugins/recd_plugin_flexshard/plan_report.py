@@ -21,7 +21,7 @@ from recd_plugin_flexshard.planning.plan import (
     sync_bytes,
 )
 from recd_plugin_flexshard.table_plan import memory_of
-from recd_plugins.api import SetupError, TopologySpec, size_text, topology_line
+from recd_plugins.api import SetupError, text_utils, topologies, topology_line
 
 _STRATEGY_NAMES: dict[Strategy, str] = {
     "two_tier": "two tiers",
@@ -103,7 +103,7 @@ class TiersReport:
     """The tiers of all sharding entries that have some; ``what_if`` replaces cost options."""
 
     topology: str
-    spec: TopologySpec
+    spec: topologies.TopologySpec
     batch_size: int
     what_if: Mapping[str, float]
     entries: Sequence[EntryTiers]
@@ -138,7 +138,7 @@ def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]
     return EntryTiers(field, plugin, plan, alternatives, problems)
 
 
-def topology_json(name: str, spec: TopologySpec) -> dict[str, Any]:
+def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
     """Return a topology with the collectives that are planned with."""
     return {
         "name": name,
@@ -191,7 +191,7 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     times = "" if options.memory_ratio == 1 else f"{options.memory_ratio:g} times "
     budget = f"{times}the memory of row-wise"
     if options.memory_bytes is not None:
-        budget = size_text(options.memory_bytes)
+        budget = text_utils.size_text(options.memory_bytes)
     yield Text(
         f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:.3g}, "
         f"c = {options.saved_activations:.3g}, least {options.minimise} within {budget}"
@@ -202,7 +202,9 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     words = {"dense": "all rows", "sparse": "touched rows"}
     for tier, by_sync in sync_bytes(plan).items():
         if any(getattr(table, tier) for table in plan.tables):
-            each = ", ".join(f"of {words[sync]} {size_text(n)}" for sync, n in by_sync.items())
+            each = ", ".join(
+                f"of {words[sync]} {text_utils.size_text(n)}" for sync, n in by_sync.items()
+            )
             chosen = words[getattr(plan.syncs, tier)]
             yield Text(f"Gradients of {tier} copies: {chosen}; bytes of a rank {each}")
     for strategy, problem in entry.problems.items():
@@ -246,13 +248,13 @@ def _strategies(entry: EntryTiers) -> Table:
         *("", "DP", "", "flex", "", "a2a saved", "memory", "x RW"),
     )
     memory = entry.plan.row_wise_memory_bytes
-    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size_text(memory), "1.00")
+    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", text_utils.size_text(memory), "1.00")
     for strategy, plan in entry.alternatives.items():
         table.add_row(
             _marked(entry, strategy),
             *_tiers(TierRows.of("all", plan.tables)),
             f"{plan.a2a_reduction:.1%}",
-            size_text(plan.memory_bytes),
+            text_utils.size_text(plan.memory_bytes),
             f"{plan.memory_ratio:,.2f}",
         )
     table.caption = "* of the registry; a2a: bytes of the all-to-all of all ranks"

@@ -12,7 +12,7 @@ from torch import nn
 
 from recd_plugin_flexshard.planning import TIERS, Tier, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
-from recd_plugins.api import Section, TrainedRun, bytes_of_tables, bytes_text, gradients_sent_once
+from recd_plugins.api import Section, TrainedRun, gradients_sent_once, step_costs, text_utils
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport
@@ -141,8 +141,8 @@ class TierReport(Section):
                     tier.tier.replace("_", " "),
                     _COLLECTIVES[tier.collective],
                     _GROUPS[tier.group],
-                    bytes_text(tier.observed),
-                    bytes_text(tier.predicted),
+                    text_utils.bytes_text(tier.observed),
+                    text_utils.bytes_text(tier.predicted),
                     "" if tier.ratio is None else f"{tier.ratio:.3f}",
                 )
         table.add_section()
@@ -150,7 +150,9 @@ class TierReport(Section):
         if self.plain_row_wise != self.row_wise:
             instead["row-wise, plain"] = self.plain_row_wise
         for words, num_bytes in instead.items():
-            table.add_row(words, "all-to-all", "all ranks", "", bytes_text(num_bytes), "")
+            table.add_row(
+                words, "all-to-all", "all ranks", "", text_utils.bytes_text(num_bytes), ""
+            )
         observed, predicted = self.a2a_reduction
         measured = "" if observed is None else f"{observed:.1%}, "
         table.caption = (
@@ -188,7 +190,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
     setting, profile = run.setting, run.setting.data.profile()
 
     def sent(known: DataProfile) -> float:
-        by_table = bytes_of_tables(
+        by_table = step_costs.bytes_of_tables(
             tables,
             shardings,
             known,

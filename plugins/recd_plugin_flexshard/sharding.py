@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from recd_plugin_flexshard.options import TierOptions
-from recd_plugins.api import (
-    PlanContext,
-    SetupError,
-    SharderArguments,
-    Sharding,
-    Table,
-    shortened,
-)
+from recd_plugins.api import PlanContext, SetupError, SharderArguments, Sharding, Table, text_utils
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,8 +54,10 @@ class TieredSharding(Sharding):
         if not tables:
             return None
         if pooled := [table for table in tables if table.pooled]:
-            names = shortened([table.name for table in pooled])
-            features = shortened([feature for table in pooled for feature in table.features])
+            names = text_utils.shortened([table.name for table in pooled])
+            features = text_utils.shortened(
+                [feature for table in pooled for feature in table.features]
+            )
             raise SetupError(
                 f"{self.name} is for tables of sequences, but bags look up {names}: name "
                 f"{features} in a pooling: entry if these are sequences, or use torchrec.row_wise"

@@ -14,7 +14,7 @@ from rich.text import Text
 from recd_plugin_flexshard.plan_report import rows_by_tier, topology_json
 from recd_plugin_flexshard.planning.plan import Tier, traffic
 from recd_plugin_flexshard.planning.simulate import Counts, PlayedSide, Simulation, imbalance
-from recd_plugins.api import TopologySpec, size_text, topology_line
+from recd_plugins.api import text_utils, topologies, topology_line
 
 _NAMES: dict[Tier, str] = {
     "cold": "cold: all-to-all",
@@ -24,7 +24,9 @@ _NAMES: dict[Tier, str] = {
 }
 
 
-def as_json(topology: str, spec: TopologySpec, entries: Mapping[str, Simulation]) -> dict[str, Any]:
+def as_json(
+    topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
+) -> dict[str, Any]:
     """Return JSON values; bytes are those of a step."""
     return {
         "topology": topology_json(topology, spec),
@@ -72,7 +74,9 @@ def _spread(by_rank: Counts) -> dict[str, float]:
     return {"mean": float(by_rank.mean()), "max": float(by_rank.max(1).mean())}
 
 
-def render(topology: str, spec: TopologySpec, entries: Mapping[str, Simulation]) -> RenderableType:
+def render(
+    topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
+) -> RenderableType:
     """Return the terminal report; arguments as ``as_json``."""
     parts: list[RenderableType] = [topology_line(topology, spec)]
     for field, played in entries.items():
@@ -103,11 +107,11 @@ def _collectives(played: Simulation) -> Table:
     lines = [("row-wise: all-to-all", played.row_wise.tiers["cold"], "", expected)]
     for name, tier in played.tiered.tiers.items():
         sent = predicted[name]
-        lines.append((_NAMES[name], tier, size_text(sent.bytes), sent.seconds))
+        lines.append((_NAMES[name], tier, text_utils.size_text(sent.bytes), sent.seconds))
     for heading, tier, num_bytes, seconds in lines:
         table.add_row(
             heading,
-            *map(size_text, _spread(tier.sent).values()),
+            *map(text_utils.size_text, _spread(tier.sent).values()),
             num_bytes,
             f"{tier.seconds.mean() * 1e3:,.3f}",
             f"{seconds * 1e3:,.3f}",

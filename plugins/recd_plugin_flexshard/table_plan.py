@@ -23,13 +23,7 @@ from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
-    from recd_plugins.api import (
-        CollectiveRates,
-        DistinctGradients,
-        PlanContext,
-        Table,
-        TopologySpec,
-    )
+    from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs, topologies
 
 #: The name of ``TierMemory`` in a topology.
 SECTION = "tiers"
@@ -54,14 +48,14 @@ class TierMemory(BaseModel):
         return self.memory_multiplier + 1 / world_size
 
 
-def memory_of(known: PlanContext | TopologySpec) -> TierMemory | None:
+def memory_of(known: PlanContext | topologies.TopologySpec) -> TierMemory | None:
     """Return the measured memory of copied rows, if any."""
     found = known.sections.get(SECTION)
     assert found is None or isinstance(found, TierMemory), "the package declares it"
     return found
 
 
-def collectives_of(rates: CollectiveRates) -> Collectives:
+def collectives_of(rates: stage_costs.CollectiveRates) -> Collectives:
     return Collectives(
         **{name: Collective(rate.bytes_per_second, rate.seconds) for name, rate in rates}
     )
@@ -109,10 +103,10 @@ def plan_tables(
 
 
 def _gradient_share(
-    known: Mapping[str, DistinctGradients], plan: TierPlan, world_size: int
+    known: Mapping[str, data_profiles.DistinctGradients], plan: TierPlan, world_size: int
 ) -> float:
     """Return the share of cold rows' gradients that is sent, where equal ones are sent once."""
-    from recd_plugins.api import NUMBER_BYTES
+    from recd_plugins.api import step_costs
 
     options, of_all, of_sent = plan.options, 0.0, 0.0
     for tiers in plan.tables:
@@ -120,7 +114,7 @@ def _gradient_share(
         if (gradients := known.get(tiers.name)) is not None:
             kept = tiers.shares_sent[2]
             differ = gradients.share(kept, world_size, coalesced=options.coalesce)
-            share = min(1.0, differ + NUMBER_BYTES / (dim * options.wire_bytes))
+            share = min(1.0, differ + step_costs.NUMBER_BYTES / (dim * options.wire_bytes))
         # Where all rows are copied, the share of the first cold ones.
         cold = dim * max(tiers.cold_sent, 1e-9)
         of_all += cold
@@ -143,10 +137,10 @@ def _costs(
 
 
 def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
-    from recd_plugins.api import load_topology
+    from recd_plugins.api import topologies
 
     try:
-        spec = load_topology(
+        spec = topologies.load_topology(
             other.topology,
             nodes=other.nodes,
             ranks_per_node=other.ranks_per_node,

@@ -19,16 +19,14 @@ from recd_plugins.api import (
     DataError,
     ModelInput,
     RecdError,
-    RowPipeline,
     Rows,
-    RowTable,
     RunConfig,
-    did_you_mean,
-    fitted_transforms,
+    file_utils,
     lower,
-    new_file,
-    rows_of_split,
-    whole_model,
+    row_pipelines,
+    row_tables,
+    text_utils,
+    trained_models,
 )
 
 #: Files of vectors.
@@ -54,7 +52,7 @@ def rank(
     """Return means over the positive rows of the test split, ``num_queries`` and ``num_items``."""
     registry.dataset.prepare()
     schema = registry.dataset.schema()
-    prepared = whole_model(registry, checkpoint)
+    prepared = trained_models.whole_model(registry, checkpoint)
     module: Any = prepared.model.eval()
     if not (hasattr(module, "user_vectors") and hasattr(module, "item_vectors")):
         raise RecdError(
@@ -65,11 +63,13 @@ def rank(
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
     with torch.no_grad():
         # The converter is fitted to batches of training; those here are of other sizes.
-        transforms = fitted_transforms(registry, prepared)
+        transforms = row_pipelines.fitted_transforms(registry, prepared)
 
         def batch_of(rows: Rows) -> ModelInput:
             resized = registry.with_training({"batch_size": len(rows)})
-            return lower(RowPipeline(resized, transforms).batch(rows), prepared.placement)
+            return lower(
+                row_pipelines.RowPipeline(resized, transforms).batch(rows), prepared.placement
+            )
 
         vectors = module.item_vectors(batch_of(items.rows.take(np.arange(len(items)), {})))
         had = _Had(registry, rules, items)
@@ -89,7 +89,10 @@ def rank(
     if vectors_to is not None:
         of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
         items_to, users_to = (vectors_to / name for name in VECTORS)
-        with new_file(items_to) as items_file, new_file(users_to) as users_file:
+        with (
+            file_utils.new_file(items_to) as items_file,
+            file_utils.new_file(users_to) as users_file,
+        ):
             pq.write_table(of_items, items_file)
             pq.write_table(pa.concat_tables(of_users), users_file)
     return {**means(parts), "num_queries": num_queries, "num_items": len(items)}
@@ -115,7 +118,7 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
         if name is not None and name not in known:
             raise RecdError(
                 f"{option} {name}: the dataset has no such sparse feature"
-                + (did_you_mean(name, known) or f"; there are: {', '.join(known)}")
+                + (text_utils.did_you_mean(name, known) or f"; there are: {', '.join(known)}")
             )
     if own and item != own:
         raise RecdError(
@@ -174,7 +177,7 @@ class _Had:
         self._rules, self._items = rules, items
         self._by_user: dict[tuple[int, ...], list[int]] = {}
         if rules.user is not None:
-            for rows in rows_of_split(registry.dataset, "train"):
+            for rows in row_tables.rows_of_split(registry.dataset, "train"):
                 places = items.places(item_of_rows(rows, rules.item)).tolist()
                 for user, place in zip(_keys(rows, rules.user), places, strict=True):
                     if user:  # rows without one are of many, not of one user
@@ -202,8 +205,8 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 
 def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
     """Yield positive rows of the test split, ``_QUERIES`` at a time."""
-    for rows in rows_of_split(registry.dataset, "test"):
-        table = RowTable([rows])
+    for rows in row_tables.rows_of_split(registry.dataset, "test"):
+        table = row_tables.RowTable([rows])
         chosen = np.flatnonzero(is_positive(rows, label))
         for start in range(0, len(chosen), _QUERIES):
             yield table.take(chosen[start : start + _QUERIES], {})

@@ -13,15 +13,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.api import (
-    DataError,
-    Dataset,
-    DatasetWrapper,
-    Rows,
-    RowTable,
-    rows_of_split,
-    sparse_column,
-)
+from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows, arrow, row_tables
 
 Int64s = NDArray[np.int64]
 T = TypeVar("T")
@@ -43,7 +35,7 @@ def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
 
 def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
     """Return ids of a sparse feature and the length of each row."""
-    ids, offsets = sparse_column(rows, feature)
+    ids, offsets = arrow.sparse_column(rows, feature)
     return ids[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64)
 
 
@@ -76,7 +68,7 @@ class Items:
 
     ids: Int64s
     counts: Int64s
-    rows: RowTable
+    rows: row_tables.RowTable
     columns: tuple[str, ...]
 
     @classmethod
@@ -85,7 +77,7 @@ class Items:
         ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
         parts: list[Rows] = []
         found: list[Int64s] = []
-        for rows in rows_of_split(dataset, "train"):
+        for rows in row_tables.rows_of_split(dataset, "train"):
             unique, first, number = np.unique(
                 item_of_rows(rows, item), return_index=True, return_counts=True
             )
@@ -93,12 +85,12 @@ class Items:
             if new.any():
                 found.append(unique[new])
                 part = Rows(rows.data.select(list(columns)), rows.origins)
-                parts.append(RowTable([part]).take(first[new], {}))
+                parts.append(row_tables.RowTable([part]).take(first[new], {}))
             merged, inverse = np.unique(np.concatenate([ids, unique]), return_inverse=True)
             counts = np.bincount(inverse, np.concatenate([counts, number])).astype(np.int64)
             ids = merged
         order = np.argsort(np.concatenate(found))
-        table = RowTable([RowTable(parts).take(order, {})])
+        table = row_tables.RowTable([row_tables.RowTable(parts).take(order, {})])
         return cls(ids, counts, table, tuple(columns))
 
     def __len__(self) -> int:

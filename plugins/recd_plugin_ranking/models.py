@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_plugin_ranking.options import SasRecOptions, TwoTowerOptions
-from recd_plugins.api import Model, ModelFeatures, RecdError, did_you_mean, shortened
+from recd_plugins.api import Model, ModelFeatures, RecdError, text_utils
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,10 @@ class TwoTower(Model):
             if not any(fnmatchcase(name, pattern) for name in tables):
                 raise RecdError(
                     f"{self.name}: option tables names {pattern}, which matches no table"
-                    + (did_you_mean(pattern, tables) or f"; the tables: {shortened(tables)}")
+                    + (
+                        text_utils.did_you_mean(pattern, tables)
+                        or f"; the tables: {text_utils.shortened(tables)}"
+                    )
                 )
         share = None
         if options.loss == "in_batch" and options.correct:

@@ -32,13 +32,12 @@ from recd_plugins.api import (
     Reader,
     ReadPlan,
     Rows,
-    RowTable,
     SessionKeys,
     SetupError,
     Split,
     Unit,
-    digest,
-    rows_of_split,
+    readers,
+    row_tables,
 )
 
 # What is still not allowed after so many draws is drawn among what is allowed.
@@ -73,8 +72,10 @@ class DrawnItems:
         own = Rows(rows.data.select(columns), rows.origins)
         others = self._items.rows.take(drawn.ravel(), {})
         order = np.arange(num_rows)[:, None], num_rows + np.arange(drawn.size).reshape(drawn.shape)
-        mixed = RowTable([own, others]).take(np.concatenate(order, 1).ravel(), {})
-        whole = RowTable([rows]).take(np.repeat(np.arange(num_rows), copies + 1), rows.groups)
+        mixed = row_tables.RowTable([own, others]).take(np.concatenate(order, 1).ravel(), {})
+        whole = row_tables.RowTable([rows]).take(
+            np.repeat(np.arange(num_rows), copies + 1), rows.groups
+        )
         labels = np.arange(len(whole)) % (copies + 1) == 0
         replaced = {name: mixed.data.column(name) for name in columns}
         replaced[self._label] = pa.array(labels.astype(np.int8)).cast(
@@ -169,7 +170,7 @@ class RequestRows:
         seed: int,
     ) -> None:
         parts, sessions, labels = [], [], []
-        for rows in rows_of_split(dataset, "train"):
+        for rows in row_tables.rows_of_split(dataset, "train"):
             sessions.append(_sessions(rows, keys.session))
             labels.append(is_positive(rows, label))
             parts.append(Rows(rows.data.select(list(columns)), rows.origins))
@@ -187,7 +188,7 @@ class RequestRows:
                 f"{dataset.name}: no session has a positive row and another one to draw in_request"
             )
         self._clicked, self._session = clicked, session
-        self._table = RowTable(parts)
+        self._table = row_tables.RowTable(parts)
         self._negatives, self._seed = negatives, seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
@@ -340,13 +341,16 @@ class Negatives(DatasetWrapper):
                 f"training.batch_size to {below}, say"
             )
         anchors = batch_size // together
-        said = {"negatives": digest(self.options.model_dump(mode="json"))}
+        said = {"negatives": readers.digest(self.options.model_dump(mode="json"))}
         if self.options.by != "in_request":
             inner = self.inner.reader(**ranks, batch_size=anchors, split=split)
             return NegativesReader(inner, self._drawn_items, said)
         rows = self._request_rows
         log = self.inner.reader(rank=0, world_size=1, batch_size=1, split=split).state_dict()
-        data = {**said, "log": digest(log)}  # its state at the start says which rows these are
+        data = {
+            **said,
+            "log": readers.digest(log),
+        }  # its state at the start says which rows these are
         return NegativesReader(rows.positives(**ranks, batch_size=anchors, data=data), rows, said)
 
     @cached_property

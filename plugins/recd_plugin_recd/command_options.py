@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, OUTPUT
+from recd_plugins.api import cli_options
 
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
@@ -33,7 +33,7 @@ nulls = click.option(
 )
 row_group_rows = click.option(
     "--row-group-rows",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     default=8192,
     show_default=True,
     help="Most rows of a row group, which ends where a session ends.",
@@ -42,6 +42,6 @@ force = click.option("--force", is_flag=True, help="Replace DST where it is a ta
 figures = click.option(
     "--json",
     "json_path",
-    type=OUTPUT,
+    type=cli_options.OUTPUT,
     help="Write figures here.",
 )

@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import (
-    OUTPUT_PATH,
-    DataError,
-    did_you_mean,
-    new_place,
-    progress_bars,
-    write_json,
-)
+from recd_plugins.api import DataError, cli_options, file_utils, progress_bars, text_utils
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Layout, Nulls
+    from recd_plugins.api import list_dict, parquet_writer
 
 
 @dataclass(frozen=True)
@@ -42,12 +35,12 @@ class Conversion:
 
     source: Path
     target: Path
-    layout: Layout
+    layout: list_dict.Layout
     session: str = "session_id"
     timestamp: str = "ts"
     row_group_rows: int = 8192
     compression_level: int = 3
-    nulls: Nulls = "error"
+    nulls: parquet_writer.Nulls = "error"
     popularity: Path | None = None
 
 
@@ -56,7 +49,7 @@ class ConvertedTable:
     """What was written: rows, the layout of each feature, and bytes before and after."""
 
     rows: int
-    layouts: dict[str, Layout]
+    layouts: dict[str, list_dict.Layout]
     source_bytes: int
     target_bytes: int
 
@@ -72,7 +65,7 @@ def convert(
         start: gets the number of rows, and returns what gets how many more are written.
     """
     from recd_plugin_recd.sessions import ParquetSource, check_target
-    from recd_plugins.api import Piece, TableWriter, put, read_metadata, scratch_folder
+    from recd_plugins.api import Piece, folders, parquet, parquet_writer
 
     source, target = conversion.source, conversion.target
     check_target(source, target, force)
@@ -82,15 +75,15 @@ def convert(
     if conversion.popularity is not None:
         popularity = read_popularity(conversion.popularity, source_table.features)
     progress = start(source_table.num_rows or 0)
-    with scratch_folder(target) as scratch:
+    with folders.scratch_folder(target) as scratch:
         new = scratch / "table" / target.name
-        layouts: Layout | dict[str, Layout] = conversion.layout
+        layouts: list_dict.Layout | dict[str, list_dict.Layout] = conversion.layout
         # A file with rows is first, because it decides on the layouts of all.
         with_rows = {unit.file for unit in table.units}
         for number in sorted(range(len(table.files)), key=lambda number: number not in with_rows):
             file = table.files[number]
-            metadata = read_metadata(file).metadata or {}
-            with TableWriter(
+            metadata = parquet.read_metadata(file).metadata or {}
+            with parquet_writer.TableWriter(
                 new if source.is_file() else new / file.relative_to(source),
                 table.schema,
                 keys=source_table.keys,
@@ -110,7 +103,7 @@ def convert(
             layouts = writer.layouts
         files = [new] if source.is_file() else new.rglob("*.parquet")
         written = sum(file.stat().st_size for file in files)
-        put(new, target, scratch)
+        folders.put(new, target, scratch)
     assert not isinstance(layouts, str), "there is at least one file"
     before = sum(file.stat().st_size for file in table.files)
     return ConvertedTable(source_table.num_rows or 0, layouts, before, written)
@@ -126,14 +119,16 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
     for name in order:
         if name not in features:
             raise DataError(
-                f"{path}: the table has no feature {name}{did_you_mean(name, features)}"
+                f"{path}: the table has no feature {name}{text_utils.did_you_mean(name, features)}"
             )
     return tuple(order)
 
 
 @click.command("convert-layout")
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument("target", type=OUTPUT_PATH, metavar="DST", callback=new_place)
+@click.argument(
+    "target", type=cli_options.OUTPUT_PATH, metavar="DST", callback=cli_options.new_place
+)
 @click.option(
     "--layout",
     type=click.Choice(["list", "list_dict"]),
@@ -159,7 +154,12 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
 @command_options.force
 @command_options.figures
 def convert_layout(
-    source: Path, target: Path, layout: Layout, force: bool, json_path: Path | None, **options: Any
+    source: Path,
+    target: Path,
+    layout: list_dict.Layout,
+    force: bool,
+    json_path: Path | None,
+    **options: Any,
 ) -> None:
     """Write the table SRC with its lists in another layout as DST.
 
@@ -167,7 +167,7 @@ def convert_layout(
     their names and metadata. With list_dict, features that hardly repeat stay lists.
     """
     conversion = Conversion(source, target, layout, **options)
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         start = partial(add_bar, f"writing {target.name}")
         done = convert(conversion, force=force, start=start)
     click.echo(
@@ -178,4 +178,4 @@ def convert_layout(
     if lists:
         click.echo(f"lists as before, because they repeat too little: {', '.join(lists)}")
     if json_path is not None:
-        write_json(json_path, asdict(done))
+        file_utils.write_json(json_path, asdict(done))

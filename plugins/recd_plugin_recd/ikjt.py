@@ -17,11 +17,11 @@ from recd_plugins.api import (
     PlainConverter,
     PluginOptions,
     Rows,
-    did_you_mean,
+    text_utils,
 )
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Batch, Deduplicator, InverseKeyedJaggedTensor
+    from recd_plugins.api import Batch, InverseKeyedJaggedTensor, dedup
 
 
 #: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
@@ -80,10 +80,10 @@ class IkjtConverter(Converter):
         self._groups: tuple[DedupGroup, ...] | None = None
 
     @cached_property
-    def _deduplicate(self) -> Deduplicator:
-        from recd_plugins.api import Deduplicator
+    def _deduplicate(self) -> dedup.Deduplicator:
+        from recd_plugins.api import dedup
 
-        return Deduplicator(neighbours_only=self.options.compare == "neighbours")
+        return dedup.Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Decide on groups."""
@@ -119,35 +119,37 @@ class IkjtConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """Convert rows; the first ones are the sample if ``fit`` was not called."""
-        from recd_plugins.api import Batch, dense_features, kjt_from_columns, labels, sparse_column
+        from recd_plugins.api import Batch, arrow, from_columns
 
         if self._groups is None:
             self.fit(rows, schema)
         groups = [group.features for group in self.report() if group.deduplicated]
         grouped = set(chain(*groups))
-        plain = {name: sparse_column(rows, name) for name in schema.sparse if name not in grouped}
+        plain = {
+            name: arrow.sparse_column(rows, name) for name in schema.sparse if name not in grouped
+        }
         return Batch(
-            dense_features=dense_features(rows, schema.dense),
-            labels=labels(rows, schema.label),
-            kjt=kjt_from_columns(plain, len(rows)) if plain else None,
+            dense_features=arrow.dense_features(rows, schema.dense),
+            labels=arrow.labels(rows, schema.label),
+            kjt=from_columns.kjt_from_columns(plain, len(rows)) if plain else None,
             ikjts=self._deduplicated(rows, groups),
         )
 
     def _deduplicated(
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        from recd_plugins.api import ikjts_from_columns, sparse_column
+        from recd_plugins.api import arrow, from_columns
 
-        columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
-        return ikjts_from_columns(columns, len(rows), self._deduplicate)
+        columns = [{name: arrow.sparse_column(rows, name) for name in group} for group in groups]
+        return from_columns.ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
         """Compare neighbours only if these are nearly all of the equal rows."""
-        from recd_plugins.api import Deduplicator
+        from recd_plugins.api import dedup
 
         groups = [group.features for group in self.report() if group.deduplicated]
         compare_all, all_equal = self._deduplicate, self._deduplicated(sample, groups)
-        self._deduplicate = Deduplicator(neighbours_only=True)
+        self._deduplicate = dedup.Deduplicator(neighbours_only=True)
         neighbours = self._deduplicated(sample, groups)
         for more, ikjt in zip(neighbours, all_equal, strict=True):
             if more.values().numel() > _NEARLY_ALL * ikjt.values().numel():
@@ -165,7 +167,10 @@ def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> 
     """Refuse an option that names something else than a sparse feature."""
     for name in names:
         if name not in schema.sparse:
-            meant = did_you_mean(name, schema.sparse) or f"; there are {', '.join(schema.sparse)}"
+            meant = (
+                text_utils.did_you_mean(name, schema.sparse)
+                or f"; there are {', '.join(schema.sparse)}"
+            )
             raise DataError(f"{option} names {name}, which is no sparse feature{meant}")
 
 
@@ -181,26 +186,21 @@ class ListDictConverter(IkjtConverter):
     def _deduplicated(
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        from recd_plugins.api import (
-            BrokenListError,
-            broken_list,
-            dictionary_column,
-            ikjts_from_dictionaries,
-        )
+        from recd_plugins.api import BrokenListError, arrow, from_columns
 
         stored, by_ids = {}, []
         for number, group in enumerate(groups):
-            columns = {name: dictionary_column(rows, name) for name in group}
+            columns = {name: arrow.dictionary_column(rows, name) for name in group}
             found = {name: column for name, column in columns.items() if column is not None}
             if len(found) == len(group):
                 stored[number] = found
             else:
                 by_ids.append(number)
         try:
-            passed_on = ikjts_from_dictionaries(list(stored.values()), len(rows))
+            passed_on = from_columns.ikjts_from_dictionaries(list(stored.values()), len(rows))
         except BrokenListError as error:
             names = list(chain.from_iterable(stored.values()))
-            raise broken_list(rows, names[error.column]) from error
+            raise arrow.broken_list(rows, names[error.column]) from error
         compared = super()._deduplicated(rows, [groups[number] for number in by_ids])
         ikjts = dict(zip([*stored, *by_ids], [*passed_on, *compared], strict=True))
         return tuple(ikjts[number] for number in range(len(groups)))

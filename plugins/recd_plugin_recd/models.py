@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, OUTPUT_FOLDER, OUTPUT_PATH, check_output, write_text
+from recd_plugins.api import cli_options, file_utils
 
 ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
 
@@ -231,7 +231,7 @@ recd run {name}.yaml --compare
 
 
 _PARAMETERS: list[click.Parameter] = [
-    click.Argument(["file"], type=OUTPUT_PATH),
+    click.Argument(["file"], type=cli_options.OUTPUT_PATH),
     click.Option(
         ["--scale"],
         type=click.FloatRange(min=0, max=1, min_open=True),
@@ -241,21 +241,21 @@ _PARAMETERS: list[click.Parameter] = [
     ),
     click.Option(
         ["--rows"],
-        type=AT_LEAST_1,
+        type=cli_options.AT_LEAST_1,
         default=16_384,
         show_default=True,
         help="Rows of the table.",
     ),
     click.Option(
         ["--batch-size"],
-        type=AT_LEAST_1,
+        type=cli_options.AT_LEAST_1,
         default=256,
         show_default=True,
         help="Rows in a batch of one rank.",
     ),
     click.Option(
         ["--ranks"],
-        type=AT_LEAST_1,
+        type=cli_options.AT_LEAST_1,
         default=2,
         show_default=True,
         help="Processes to train on.",
@@ -283,7 +283,7 @@ _PARAMETERS: list[click.Parameter] = [
     ),
     click.Option(
         ["--data", "folder"],
-        type=OUTPUT_FOLDER,
+        type=cli_options.OUTPUT_FOLDER,
         default=Path(".data"),
         show_default=True,
         help="Folder in which the first run generates the table.",
@@ -303,8 +303,8 @@ def _write(name: ModelName, file: Path, scale: float | None, force: bool, **opti
         )
     scale = scale or (1.0 if name == "papercal" else _LAPTOP_SCALE)
     text = rm_registry(name, scale=scale, **options)
-    check_output(file, force, begins=rb"(?ms).*^dataset *:")
-    write_text(file, text)
+    cli_options.check_output(file, force, begins=rb"(?ms).*^dataset *:")
+    file_utils.write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")
 

@@ -13,7 +13,7 @@ from recd_plugin_recd.ikjt import IkjtConverter, ListDictConverter, check_featur
 from recd_plugins.api import Converter, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Batch, JaggedColumn, PartialInverseKeyedJaggedTensor, RowPacker
+    from recd_plugins.api import Batch, PartialInverseKeyedJaggedTensor, RowPacker, dedup
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class PartialIkjtConverter(Converter):
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Decide on each feature."""
-        from recd_plugins.api import sparse_column
+        from recd_plugins.api import arrow
 
         if self.options.features != "auto":
             check_features(f"{self.name}: features", self.options.features, schema)
         check_features(f"{self.name}: groups", sorted(_named(self.options.groups)), schema)
-        columns = {name: sparse_column(sample, name) for name in schema.sparse}
+        columns = {name: arrow.sparse_column(sample, name) for name in schema.sparse}
         self._choices = self._choose(columns, len(sample))
         self._exact.fit(sample, self._rest(schema))
 
@@ -107,35 +107,30 @@ class PartialIkjtConverter(Converter):
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
         """Pack features by their distinct lists where storage has these, else by all rows."""
-        from recd_plugins.api import (
-            BrokenListError,
-            broken_list,
-            dictionary_column,
-            partial_from_columns,
-            partial_from_dictionaries,
-            sparse_column,
-        )
+        from recd_plugins.api import BrokenListError, arrow, from_columns
 
-        found = {name: dictionary_column(rows, name) for name in names}
+        found = {name: arrow.dictionary_column(rows, name) for name in names}
         stored = {name: column for name, column in found.items() if column is not None}
-        others = {name: sparse_column(rows, name) for name in names if name not in stored}
+        others = {name: arrow.sparse_column(rows, name) for name in names if name not in stored}
         partials = []
         if stored:
             try:
-                partials.append(partial_from_dictionaries(stored, len(rows), self._pack))
+                partials.append(
+                    from_columns.partial_from_dictionaries(stored, len(rows), self._pack)
+                )
             except BrokenListError as error:
-                raise broken_list(rows, list(stored)[error.column]) from error
+                raise arrow.broken_list(rows, list(stored)[error.column]) from error
         if others:
-            partials.append(partial_from_columns(others, len(rows), self._pack))
+            partials.append(from_columns.partial_from_columns(others, len(rows), self._pack))
         return tuple(partials)
 
-    def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
-        from recd_plugins.api import Deduplicator
+    def _choose(self, columns: dict[str, dedup.JaggedColumn], num_rows: int) -> dict[str, Choice]:
+        from recd_plugins.api import dedup
 
         if not columns:
             return {}
         stored = self._pack(list(columns.values()), num_rows).sizes
-        unique = Deduplicator()([[column] for column in columns.values()], num_rows)
+        unique = dedup.Deduplicator()([[column] for column in columns.values()], num_rows)
         choices = {}
         for (name, (_, offsets)), size, exact in zip(columns.items(), stored, unique, strict=True):
             ids = int(offsets[-1] - offsets[0])

@@ -23,7 +23,6 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    ParquetTable,
     Piece,
     PlannedReader,
     PluginOptions,
@@ -34,12 +33,11 @@ from recd_plugins.api import (
     Split,
     Storage,
     TableStatistics,
-    Url,
-    digest,
-    is_list_dict,
+    list_dict,
+    object_stores,
+    parquet,
     progress_bars,
-    read_footers,
-    row_progress,
+    readers,
 )
 
 _LISTS = pa.list_(pa.int64())
@@ -56,11 +54,11 @@ class SessionParquet(Dataset):
     row_options = frozenset({"where", "shuffle", "seed"})
 
     class Options(PluginOptions):
-        path: Path | Url = Field(
+        path: Path | object_stores.Url = Field(
             description="A Parquet file, or a folder with *.parquet at any depth; or a URL of one: "
             "s3://bucket/folder, gs://, or what fsspec has."
         )
-        test_path: Path | Url | None = Field(
+        test_path: Path | object_stores.Url | None = Field(
             default=None, description="The same for the test split; null has none."
         )
         storage: Storage = Field(
@@ -104,7 +102,7 @@ class SessionParquet(Dataset):
             self._columns(table)
             # The rows that the filter keeps, which readers find counted then.
             if table.num_to_count:
-                with progress_bars() as add_bar:
+                with progress_bars.progress_bars() as add_bar:
                     table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
 
     def identity(self) -> dict[str, Any]:
@@ -166,7 +164,7 @@ class SessionParquet(Dataset):
         self, columns: pa.Schema, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
         table, options = self._table_of(split), self.options
-        data: dict[str, Any] = {"split": split, "files": digest(table.identity())}
+        data: dict[str, Any] = {"split": split, "files": readers.digest(table.identity())}
         if options.where:
             data["where"] = [str(each) for each in options.where]
         shuffle = options.shuffle and split == "train"
@@ -182,7 +180,7 @@ class SessionParquet(Dataset):
 
     def statistics(self) -> TableStatistics | None:
         """Return the statistics in the footers; None if one has none, or rows are left out."""
-        return None if self.options.where else read_footers(self._table.locations)
+        return None if self.options.where else parquet.read_footers(self._table.locations)
 
     @property
     def _own_keys(self) -> tuple[str, str]:
@@ -230,22 +228,22 @@ class SessionParquet(Dataset):
             columns = columns.append(self._field(table, name, lambda _: True, ""))
         return columns
 
-    def _table_of(self, split: Split) -> ParquetTable:
+    def _table_of(self, split: Split) -> parquet.ParquetTable:
         return self._table if split == "train" else self._test_table
 
     @cached_property
-    def _table(self) -> ParquetTable:
+    def _table(self) -> parquet.ParquetTable:
         return self._open(self.options.path)
 
     @cached_property
-    def _test_table(self) -> ParquetTable:
+    def _test_table(self) -> parquet.ParquetTable:
         if self.options.test_path is None:
             raise DataError("there is no test split: set option test_path of recd.session_parquet")
         return self._open(self.options.test_path)
 
-    def _open(self, path: Path | str) -> ParquetTable:
+    def _open(self, path: Path | str) -> parquet.ParquetTable:
         options = self.options
-        return ParquetTable(path, options.storage, where=options.where)
+        return parquet.ParquetTable(path, options.storage, where=options.where)
 
     def _choose(
         self,
@@ -277,7 +275,7 @@ class SessionParquet(Dataset):
                 )
         return tuple(field.name for field in chosen)
 
-    def _columns(self, table: ParquetTable) -> pa.Schema:
+    def _columns(self, table: parquet.ParquetTable) -> pa.Schema:
         """Return names and types of what the reader yields, ids as int64."""
         schema = self.schema()
         label = () if self._trained is not None else (schema.label,)
@@ -288,7 +286,7 @@ class SessionParquet(Dataset):
         return pa.schema([*ids, *numbers])
 
     def _field(
-        self, table: ParquetTable, name: str, allowed: Callable[[pa.Field], bool], what: str
+        self, table: parquet.ParquetTable, name: str, allowed: Callable[[pa.Field], bool], what: str
     ) -> pa.Field:
         trained = (self._trained or self).options.path
         if name not in table.schema.names:
@@ -306,7 +304,7 @@ class SessionParquet(Dataset):
         if isinstance(path, str):
             raise DataError(f"{path}: option generate writes to a folder of this machine alone")
         if not path.exists():
-            with row_progress(f"generating {path.name}", wanted.rows) as advance:
+            with progress_bars.row_progress(f"generating {path.name}", wanted.rows) as advance:
                 write_table(path, wanted, advance)
         found = provenance(path)
         if found != provenance_of(wanted):
@@ -320,14 +318,16 @@ def _as_int64(field: pa.Field) -> pa.Field:
     if pt.is_integer(field.type):
         return field.with_type(pa.int64())
     # Lists of int64, with or without room for nulls, and list_dict are taken as they are.
-    ids = is_list_dict(field) or (pt.is_list(field.type) and pt.is_int64(field.type.value_type))
+    ids = list_dict.is_list_dict(field) or (
+        pt.is_list(field.type) and pt.is_int64(field.type.value_type)
+    )
     return field if ids else field.with_type(_LISTS)
 
 
 def _is_feature(field: pa.Field) -> bool:
     kind = field.type
     is_list = pt.is_list(kind) or pt.is_large_list(kind)
-    return is_list_dict(field) or (is_list and pt.is_integer(kind.value_type))
+    return list_dict.is_list_dict(field) or (is_list and pt.is_integer(kind.value_type))
 
 
 def _is_ids(field: pa.Field) -> bool:

@@ -17,18 +17,15 @@ from numpy.typing import NDArray
 from recd_plugins.api import (
     DataError,
     Dataset,
-    ParquetTable,
     Piece,
     Rows,
     SessionKeys,
     Unit,
-    broken_list,
-    did_you_mean,
-    id_features,
-    is_list_dict,
-    place,
-    real_path,
-    to_lists,
+    arrow,
+    file_utils,
+    list_dict,
+    parquet,
+    text_utils,
 )
 
 Nulls = Literal["error", "empty"]
@@ -110,12 +107,13 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
     data = rows.data
     for name in features:
         column, field = data[name], data.schema.field(name)
-        stored = is_list_dict(field)
+        stored = list_dict.is_list_dict(field)
         if not stored and not (pt.is_list(field.type) or pt.is_large_list(field.type)):
             continue
         if column.null_count and nulls == "error":
             raise DataError(
-                f"{place(rows, name, column.is_null().index(True).as_py())}: the list is null; "
+                f"{arrow.place(rows, name, column.is_null().index(True).as_py())}: "
+                "the list is null; "
                 "write an empty one, or let --nulls empty make it one"
             )
         if not stored and column.flatten().null_count:
@@ -123,10 +121,10 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
                 row for row, each in enumerate(column) if each.values and each.values.null_count
             )
             raise DataError(
-                f"{place(rows, name, row)}: a null in the list; write lists without nulls"
+                f"{arrow.place(rows, name, row)}: a null in the list; write lists without nulls"
             )
         if column.null_count:
-            lists = to_lists(column) if stored else column
+            lists = list_dict.to_lists(column) if stored else column
             filled = lists.fill_null(pa.scalar([], lists.type))
             data = data.set_column(data.schema.get_field_index(name), name, filled)
     return replace(rows, data=data)
@@ -136,7 +134,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema with features as lists."""
     lists = pa.list_(pa.int64())
     return pa.schema(
-        [pa.field(each.name, lists) if is_list_dict(each) else each for each in schema]
+        [pa.field(each.name, lists) if list_dict.is_list_dict(each) else each for each in schema]
     )
 
 
@@ -145,11 +143,11 @@ def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         column = rows.data.column(field.name)
-        if is_list_dict(rows.data.schema.field(field.name)):
+        if list_dict.is_list_dict(rows.data.schema.field(field.name)):
             try:
-                column = to_lists(column)
+                column = list_dict.to_lists(column)
             except ValueError as error:
-                raise broken_list(rows, field.name) from error
+                raise arrow.broken_list(rows, field.name) from error
         columns.append(column.cast(field.type))
     return pa.record_batch(columns, schema=schema)
 
@@ -252,18 +250,19 @@ class ParquetSource(SessionTable):
 
     def __init__(self, path: Path, session: str, timestamp: str) -> None:
         self.path = path
-        self.table = ParquetTable(path)
+        self.table = parquet.ParquetTable(path)
         self.schema = self.table.schema
         names = self.schema.names
         for option, column in (("--session", session), ("--timestamp", timestamp)):
             if column not in names:
                 raise DataError(
-                    f"{self.table.files[0]}: no column {column}{did_you_mean(column, names)}; name "
+                    f"{self.table.files[0]}: no column "
+                    f"{column}{text_utils.did_you_mean(column, names)}; name "
                     f"it with {option}; the columns are {', '.join(names)}"
                 )
         self.keys = SessionKeys(session, timestamp)
         self.features = tuple(
-            name for name in id_features(self.schema) if name not in (session, timestamp)
+            name for name in list_dict.id_features(self.schema) if name not in (session, timestamp)
         )
         files: dict[str, list[int]] = {}
         for number, file in enumerate(self.table.files):
@@ -325,7 +324,7 @@ def _partition_name(file: Path, root: Path) -> str:
 
 def check_target(source: Path, target: Path, force: bool) -> None:
     """Refuse a target inside of the source or around it, and one that is not to be replaced."""
-    new, old = real_path(target), real_path(source)
+    new, old = file_utils.real_path(target), file_utils.real_path(source)
     if new == old or old in new.parents or new in old.parents:
         raise DataError(f"{target} and {source} lie in each other; name another")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):

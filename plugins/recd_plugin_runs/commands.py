@@ -11,28 +11,15 @@ import click
 
 from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
-    BATCH_SIZE,
-    CHECKPOINT,
-    OUTPUT,
-    OUTPUT_FOLDER,
-    OUTPUT_OR_TERMINAL,
-    RANKS,
-    SETTINGS,
     DataError,
     RecdError,
     RunReport,
-    check_apart,
-    check_output,
-    check_writable,
-    chosen_checkpoint,
-    json_text,
+    checkpoint_files,
+    cli_options,
+    consoles,
+    file_utils,
+    imports,
     load_registry,
-    output_console,
-    overrides,
-    silence_upstream,
-    without_remains,
-    write_json,
-    write_text,
 )
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
@@ -40,14 +27,14 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@SETTINGS
-@CHECKPOINT
-@RANKS
-@BATCH_SIZE
+@cli_options.SETTINGS
+@cli_options.CHECKPOINT
+@cli_options.RANKS
+@cli_options.BATCH_SIZE
 @click.option(
     "--json",
     "json_path",
-    type=OUTPUT_OR_TERMINAL,
+    type=cli_options.OUTPUT_OR_TERMINAL,
     help="Write figures here; - writes them to the terminal, and nothing else.",
 )
 @click.pass_obj
@@ -76,30 +63,26 @@ def evaluate(
             f"{registry}: {read.dataset.name} has no test split; give it one by its options "
             "(recd plugins lists them)"
         )
-    chosen = chosen_checkpoint(read, checkpoint)
-    given = overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
+    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
+    given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
     read = read.with_training(given)
     from rich.table import Table
 
     from recd_plugin_runs.evaluate import evaluate as on_rank
-    from recd_plugins.api import (
-        TrainedJob,
-        choose_device,
-        on_ranks,
-        torchrun_rank,
-        worse_than_base_rate,
-    )
+    from recd_plugins.api import devices, run_results, torchrun_rank, trained_models
 
-    job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read), read.text)
+    job = trained_models.TrainedJob(
+        registry, chosen, plugins_dir, given, settings, devices.choose_device(read), read.text
+    )
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
-    found = on_ranks(read, on_rank, job, alike)
+    found = trained_models.on_ranks(read, on_rank, job, alike)
     if torchrun_rank() not in (None, 0):
         return
     if on_terminal:
-        click.echo(json_text(found.as_json()), nl=False)
+        click.echo(file_utils.json_text(found.as_json()), nl=False)
         return
     if json_path is not None:
-        write_json(json_path, found.as_json())
+        file_utils.write_json(json_path, found.as_json())
     table = Table(title=f"{chosen.name}, test split")
     table.add_column("")
     table.add_column("value", justify="right", overflow="fold")
@@ -107,16 +90,16 @@ def evaluate(
     table.add_row("rows", f"{report.pop('num_samples'):,}")
     for name, value in report.items():
         table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
-    output_console().print(table)
-    if told := worse_than_base_rate(found.test.normalized_entropy, "test"):
+    consoles.output_console().print(table)
+    if told := run_results.worse_than_base_rate(found.test.normalized_entropy, "test"):
         click.echo(told)
 
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
-@SETTINGS
-@click.option("-o", "--output", type=OUTPUT, required=True, help="The file of scores.")
+@cli_options.SETTINGS
+@click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="The file of scores.")
 @click.option(
     "--format",
     "kind",
@@ -129,9 +112,9 @@ def evaluate(
     metavar="COLUMN",
     help="A column of TABLE, a Parquet table, that the file has too; again for more.",
 )
-@CHECKPOINT
-@RANKS
-@BATCH_SIZE
+@cli_options.CHECKPOINT
+@cli_options.RANKS
+@cli_options.BATCH_SIZE
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.pass_obj
 def predict(
@@ -168,26 +151,26 @@ def predict(
         if name in (ROW, SCORE) or keep.count(name) > 1:
             raise RecdError(f"--keep {name}: the file of scores has one such column already")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = chosen_checkpoint(read, checkpoint)
+    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     local = () if "://" in table else (Path(table),)
     if local and not local[0].exists():
         raise DataError(f"{table}: no such file or folder")
-    check_apart(output, read, *local, chosen)
-    check_output(output, force, ROW, SCORE)
-    given = overrides(ranks=ranks, workers=0)
+    cli_options.check_apart(output, read, *local, chosen)
+    cli_options.check_output(output, force, ROW, SCORE)
+    given = cli_options.overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
     from recd_plugin_runs.predict import predict as on_rank
-    from recd_plugins.api import choose_device, on_ranks, torchrun_rank
+    from recd_plugins.api import devices, torchrun_rank, trained_models
 
-    with without_remains(output) as token:
+    with file_utils.without_remains(output) as token:
         job = PredictJob(
             registry,
             chosen,
             plugins_dir,
             given,
             settings,
-            choose_device(read),
+            devices.choose_device(read),
             read.text,
             table=table,
             output=output,
@@ -198,7 +181,7 @@ def predict(
             replaces=force,
         )
         alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
-        found = on_ranks(read, on_rank, job, alike)
+        found = trained_models.on_ranks(read, on_rank, job, alike)
     if torchrun_rank() in (None, 0):
         click.echo(
             f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "
@@ -212,15 +195,15 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json")
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@SETTINGS
+@cli_options.SETTINGS
 @click.option(
     "-o",
     "--output",
-    type=OUTPUT_FOLDER,
+    type=cli_options.OUTPUT_FOLDER,
     required=True,
     help="A folder; made where it is missing.",
 )
-@CHECKPOINT
+@cli_options.CHECKPOINT
 @click.option(
     "--int8",
     is_flag=True,
@@ -251,17 +234,17 @@ def export(
     recd export registry.yaml -o exported --int8 --checkpoint newest
     """
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = chosen_checkpoint(read, checkpoint)
+    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     if not force and any((output / name).exists() for name in _FILES):
         raise RecdError(f"{output}: holds an export; name another folder, or --force")
-    check_apart(output / "model.pt2", read, chosen)
-    check_writable(output / "model.pt2")
+    cli_options.check_apart(output / "model.pt2", read, chosen)
+    file_utils.check_writable(output / "model.pt2")
     from recd_plugin_runs.evaluate import say_absent
     from recd_plugin_runs.export import export_to
-    from recd_plugins.api import with_trained_columns
+    from recd_plugins.api import trained_models
 
-    silence_upstream()
-    read = with_trained_columns(read, chosen)
+    imports.silence_upstream()
+    read = trained_models.with_trained_columns(read, chosen)
     say_absent(read, chosen)
     error = export_to(read, chosen, output, int8=int8)
     click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)
@@ -281,9 +264,9 @@ def export(
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
-@SETTINGS
-@click.option("-o", "--output", type=OUTPUT, required=True, help="A Parquet file.")
-@CHECKPOINT
+@cli_options.SETTINGS
+@click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="A Parquet file.")
+@cli_options.CHECKPOINT
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.pass_obj
 def embeddings(
@@ -309,13 +292,13 @@ def embeddings(
     if output.suffix.lower() != ".parquet":
         raise RecdError(f"{output}: is written as Parquet; name it .parquet")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = chosen_checkpoint(read, checkpoint)
-    check_apart(output, read, chosen)
-    check_output(output, force, "id", "vector")
+    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
+    cli_options.check_apart(output, read, chosen)
+    cli_options.check_output(output, force, "id", "vector")
     from recd_plugin_runs.evaluate import say_absent, write_embeddings
-    from recd_plugins.api import with_trained_columns
+    from recd_plugins.api import trained_models
 
-    read = with_trained_columns(read, chosen, rows=False)
+    read = trained_models.with_trained_columns(read, chosen, rows=False)
     say_absent(read, chosen)
     rows = write_embeddings(read, chosen, table, output)
     click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)
@@ -326,7 +309,7 @@ def embeddings(
 @click.option(
     "-o",
     "--output",
-    type=OUTPUT,
+    type=cli_options.OUTPUT,
     help="The page.  [default: the first RUN with the suffix .html]",
 )
 @click.option("--force", is_flag=True, help="Replace the page where it is there.")
@@ -345,11 +328,11 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
     found = read_runs(runs)  # refuses a folder, which has no name with a suffix
     path = output or runs[0].with_suffix(".html")
-    check_output(path, force, begins=rb"\s*<")
+    cli_options.check_output(path, force, begins=rb"\s*<")
     # Takes a second to import.
     from recd_plugin_runs.report import page
 
-    write_text(path, page(found))
+    file_utils.write_text(path, page(found))
     click.echo(f"{path}: {', '.join(run.name for run in found)}")
 
 
@@ -363,4 +346,4 @@ class RunPage(RunReport):
         """The page of ``recd report``."""
         from recd_plugin_runs.report import page, runs_of
 
-        write_text(path, page(runs_of(report)))
+        file_utils.write_text(path, page(runs_of(report)))

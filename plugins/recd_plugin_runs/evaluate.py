@@ -15,22 +15,18 @@ import torch.distributed as dist
 
 from recd_plugins.api import (
     MOST_UNKNOWN,
-    AbsentData,
     Preprocessing,
     Quality,
     RecdError,
     RunConfig,
-    TrainedJob,
-    check_same_preprocessing,
-    close_kernels,
-    fitted_steps,
-    load_fitted,
-    load_trained,
-    new_file,
+    file_utils,
+    lookup_kernels,
+    model_tables,
     plugin_call,
-    say_other_data,
-    table_name,
+    run_identity,
     table_weights,
+    trained_models,
+    transforms,
 )
 
 
@@ -52,16 +48,16 @@ class Evaluated:
         }
 
 
-def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
+def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Evaluated:
     """Evaluate a checkpoint. A collective call in a process group that exists."""
-    trained = load_trained(job)
+    trained = trained_models.load_trained(job)
     if rank == 0 and not trained.same_data:
-        say_other_data(job.checkpoint)
+        trained_models.say_other_data(job.checkpoint)
     registry = trained.parts.prepared.registry
     unknown = UnknownIds(registry)
     quality, metrics = trained.evaluate(rank, world_size)
     unknown.say()
-    close_kernels(trained.parts.dmp)
+    lookup_kernels.close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(f"{job.registry}: the test split has no row")
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
@@ -76,7 +72,7 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
     values = _values(registry, checkpoint, table, len(weights))
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
     schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), weights.shape[1]))])
-    with new_file(output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+    with file_utils.new_file(output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for start in range(0, len(weights), _ROWS_AT_ONCE):
             some = weights[start : start + _ROWS_AT_ONCE]
             flat = pa.array(np.ascontiguousarray(some, np.float32).reshape(-1))
@@ -90,11 +86,11 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
 
 def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
     """Return the original value of each id, if the table's features share one vocabulary."""
-    load_fitted(registry, checkpoint)
-    check_same_preprocessing(checkpoint, registry)
+    run_identity.load_fitted(registry, checkpoint)
+    run_identity.check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
-    features = [name for name in schema.sparse if table_name(name) == table]
-    steps = fitted_steps(registry, schema)
+    features = [name for name in schema.sparse if model_tables.table_name(name) == table]
+    steps = transforms.fitted_steps(registry, schema)
     last = {id(chain[-1]): chain[-1] for name in features if (chain := steps.get(name))}
     if len(last) != 1:
         return None
@@ -113,7 +109,7 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
     """Print why the training data is not there, if it is not."""
-    if isinstance(registry.dataset, AbsentData):
+    if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
             "Without the data that it was trained on, which cannot be read "
             f"({registry.dataset.error}): the columns are those of {checkpoint}",
@@ -130,7 +126,7 @@ class UnknownIds:
     def __init__(self, registry: RunConfig) -> None:
         shared: dict[int, tuple[list[str], set[int]]] = {}
         schema = registry.dataset.schema()
-        for feature, steps in fitted_steps(registry, schema).items():
+        for feature, steps in transforms.fitted_steps(registry, schema).items():
             if feature not in schema.sparse:  # numbers are no ids
                 continue
             for step in steps:

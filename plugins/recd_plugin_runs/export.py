@@ -19,21 +19,18 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.api import (
-    AbsentData,
     FeatureSchema,
     ModelInput,
     Preprocessing,
     RecdError,
     Rows,
     RunConfig,
-    dense_features,
-    fitted_steps,
-    kjt_from_columns,
-    new_file,
-    sparse_column,
-    training_rows,
-    unchecked_model,
-    write_json,
+    arrow,
+    file_utils,
+    from_columns,
+    row_tables,
+    trained_models,
+    transforms,
 )
 
 
@@ -231,9 +228,9 @@ _ROWS_COMPARED = 4096
 
 def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) -> ServingModel:
     """Return the model of a checkpoint with its fitted preprocessing."""
-    model = unchecked_model(registry, checkpoint)
+    model = trained_models.unchecked_model(registry, checkpoint)
     schema = registry.dataset.schema()
-    steps = fitted_steps(registry, schema)
+    steps = transforms.fitted_steps(registry, schema)
     return ServingModel(with_plain_tables(model, int8=int8), schema, steps).eval()
 
 
@@ -252,9 +249,9 @@ def write_export(model: ServingModel, folder: Path, name: str) -> None:
     """Write the program of a model, and what its inputs are, into a folder."""
     program = exported(model)
     _detach_empty(program)
-    with new_file(folder / name) as temporary, temporary.open("wb") as file:
+    with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:
         torch.export.save(program, file)
-    write_json(folder / SIGNATURE, signature(model.schema))
+    file_utils.write_json(folder / SIGNATURE, signature(model.schema))
 
 
 def _detach_empty(program: ExportedProgram) -> None:
@@ -285,11 +282,11 @@ def export_to(
         return None
     quantized = serving_model(registry, checkpoint, int8=True)
     write_export(quantized, folder, INT8_PROGRAM)
-    if isinstance(registry.dataset, AbsentData):
+    if isinstance(registry.dataset, trained_models.AbsentData):
         return None
     differences = []
     with torch.no_grad():
-        for rows in training_rows(registry, _ROWS_COMPARED):
+        for rows in row_tables.training_rows(registry, _ROWS_COMPARED):
             inputs = inputs_of(model.schema, rows)
             differences.append((model(*inputs) - quantized(*inputs)).abs())
     difference = torch.cat(differences)
@@ -298,11 +295,11 @@ def export_to(
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
     """Return the inputs of a program for rows of a dataset; none is shared."""
-    kjt = kjt_from_columns(
-        {name: sparse_column(rows, name) for name in schema.sparse}, len(rows)
+    kjt = from_columns.kjt_from_columns(
+        {name: arrow.sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()
     return (
-        dense_features(rows, schema.dense).double(),
+        arrow.dense_features(rows, schema.dense).double(),
         {name: kjt[name].values() for name in schema.sparse},
         {name: kjt[name].lengths().long() for name in schema.sparse},
         {name: torch.arange(len(rows)) for name in schema.sparse},

@@ -25,34 +25,26 @@ from torch import Tensor
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
 from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
-    AbsentData,
     DataError,
     Dataset,
     ModelInput,
-    ParquetTable,
     Piece,
-    RowPipeline,
     Rows,
     RunConfig,
     Storage,
-    Trained,
-    TrainedJob,
-    check_agreement,
-    close_kernels,
-    concat_rows,
+    arrow,
     doing,
-    finite,
-    fitted_transforms,
-    is_list_dict,
-    load_trained,
-    new_file,
+    file_utils,
+    list_dict,
+    lookup_kernels,
+    parquet,
     plugin_call,
     plugin_items,
-    rebatch,
-    row_progress,
-    slice_rows,
-    sparse_column,
-    with_trained_columns,
+    progress_bars,
+    rank_agreement,
+    row_pipelines,
+    row_tables,
+    trained_models,
 )
 
 
@@ -71,7 +63,9 @@ class _JsonLines:
     def write_batch(self, batch: pa.RecordBatch) -> None:
         for row in batch.to_pylist():
             # Dates, times and decimals as text.
-            text = json.dumps(finite(row), default=str, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(
+                file_utils.finite(row), default=str, ensure_ascii=False, allow_nan=False
+            )
             self._file.write(text + "\n")
 
     def close(self) -> None:
@@ -83,7 +77,7 @@ def score_file(
     path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
 ) -> Iterator[BatchWriter]:
     """Open a writer of ``path``, which appears when it is complete; see ``new_file``."""
-    with new_file(path, token=token, replaces=replaces) as temporary:
+    with file_utils.new_file(path, token=token, replaces=replaces) as temporary:
         writer: BatchWriter
         if kind == "jsonl":
             writer = _JsonLines(temporary)
@@ -105,7 +99,7 @@ class KeptColumns:
     ) -> None:
         self._location = location
         try:
-            table = ParquetTable(location if "://" in location else Path(location), storage)
+            table = parquet.ParquetTable(location if "://" in location else Path(location), storage)
         except DataError as error:
             raise DataError(
                 f"--keep: columns are kept of Parquet, and {location} cannot be read as that "
@@ -140,13 +134,13 @@ class KeptColumns:
         while num_rows:
             if (part := self._next()) is None:
                 raise self._other_rows("fewer")
-            taken.append(slice_rows(part, 0, num_rows))
+            taken.append(row_tables.slice_rows(part, 0, num_rows))
             num_rows -= len(taken[-1])
             left = len(part) - len(taken[-1])
-            self._rest = slice_rows(part, len(taken[-1]), left) if left else None
+            self._rest = row_tables.slice_rows(part, len(taken[-1]), left) if left else None
         if not taken:
             return {name: pa.nulls(0) for name in self._paths}
-        kept = concat_rows(taken)
+        kept = row_tables.concat_rows(taken)
         return {
             name: pc.struct_field(kept.data.column(column), fields) if fields else _of(kept, column)
             for name, (column, *fields) in self._paths.items()
@@ -170,14 +164,14 @@ class KeptColumns:
 
 def _of(rows: Rows, column: str) -> pa.Array:
     """Return a column, with lists of layout ``list_dict`` decoded."""
-    if not is_list_dict(rows.data.schema.field(column)):
+    if not list_dict.is_list_dict(rows.data.schema.field(column)):
         return rows.data.column(column)
-    ids, offsets = sparse_column(rows, column)
+    ids, offsets = arrow.sparse_column(rows, column)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
 
 
 @dataclass(frozen=True)
-class PredictJob(TrainedJob):
+class PredictJob(trained_models.TrainedJob):
     """A table to score, pickled to each rank.
 
     Attributes:
@@ -199,7 +193,7 @@ class PredictJob(TrainedJob):
 
     def load(self) -> RunConfig:
         """Load the registry, with an AbsentData if the training data is gone."""
-        return with_trained_columns(super().load(), self.checkpoint)
+        return trained_models.with_trained_columns(super().load(), self.checkpoint)
 
     def prepare(self) -> None:
         """Prepare the table to score."""
@@ -216,7 +210,7 @@ class PredictJob(TrainedJob):
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
         """Plan by the table to score if the training data is gone."""
-        if not isinstance(registry.dataset, AbsentData):
+        if not isinstance(registry.dataset, trained_models.AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
         rows = 0
@@ -240,16 +234,16 @@ class Predicted:
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     """Score each row of a prepared table. A collective call in a process group that exists."""
-    trained = load_trained(job)
+    trained = trained_models.load_trained(job)
     prepared = trained.parts.prepared
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
     kept = job.kept(dataset) if rank == 0 else None
-    check_agreement("looking at the table", {"its rows": dataset.identity()})
+    rank_agreement.check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than a batch of these.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
-    pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
+    pipeline = row_pipelines.RowPipeline(scored, row_pipelines.fitted_transforms(scored, prepared))
     unknown = UnknownIds(registry)
     keys = dataset.keys()
     dealt = turns(scanned(dataset), tuple(keys), rank, world_size, size)
@@ -258,7 +252,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         stack.enter_context(torch.no_grad())
         stack.enter_context(doing("scoring", long=True))
         if rank == 0:
-            advance = stack.enter_context(row_progress(f"scoring {job.table}", None))
+            advance = stack.enter_context(progress_bars.row_progress(f"scoring {job.table}", None))
             output = stack.enter_context(_Output(job, keys, kept))
         for turn, scores in _scores(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
@@ -267,12 +261,15 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
                     output.write(turn.keys, scores)
                 advance(sum(turn.counts))
     unknown.say()
-    close_kernels(trained.parts.dmp)
+    lookup_kernels.close_kernels(trained.parts.dmp)
     return Predicted(rows, time.perf_counter() - start)
 
 
 def _scores(
-    trained: Trained, pipeline: RowPipeline, dealt: Iterator[Turn], world_size: int
+    trained: trained_models.Trained,
+    pipeline: row_pipelines.RowPipeline,
+    dealt: Iterator[Turn],
+    world_size: int,
 ) -> Iterator[tuple[Turn, np.ndarray]]:
     """Yield each turn with the probabilities of its rows, float64, by rank. Collective."""
     waiting: deque[Turn] = deque()
@@ -370,13 +367,13 @@ def turns(
     scanned: Iterable[Rows], keys: tuple[str, ...], rank: int, world_size: int, batch_size: int
 ) -> Iterator[Turn]:
     """Deal the batches of a scan to ranks in turn; every rank reads everything."""
-    batches = rebatch(scanned, batch_size, rest=True)
+    batches = row_tables.rebatch(scanned, batch_size, rest=True)
     while dealt := list(islice(batches, world_size)):
         counts = tuple(len(each) for each in dealt) + (0,) * (world_size - len(dealt))
-        mine = dealt[rank] if rank < len(dealt) else slice_rows(dealt[-1], 0, 1)
-        last = slice_rows(mine, len(mine) - 1, 1)
+        mine = dealt[rank] if rank < len(dealt) else row_tables.slice_rows(dealt[-1], 0, 1)
+        last = row_tables.slice_rows(mine, len(mine) - 1, 1)
         yield Turn(
-            concat_rows([mine, *[last] * (batch_size - len(mine))]),
+            row_tables.concat_rows([mine, *[last] * (batch_size - len(mine))]),
             counts,
             tuple(each.data.select(list(keys)) for each in dealt) if rank == 0 else (),
         )

@@ -12,23 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugins.api import (
-    COLORS,
-    Html,
-    RecdError,
-    Spread,
-    element,
-    figure_text,
-    figure_words,
-    figures_of,
-    html_page,
-    html_section,
-    html_table,
-    plot_style,
-    quality_advice,
-    svg_of,
-    worse_than_base_rate,
-)
+from recd_plugins.api import RecdError, html_page, plots, run_results
 
 # Curves of losses that differ by no more are one.
 _EQUAL_LOSSES = 1e-5
@@ -46,16 +30,16 @@ class Run:
         """Return a figure; of several rounds the median."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
-        value: float | None = figures_of(self.values).get(name, (None, ""))[0]
+        value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]
         return value
 
-    def over(self, first: Run, figure: str) -> Spread | None:
+    def over(self, first: Run, figure: str) -> run_results.Spread | None:
         """Return the ratio of a figure to that of another run, by round if they took turns."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
-            return Spread(**spread)
+            return run_results.Spread(**spread)
         value, base = self.figure(figure), first.figure(figure)
-        return None if value is None or not base else Spread.of([value / base])
+        return None if value is None or not base else run_results.Spread.of([value / base])
 
     @property
     def losses(self) -> list[float | None]:
@@ -128,17 +112,17 @@ def page(runs: Sequence[Run]) -> str:
     title = named if len(runs) < 4 else f"{len(runs)} runs"
     losses = loss_plot([run for run in runs if run.losses])
     parts = [
-        element("h1", title),
-        element("ul", *(element("li", finding) for finding in findings(runs))),
-        element("h2", "Figures"),
+        html_page.element("h1", title),
+        html_page.element("ul", *(html_page.element("li", finding) for finding in findings(runs))),
+        html_page.element("h2", "Figures"),
         _figures(runs),
-        *html_section("Losses", "Of each step, the mean over ranks, before it.", losses),
+        *html_page.html_section("Losses", "Of each step, the mean over ranks, before it.", losses),
         *_validations(runs),
         *_breakdowns(runs),
         *_sections(runs),
         *_registries(runs),
     ]
-    return html_page(title, parts)
+    return html_page.html_page(title, parts)
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
@@ -169,32 +153,32 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
         whose = run.name if len(runs) > 1 else ""
         train = (run.values["train"] or {}).get("normalized_entropy")
-        if train is not None and (told := worse_than_base_rate(train, "train", whose)):
+        if train is not None and (told := run_results.worse_than_base_rate(train, "train", whose)):
             yield f"{told}."
-        for told in quality_advice(run.values, whose):
+        for told in run_results.quality_advice(run.values, whose):
             yield f"{told}."
 
 
-def _figures(runs: Sequence[Run]) -> Html:
-    found = [figures_of(run.values) for run in runs]
+def _figures(runs: Sequence[Run]) -> html_page.Html:
+    found = [run_results.figures_of(run.values) for run in runs]
     units = {name: unit for each in found for name, (_, unit) in each.items()}
     headings = [""]
     for i, run in enumerate(runs):
         headings += [run.name or "value", *(["ratio"] if i else [])]
     rows = []
     for name, unit in units.items():
-        cells = [figure_words(name)]
+        cells = [run_results.figure_words(name)]
         for i, run in enumerate(runs):
             over = run.over(runs[0], name)
             cells += [
-                figure_text(run.figure(name), unit),
+                run_results.figure_text(run.figure(name), unit),
                 *([over.times().replace("\n", ", ") if over else ""] if i else []),
             ]
         rows.append(cells)
-    return html_table(headings, rows)
+    return html_page.html_table(headings, rows)
 
 
-def _validations(runs: Sequence[Run]) -> Iterable[Html]:
+def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
     for run in runs:
         curve = run.values.get("validation")
         if not curve or not curve["steps"]:
@@ -203,10 +187,10 @@ def _validations(runs: Sequence[Run]) -> Iterable[Html]:
         ended = ", where the run was stopped" if curve["stopped_early"] else ""
         text = f"{curve['metric']} of the test split by step{best}{ended}."
         plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
-        yield from html_section(f"Validation {run.name}".strip(), text, plot)
+        yield from html_page.html_section(f"Validation {run.name}".strip(), text, plot)
 
 
-def _breakdowns(runs: Sequence[Run]) -> Iterable[Html]:
+def _breakdowns(runs: Sequence[Run]) -> Iterable[html_page.Html]:
     """Yield plots of the time, waits and bytes of a step by part."""
     stages = {run.name: _scaled(run.values["stages"], 1e3) for run in runs}
     waits = {run.name: _scaled((run.values.get("stalls") or {}).get("shares"), 100) for run in runs}
@@ -219,28 +203,30 @@ def _breakdowns(runs: Sequence[Run]) -> Iterable[Html]:
         shown = {name: amounts for name, amounts in parts.items() if amounts}
         largest = max((each for amounts in shown.values() for each in amounts.values()), default=0)
         if largest > 0 and largest >= least:
-            yield from html_section(title, text, stacked_plot(shown, unit))
+            yield from html_page.html_section(title, text, stacked_plot(shown, unit))
 
 
 def _scaled(amounts: Mapping[str, float] | None, factor: float) -> dict[str, float]:
     return {name: factor * amount for name, amount in (amounts or {}).items()}
 
 
-def _sections(runs: Sequence[Run]) -> Iterable[Html]:
+def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
     """Yield tables of what else parts of the runs report: values by path."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
         if not paths:
             continue
-        yield element("h2", name.replace("_", " ").capitalize())
+        yield html_page.element("h2", name.replace("_", " ").capitalize())
         rows = [
             (path or name, *(_text(each.get(path)) for each in leaves))
             for path in paths[:_MOST_ROWS]
         ]
-        yield html_table(("", *(run.name or "value" for run in runs)), rows)
+        yield html_page.html_table(("", *(run.name or "value" for run in runs)), rows)
         if len(paths) > _MOST_ROWS:
-            yield element("p", f"The first {_MOST_ROWS} of {len(paths):,} values.", css="note")
+            yield html_page.element(
+                "p", f"The first {_MOST_ROWS} of {len(paths):,} values.", css="note"
+            )
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -260,7 +246,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def _registries(runs: Sequence[Run]) -> Iterable[Html]:
+def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
     """Yield the registries of the runs, and what was set besides."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
@@ -268,18 +254,18 @@ def _registries(runs: Sequence[Run]) -> Iterable[Html]:
             by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
     for (text, settings), names in by_text.items():
         of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
-        yield element("h2", f"Registry{of}")
+        yield html_page.element("h2", f"Registry{of}")
         if settings:
-            yield element("p", f"With {', '.join(settings)}.")
-        yield element("pre", text)
+            yield html_page.element("p", f"With {', '.join(settings)}.")
+        yield html_page.element("pre", text)
 
 
 # Steps of a curve are averaged where there are more: no screen shows more points.
 _POINTS = 400
 
 
-@plot_style()
-def loss_plot(runs: Sequence[Run]) -> Html:
+@plots.plot_style()
+def loss_plot(runs: Sequence[Run]) -> html_page.Html:
     """Plot losses by step; runs with equal losses have one curve."""
     axes = _axes(4.0)
     for number, group in enumerate(same_curves(runs)):
@@ -299,8 +285,8 @@ def loss_plot(runs: Sequence[Run]) -> Html:
     return _svg(axes)
 
 
-@plot_style()
-def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> Html:
+@plots.plot_style()
+def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> html_page.Html:
     """Plot a figure by step; None if not finite."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
@@ -308,8 +294,8 @@ def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) 
     return _svg(axes)
 
 
-@plot_style()
-def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> Html:
+@plots.plot_style()
+def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> html_page.Html:
     """Plot a bar per run of amounts by part."""
     axes = _axes(1.3 + 0.55 * len(parts))
     names = list(dict.fromkeys(part for amounts in parts.values() for part in amounts))
@@ -353,10 +339,10 @@ def _axes(height: float) -> Axes:
 
 
 def _color(number: int) -> str:
-    return COLORS[number % len(COLORS)]
+    return plots.COLORS[number % len(plots.COLORS)]
 
 
-def _svg(axes: Axes) -> Html:
+def _svg(axes: Axes) -> html_page.Html:
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    return svg_of(figure)
+    return plots.svg_of(figure)

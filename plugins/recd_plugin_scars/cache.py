@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugin_scars.options import CacheOptions
-from recd_plugins.api import Cache, PlanContext, SetupError, Table, read_bytes, shortened
+from recd_plugins.api import Cache, PlanContext, SetupError, Table, text_utils
 
 if TYPE_CHECKING:
     import torch
@@ -121,12 +121,13 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
     if options.rows is not None or options.share is not None:
         plan = CachePlan.of(loads, _sizes(options, tables), **step)
     elif options.bytes is not None:
-        plan = CachePlan.within(loads, read_bytes(options.bytes), **step)
+        plan = CachePlan.within(loads, text_utils.read_bytes(options.bytes), **step)
     else:
         plan = CachePlan.within(loads, _room(options, loads, setting, memory), **step)
     if memory is not None and plan.cached_bytes > memory:
         raise SetupError(
-            f"the caches of {shortened(list(plan.tables))} take {_gib(plan.cached_bytes)}, and the "
+            f"the caches of {text_utils.shortened(list(plan.tables))} take "
+            f"{_gib(plan.cached_bytes)}, and the "
             f"{setting.device_type} memory of all {setting.world_size} ranks is {_gib(memory)}: "
             "lower rows, share or bytes, or leave them out, which caches what pays"
         )

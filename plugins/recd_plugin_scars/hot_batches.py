@@ -215,7 +215,7 @@ class _HotOrder:
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
         from recd_plugin_scars.hot_rows import sort_rows, whole_sessions
-        from recd_plugins.api import RowTable
+        from recd_plugins.api import row_tables
 
         hot_rows = self._wrapper.hot_rows
         hot = np.concatenate([hot_rows.samples(rows) for rows in window])
@@ -224,7 +224,7 @@ class _HotOrder:
             if not self._with_session:
                 window = [_without(rows, self._session) for rows in window]
         batches = sort_rows(hot, len(window[0]))
-        table = RowTable(window)
+        table = row_tables.RowTable(window)
         return (
             table.take(batch.rows, _groups(batch.num_hot, len(batch.rows))) for batch in batches
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
-from recd_plugins.api import AccessOptions, read_bytes
+from recd_plugins.api import AccessOptions, text_utils
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -59,7 +59,7 @@ class CacheOptions(AccessOptions):
     @classmethod
     def _bytes_are_known(cls, value: str | int | None) -> str | int | None:
         if value is not None:
-            read_bytes(value)
+            text_utils.read_bytes(value)
         return value
 
     @model_validator(mode="after")

@@ -91,10 +91,10 @@ class CachePart(TableStrategy):
         return RowMemory(fast, rows * row, 0)
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        from recd_plugins.api import FILE_BYTES_PER_SECOND
+        from recd_plugins.api import topologies
 
         cache = self.caches.get(table)
-        return None if cache is None or cache.folder is None else FILE_BYTES_PER_SECOND
+        return None if cache is None or cache.folder is None else topologies.FILE_BYTES_PER_SECOND
 
     def work(
         self,
@@ -103,7 +103,7 @@ class CachePart(TableStrategy):
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, StepCost]]:
         """Yield the traffic of the backing store, of each shard on its rank."""
-        from recd_plugins.api import StepCost, shards_of
+        from recd_plugins.api import StepCost, step_costs
 
         if table.name not in self.caches or table.name not in self.expected:
             return
@@ -114,7 +114,7 @@ class CachePart(TableStrategy):
             if in_memory
             else StepCost(bytes_from_file=num_bytes)
         )
-        for owner, share_of_rows, columns in shards_of(table, sharding):
+        for owner, share_of_rows, columns in step_costs.shards_of(table, sharding):
             yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)
 
     @classmethod

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, PlanAnswer, PlanMode, PlanQuestion, read_bytes
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, cli_options, text_utils
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from recd_plugins.api import TopologySpec
+    from recd_plugins.api import topologies
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -22,7 +22,7 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return read_bytes(value)
+            return text_utils.read_bytes(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -33,7 +33,7 @@ class _RowsOrAll(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        return "all" if value == "all" else AT_LEAST_1.convert(value, param, ctx)
+        return "all" if value == "all" else cli_options.AT_LEAST_1.convert(value, param, ctx)
 
 
 class CachePlanMode(PlanMode):
@@ -57,7 +57,7 @@ class CachePlanMode(PlanMode):
             ),
             click.Option(
                 ["--largest-batch"],
-                type=AT_LEAST_1,
+                type=cli_options.AT_LEAST_1,
                 help="of --batch-size auto, no more rows of a rank than these; 65536 without it.",
             ),
             click.Option(
@@ -79,7 +79,7 @@ class CachePlanMode(PlanMode):
             ),
             click.Option(
                 ["--steps"],
-                type=AT_LEAST_1,
+                type=cli_options.AT_LEAST_1,
                 help="a row is worth caching that is read more than once in so many steps; 10000 "
                 "without it.",
             ),
@@ -98,7 +98,9 @@ class CachePlanMode(PlanMode):
                 "say how much with --memory, as 16GiB"
             )
 
-    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+    def calibrate(
+        self, question: PlanQuestion, path: Path
+    ) -> tuple[topologies.TopologySpec, RenderableType]:
         from recd_plugin_scars.planning.calibrate import calibrate_cache
 
         question.say("training a few steps, and moving rows, to see what they cost")

@@ -15,7 +15,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from recd_plugin_scars.planning import CachedTable
 from recd_plugin_scars.runtime.kernel import cache_traffic
 from recd_plugin_scars.runtime.policies import TableCache
-from recd_plugins.api import Section, TrainedRun, bytes_text
+from recd_plugins.api import Section, TrainedRun, text_utils
 
 _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
@@ -173,7 +173,11 @@ def _ratio(observed: float | None, predicted: float | None) -> float | None:
 
 def _bytes(observed: float | None, predicted: float | None) -> tuple[str, str, str]:
     ratio = _ratio(observed, predicted)
-    return bytes_text(observed), bytes_text(predicted), "" if ratio is None else f"{ratio:.3f}"
+    return (
+        text_utils.bytes_text(observed),
+        text_utils.bytes_text(predicted),
+        "" if ratio is None else f"{ratio:.3f}",
+    )
 
 
 def _number(value: float) -> str:

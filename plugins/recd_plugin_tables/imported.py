@@ -18,7 +18,7 @@ from recd_plugin_tables.kinds import Columns, is_text
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
-from recd_plugins.api import PluginOptions, digest, read_note, write_note
+from recd_plugins.api import PluginOptions, file_utils, readers
 
 # An import of another version is made anew.
 _VERSION = 7
@@ -129,12 +129,12 @@ class ImportNote:
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the import."""
-        write_note(folder / _NOTE, asdict(self))
+        file_utils.write_note(folder / _NOTE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> ImportNote | None:
         """Read the note of an import, None if there is no finished import."""
-        found = read_note(folder / _NOTE)
+        found = file_utils.read_note(folder / _NOTE)
         return cls(**found) if found is not None else None
 
     def time_leak(self, test_times: tuple[int, int] | None) -> list[str]:
@@ -243,7 +243,7 @@ class ImportPlace:
         """The folder of the import."""
         name = Path(str(self.path).rstrip("/")).name.partition(".")[0]
         stem = re.sub(r"\W+", "_", name) or "table"
-        return self.options.cache / f"{stem}-{digest(self.identity)}"
+        return self.options.cache / f"{stem}-{readers.digest(self.identity)}"
 
     def find(self) -> Imported | None:
         """Return the import, None if it was not made."""

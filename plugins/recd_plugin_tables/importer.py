@@ -21,12 +21,12 @@ from recd_plugin_tables.spill import Spill, Splitter
 from recd_plugin_tables.values import Texts
 from recd_plugins.api import (
     DataError,
-    Layout,
     Rows,
     SessionKeys,
-    TableWriter,
+    folders,
+    list_dict,
+    parquet_writer,
     progress_bars,
-    work_folder,
 )
 
 #: Bytes of rows that stay in memory while a table is read.
@@ -41,7 +41,7 @@ def make_import(place: ImportPlace) -> Imported:
         return found
     location = place.source.location
     waits = f"{location}: another process imports it, which this one waits for"
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         bar = add_bar(f"importing {location}", place.source.num_rows)
         note = _Importer(place).make(bar, lambda: print(waits, file=sys.stderr))
     return Imported(place.folder, note, new=True)
@@ -62,7 +62,7 @@ class _Importer:
     def make(self, progress: Callable[[int], None], waits: Callable[[], None]) -> ImportNote:
         """Write the import whole or not at all; call ``waits`` if another process does."""
         target = self._place.folder
-        with work_folder(
+        with folders.work_folder(
             target, "import", self._place.identity, lambda _: None, waits=waits
         ) as work:
             if (found := ImportNote.read(target)) is not None:
@@ -144,11 +144,11 @@ class _Importer:
         times: dict[str, tuple[int, int]] = {}
         counts: Counter[str] = Counter()
         names = ["train"] if self._options.split is None else ["train", "test"]
-        layout: Layout = "list_dict" if self._clustered else "list"
+        layout: list_dict.Layout = "list_dict" if self._clustered else "list"
         with ExitStack() as files:
             writers = {
                 name: files.enter_context(
-                    TableWriter(
+                    parquet_writer.TableWriter(
                         folder / name / "rows.parquet",
                         schema,
                         keys=SessionKeys(SESSION, TIME),

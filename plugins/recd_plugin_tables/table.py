@@ -30,7 +30,6 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    ParquetTable,
     Piece,
     PlannedReader,
     Reader,
@@ -41,9 +40,9 @@ from recd_plugins.api import (
     Split,
     Storage,
     TableStatistics,
-    Url,
-    digest,
-    read_footers,
+    object_stores,
+    parquet,
+    readers,
 )
 
 # Columns that files of scores have anyway.
@@ -58,12 +57,12 @@ class Table(Dataset):
     row_options = frozenset({"split", "order", "shuffle", "seed"})
 
     class Options(ImportOptions):
-        path: Path | Url = Field(
+        path: Path | object_stores.Url = Field(
             description="The table: Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of "
             "such files; an Iceberg, Delta or Lance table, a saved Hugging Face dataset, a DuckDB "
             "file; or a URL of one."
         )
-        test_path: Path | Url | None = Field(
+        test_path: Path | object_stores.Url | None = Field(
             default=None, description="A table of its own for the test split; in place of split."
         )
         shuffle: bool = Field(
@@ -160,7 +159,7 @@ class Table(Dataset):
         return self._reader(columns, rank, world_size, batch_size, split)
 
     def statistics(self) -> TableStatistics | None:
-        return read_footers(self._table_of("train").locations)
+        return parquet.read_footers(self._table_of("train").locations)
 
     def label_mean(self) -> float | None:
         try:
@@ -321,15 +320,15 @@ class Table(Dataset):
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
     @cached_property
-    def _tables(self) -> dict[Split, ParquetTable]:
-        found: dict[Split, ParquetTable] = {}
+    def _tables(self) -> dict[Split, parquet.ParquetTable]:
+        found: dict[Split, parquet.ParquetTable] = {}
         for split in self.splits():
             apart = split == "test" and self.options.test_path is not None
             folder = self._imported(split).folder / ("train" if apart else split)
-            found[split] = ParquetTable(folder)
+            found[split] = parquet.ParquetTable(folder)
         return found
 
-    def _table_of(self, split: Split) -> ParquetTable:
+    def _table_of(self, split: Split) -> parquet.ParquetTable:
         if split not in self.splits():
             raise DataError("there is no test split: set option split of tables.table")
         return self._tables[split]
@@ -362,7 +361,7 @@ class Table(Dataset):
                 seed=options.seed,
             ),
             lambda pieces: self._named(split, table.read(pieces, columns)),
-            data={"split": split, "files": digest(table.identity())},
+            data={"split": split, "files": readers.digest(table.identity())},
             what=f"{options.path} ({split})",
             rank=rank,
             world_size=world_size,

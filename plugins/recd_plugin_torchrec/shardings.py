@@ -181,10 +181,10 @@ def _some_are_small(tables: Sequence[Table], setting: PlanContext) -> bool:
         return True
     if setting.costs is None:
         return False
-    from recd_plugins.api import COLLECTIVES
+    from recd_plugins.api import step_costs
 
     reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
-    latency = COLLECTIVES * setting.costs.all_to_all.collectives
+    latency = step_costs.COLLECTIVES * setting.costs.all_to_all.collectives
     return reduced * setting.costs.all_reduce.bytes_reduced < latency
 
 

@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Measurement, PlanMode
+    from recd_plugins.api import PlanMode, plan_modes
 
 REQUIRES_API = 4
 
@@ -32,7 +32,7 @@ def register_commands(cli: click.Group) -> None:
 
 
 @hookimpl
-def register_measurements() -> Sequence[type[Measurement]]:
+def register_measurements() -> Sequence[type[plan_modes.Measurement]]:
     from recd_plugin_tuning.plan_modes import Calibrated
 
     return [Calibrated]

@@ -12,19 +12,14 @@ from math import floor, log
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.api import (
-    Candidate,
-    Choice,
     Chooser,
     DataProfile,
-    Evaluation,
-    Offered,
-    SearchContext,
     Sharding,
-    StageCosts,
-    StageTimes,
     StepCost,
     Table,
+    choosing,
     hookimpl,
+    stage_costs,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +29,7 @@ if TYPE_CHECKING:
 REQUIRES_API = 5
 
 #: A candidate per group; None leaves its tables to the planner.
-Choices = tuple[Candidate | None, ...]
+Choices = tuple[choosing.Candidate | None, ...]
 
 _PLANNER = "the planner"
 # Tables are alike if their rows, and ids of a row of the batch, are within these factors.
@@ -67,7 +62,7 @@ class Auto(Chooser):
 
     name = "auto"
 
-    def choose(self, question: SearchContext) -> Choice:
+    def choose(self, question: choosing.SearchContext) -> choosing.Choice:
         """Search from all tables left to the planner."""
         groups = groups_of(question)
         evaluations = Evaluations(question, groups)
@@ -94,7 +89,7 @@ class Group:
     """
 
     tables: tuple[Table, ...]
-    offers: tuple[Candidate, ...]
+    offers: tuple[choosing.Candidate, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +107,7 @@ class Group:
         return _LEAST_GAIN_POOLED if self.pooled else _LEAST_GAIN
 
 
-def groups_of(question: SearchContext) -> list[Group]:
+def groups_of(question: choosing.SearchContext) -> list[Group]:
     """Group the tables to choose for, in the order of their first tables."""
     alike: dict[tuple[Any, ...], list[Table]] = {}
     profile = question.setting.data.profile()
@@ -136,12 +131,12 @@ def _key(table: Table, profile: DataProfile) -> tuple[Any, ...]:
 class Evaluations:
     """Evaluations of choices, each made once."""
 
-    def __init__(self, question: SearchContext, groups: Sequence[Group]) -> None:
+    def __init__(self, question: choosing.SearchContext, groups: Sequence[Group]) -> None:
         self._question, self._groups = question, groups
-        self.made: dict[Choices, Evaluation] = {}
+        self.made: dict[Choices, choosing.Evaluation] = {}
         self._settled: set[Choices] = set()
 
-    def __call__(self, choices: Choices) -> Evaluation:
+    def __call__(self, choices: Choices) -> choosing.Evaluation:
         """Return the evaluation of one candidate per group, on a sample of the data."""
         if choices not in self.made:
             self.made[choices] = self._evaluation(choices, fast=True)
@@ -160,16 +155,16 @@ class Evaluations:
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
-    def _evaluation(self, choices: Choices, *, fast: bool) -> Evaluation:
+    def _evaluation(self, choices: Choices, *, fast: bool) -> choosing.Evaluation:
         names = (group.names for group in self._groups)
         found = self._question.evaluate(_offered(zip(names, choices, strict=True)), fast=fast)
         without = cache(found.without)  # asked for the same tables again and again
         return replace(found, without=lambda names: without(frozenset(names)))
 
 
-def _offered(chosen: Iterable[tuple[Sequence[str], Candidate | None]]) -> Offered:
+def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) -> choosing.Offered:
     """Each candidate once, with all of its tables."""
-    names: dict[str, tuple[Candidate, list[str]]] = {}
+    names: dict[str, tuple[choosing.Candidate, list[str]]] = {}
     for tables, candidate in chosen:
         if candidate is not None:
             names.setdefault(candidate.key, (candidate, []))[1].extend(tables)
@@ -278,13 +273,13 @@ class GroupChoice:
 
     tables: tuple[str, ...]
     pooled: bool
-    offer: Candidate | None
-    others: tuple[tuple[Candidate | None, float], ...]
-    refused: tuple[tuple[Candidate, str], ...]
+    offer: choosing.Candidate | None
+    others: tuple[tuple[choosing.Candidate | None, float], ...]
+    refused: tuple[tuple[choosing.Candidate, str], ...]
 
 
 @dataclass(frozen=True)
-class Chosen(Choice):
+class Chosen(choosing.Choice):
     """The choice of ``auto``, with its report.
 
     Attributes:
@@ -304,12 +299,12 @@ class Chosen(Choice):
 
     groups: tuple[GroupChoice, ...]
     others: tuple[str, ...]
-    seconds: StageTimes
+    seconds: stage_costs.StageTimes
     busiest: StepCost
     planner: float | None
-    costs: StageCosts
+    costs: stage_costs.StageCosts
     num_trials: int
-    compute: StageTimes | None = None
+    compute: stage_costs.StageTimes | None = None
     measured: bool = True
 
     def __str__(self) -> str:
@@ -319,7 +314,7 @@ class Chosen(Choice):
         words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
         return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
 
-    def with_compute(self, compute: StageTimes) -> Chosen:
+    def with_compute(self, compute: stage_costs.StageTimes) -> Chosen:
         """Return a copy with the seconds of a step that do not depend on the tables."""
         return replace(self, compute=compute)
 
@@ -434,7 +429,10 @@ class Chosen(Choice):
 
 
 def _chosen(
-    evaluations: Evaluations, groups: Sequence[Group], best: Choices, question: SearchContext
+    evaluations: Evaluations,
+    groups: Sequence[Group],
+    best: Choices,
+    question: choosing.SearchContext,
 ) -> Chosen:
     found, start = evaluations(best), evaluations((None,) * len(groups))
     assert found.seconds is not None, "it is the best"
@@ -485,7 +483,7 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
     return escape(name)
 
 
-def entry_line(offer: Candidate, patterns: Sequence[str]) -> str:
+def entry_line(offer: choosing.Candidate, patterns: Sequence[str]) -> str:
     """Return an item of the section ``sharding``."""
     options = f", options: {offer.written}" if offer.options else ""
     tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no pairs for an emoji
@@ -496,5 +494,5 @@ def _named(tables: Sequence[str]) -> str:
     return tables[0] if len(tables) == 1 else f"{tables[0]} ... {tables[-1]} ({len(tables)})"
 
 
-def _json(offer: Candidate | None) -> dict[str, Any] | None:
+def _json(offer: choosing.Candidate | None) -> dict[str, Any] | None:
     return None if offer is None else offer.as_json()

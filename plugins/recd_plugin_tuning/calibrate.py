@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import (
-    AT_LEAST_1,
-    OUTPUT,
-    SetupError,
-    available_cores,
-    check_output,
-    output_console,
-    report_options,
-    silence_upstream,
-    write_json,
-)
+from recd_plugins.api import SetupError, cli_options, consoles, file_utils, imports, machine
 
 if TYPE_CHECKING:
     from recd_plugin_tuning.cluster import MeasuredCluster
@@ -34,16 +24,18 @@ _NOTICE, _HANG = 20.0, 60.0
 
 
 @click.command()
-@click.option("-o", "--output", type=OUTPUT, required=True, help="The topology, a YAML file.")
+@click.option(
+    "-o", "--output", type=cli_options.OUTPUT, required=True, help="The topology, a YAML file."
+)
 @click.option(
     "--ranks",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Processes to start: as many as training will; without it one a GPU or a core, at most "
     f"{_MOST_RANKS}. Under torchrun its ranks count.",
 )
 @click.option(
     "--ranks-per-node",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Ranks that make a node: this machine pretends to be several nodes.",
 )
 @click.option(
@@ -55,7 +47,7 @@ _NOTICE, _HANG = 20.0, 60.0
 )
 @click.option("--quick", is_flag=True, help="10 to 20 seconds in place of one or two minutes.")
 @click.option("--force", is_flag=True, help="Replace the file.")
-@report_options("Write every measurement here.", "Write a picture of collectives here")
+@cli_options.report_options("Write every measurement here.", "Write a picture of collectives here")
 def calibrate(
     output: Path,
     ranks: int | None,
@@ -78,27 +70,26 @@ def calibrate(
     torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
     """
     from recd_plugins.api import (
-        HangLimits,
         backend_for,
         join_torchrun,
         launch,
-        refuse_other_names,
+        sessions,
         torchrun_rank,
         torchrun_ranks_per_node,
-        watched_by_each_other,
+        watch,
     )
 
     def check_files() -> None:
-        refuse_other_names(output)
-        check_output(output, force, begins=rb"(?ms).*^device *:")
+        sessions.refuse_other_names(output)
+        cli_options.check_output(output, force, begins=rb"(?ms).*^device *:")
 
-    limits = HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
+    limits = watch.HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError(
             "torchrun says which ranks there are: leave out --ranks and --ranks-per-node"
         )
-    silence_upstream()
+    imports.silence_upstream()
     if rank is None:
         check_files()
         ranks = ranks or _default_ranks(device)
@@ -124,7 +115,7 @@ def calibrate(
             check_files()
         with (
             join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size),
-            watched_by_each_other(rank, world_size, limits),
+            watch.watched_by_each_other(rank, world_size, limits),
         ):
             found = _measure(rank, world_size, kind, quick)
         if rank:
@@ -136,14 +127,14 @@ def _default_ranks(device: str) -> int:
     import torch
 
     gpus = torch.cuda.device_count() if device != "cpu" else 0
-    return min(gpus or available_cores(), _MOST_RANKS)
+    return min(gpus or machine.available_cores(), _MOST_RANKS)
 
 
 def _kind(device: str, ranks: int) -> str:
     """``cpu`` or ``cuda``."""
-    from recd_plugins.api import lack_for_cuda
+    from recd_plugins.api import devices
 
-    lack = "" if device == "cpu" else lack_for_cuda(ranks)
+    lack = "" if device == "cpu" else devices.lack_for_cuda(ranks)
     if lack and device == "cuda":
         raise SetupError(f"--device cuda: {lack}; cpu measures without CUDA")
     return "cpu" if device == "cpu" or lack else "cuda"
@@ -152,9 +143,9 @@ def _kind(device: str, ranks: int) -> str:
 def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
     from recd_plugin_tuning.cluster import measure_cluster
     from recd_plugin_tuning.rank_work import FULL, QUICK
-    from recd_plugins.api import device_of_rank, doing
+    from recd_plugins.api import devices, doing
 
-    silence_upstream()
+    imports.silence_upstream()
     start = time.monotonic()
 
     def say(what: str) -> None:
@@ -162,7 +153,7 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
             click.echo(f"{time.monotonic() - start:4.0f} s  measuring {what}", err=True)
 
     with doing("measuring"):
-        return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
+        return measure_cluster(devices.device_of_rank(kind), QUICK if quick else FULL, say)
 
 
 def _comment(found: MeasuredCluster, quick: bool) -> str:
@@ -180,15 +171,15 @@ def _tell(
     plot_path: Path | None,
 ) -> None:
     from recd_plugin_tuning.cluster_report import far_apart, plot, render
-    from recd_plugins.api import write_topology
+    from recd_plugins.api import sessions
 
     spec = found.spec
-    write_topology(output, spec, comment)
+    sessions.write_topology(output, spec, comment)
     if json_path is not None:
-        write_json(json_path, found.as_json())
+        file_utils.write_json(json_path, found.as_json())
     if plot_path is not None:
         plot(found, plot_path)
-    output_console().print(render(found))
+    consoles.output_console().print(render(found))
     if apart := far_apart(found):
         click.echo(
             f"{apart}: plans would be made for these too, so measure again when they are done",

@@ -27,13 +27,7 @@ from recd_plugin_tuning.rank_work import (
     measure_work,
     steps_in_a_row,
 )
-from recd_plugins.api import (
-    COLLECTIVES,
-    StageCosts,
-    TopologySpec,
-    ranks_of_each_node,
-    this_machine,
-)
+from recd_plugins.api import rank_agreement, stage_costs, step_costs, topologies
 
 # Tables, on as many ranks: others wait for these. Their rows and columns, those of layers, too.
 _TABLES, _ROWS, _DIM = 4, 64, 16
@@ -95,7 +89,7 @@ def module_seconds(device: torch.device, effort: Effort) -> float:
             for rank, name in zip(ranks, names, strict=True)
         },
         sharder,
-        local_size=ranks_of_each_node(),
+        local_size=rank_agreement.ranks_of_each_node(),
         world_size=dist.get_world_size(),
         device_type=device.type,
     )
@@ -128,7 +122,7 @@ class MeasuredCluster:
         work: the work of ranks by themselves.
     """
 
-    machine: TopologySpec
+    machine: topologies.TopologySpec
     sweeps: Sweeps
     module: float
     dense: float
@@ -139,10 +133,10 @@ class MeasuredCluster:
     @property
     def collective(self) -> float:
         """Seconds of each collective of a sharded module in a step."""
-        return max(0.0, self.module - self.work.lookup["lookups"]) / COLLECTIVES
+        return max(0.0, self.module - self.work.lookup["lookups"]) / step_costs.COLLECTIVES
 
     @property
-    def spec(self) -> TopologySpec:
+    def spec(self) -> topologies.TopologySpec:
         """The topology, of medians."""
         machine, rates = self.machine, {name: s.median for name, s in self.work.rates.items()}
         changed: dict[str, Any] = {"ddr_bandwidth": rates["copy"], "flops": rates["matmul"]}
@@ -164,7 +158,7 @@ class MeasuredCluster:
         spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
 
-    def _costs(self, spec: TopologySpec) -> StageCosts:
+    def _costs(self, spec: topologies.TopologySpec) -> stage_costs.StageCosts:
         """Costs that need no model; lower bounds for others."""
         least, rates, world = spec.least_costs, spec.collective_rates, spec.world_size
         reduced = {}
@@ -172,7 +166,7 @@ class MeasuredCluster:
             per_byte = 1 / rates.ar_global.bytes_per_second / (2 * (world - 1) / world)
             reduced = {"steps": rates.ar_global.seconds, "bytes_reduced": per_byte}
         work = {name: spread.median for name, spread in self.work.rates.items()}
-        return StageCosts.model_validate(
+        return stage_costs.StageCosts.model_validate(
             {
                 "lookup": {
                     **self.work.lookup,
@@ -239,7 +233,7 @@ def measure_cluster(
         module = 0.0 if one else module_seconds(device, effort)
         say("a step of dense layers")
         dense = dense_seconds(device, effort)
-        machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
+        machine = topologies.this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
     memory: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(memory, (machine.ddr_bytes, machine.hbm_bytes or 0))
     # The memory of the node with the least.

@@ -11,14 +11,7 @@ from rich.table import Table
 from recd_plugin_tuning.cluster import MeasuredCluster
 from recd_plugin_tuning.collectives import NAMES, fit_rates
 from recd_plugin_tuning.rank_work import WORKS
-from recd_plugins.api import (
-    COLORS,
-    CollectiveRate,
-    plot_style,
-    size_text,
-    text_table,
-    write_figure,
-)
+from recd_plugins.api import file_utils, plots, stage_costs, text_table, text_utils
 
 _FAR_APART = 2
 _UNITS = {
@@ -47,7 +40,7 @@ def far_apart(found: MeasuredCluster) -> str:
     return f"rounds lie far apart ({'; '.join(apart)}), {where}" if apart else ""
 
 
-def _sending(found: MeasuredCluster) -> Iterator[tuple[str, CollectiveRate]]:
+def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.CollectiveRate]]:
     """Collectives that send anything: not of a rank alone in its node, or a node alone."""
     spec = found.machine
     sends = {"a2a_intra": spec.ranks_per_node > 1, "ar_cross": spec.nodes > 1}
@@ -69,7 +62,7 @@ def _collectives(found: MeasuredCluster) -> Table:
             NAMES[name],
             f"{rate.seconds * 1e3:.3f}",
             f"{rate.bytes_per_second / 1e6:,.1f}",
-            size_text(size),
+            text_utils.size_text(size),
             f"{spread.median * 1e3:,.2f}",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )
@@ -89,14 +82,14 @@ def _work(found: MeasuredCluster) -> Table:
     return table
 
 
-@plot_style()
+@plots.plot_style()
 def plot(found: MeasuredCluster, path: Path) -> None:
     """Plot seconds of collectives by size with their fit."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()
-    for color, (name, rate) in zip(COLORS, _sending(found), strict=False):
+    for color, (name, rate) in zip(plots.COLORS, _sending(found), strict=False):
         points = found.sweeps[name]
         of_bytes, spreads = list(points), list(points.values())
         middle = [spread.median * 1e3 for spread in spreads]
@@ -113,4 +106,4 @@ def plot(found: MeasuredCluster, path: Path) -> None:
         axes.legend()
     spec = found.machine
     figure.suptitle(f"{spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}")
-    write_figure(path, figure)
+    file_utils.write_figure(path, figure)

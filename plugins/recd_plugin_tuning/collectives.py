@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugin_tuning.rank_work import Effort, MiddleHalf, goes_on, rounds
-from recd_plugins.api import CollectiveRate, CollectiveRates, new_group, ranks_of_each_node
+from recd_plugins.api import rank_agreement, stage_costs
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,19 @@ class NodeGroups:
 @contextmanager
 def node_groups() -> Iterator[NodeGroups]:
     """Make the process groups of nodes for a context. Collective."""
-    per_node, world_size, rank = ranks_of_each_node(), dist.get_world_size(), dist.get_rank()
+    per_node, world_size, rank = (
+        rank_agreement.ranks_of_each_node(),
+        dist.get_world_size(),
+        dist.get_rank(),
+    )
     everyone = list(range(world_size))
     nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
     # Every rank makes every group, its own or not.
-    whole = new_group(everyone)
-    inside = [new_group(ranks) for ranks in nodes][rank // per_node]
-    across = [new_group(everyone[place::per_node]) for place in range(per_node)][rank % per_node]
+    whole = rank_agreement.new_group(everyone)
+    inside = [rank_agreement.new_group(ranks) for ranks in nodes][rank // per_node]
+    across = [rank_agreement.new_group(everyone[place::per_node]) for place in range(per_node)][
+        rank % per_node
+    ]
     yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
     # Their threads cost. Not after an error, when nobody answers.
     for group in (whole, inside, across):
@@ -137,13 +143,13 @@ def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effor
     return min(1.0, max(0.0, (reduced + computed - both) / min(reduced, computed)))
 
 
-def fit_rates(sweeps: Sweeps) -> CollectiveRates:
+def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
     """Return latency and bandwidth of each collective, by the faster rounds.
 
     gloo's all-reduce polls: ranks that share cores and come at the same moment, as they do here and
     seldom in a step, slow one another down.
     """
-    return CollectiveRates(
+    return stage_costs.CollectiveRates(
         **{
             name: fit_rate({size: spread.low for size, spread in sizes.items()})
             for name, sizes in sweeps.items()
@@ -151,7 +157,7 @@ def fit_rates(sweeps: Sweeps) -> CollectiveRates:
     )
 
 
-def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
+def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:
     """Fit latency and bandwidth to seconds by bytes.
 
     The bandwidth is the median slope between the largest sizes, as limited links let some bytes
@@ -165,9 +171,11 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
     per_byte, fastest = median(slopes) if slopes else 0.0, min(seconds.values())
     if per_byte <= 0:
         # Larger sizes take no longer: the bandwidth is at least that of the largest.
-        return CollectiveRate(bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=fastest)
+        return stage_costs.CollectiveRate(
+            bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=fastest
+        )
     latency = max(0.0, fastest - sizes[0] * per_byte)
-    return CollectiveRate(bytes_per_second=1 / per_byte, seconds=latency)
+    return stage_costs.CollectiveRate(bytes_per_second=1 / per_byte, seconds=latency)
 
 
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:

@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import (
-    Measurement,
-    PlanAnswer,
-    PlanMode,
-    PlanQuestion,
-    TablesPlan,
-    load_registry,
-)
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, load_registry, plan_modes
 
 if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
-    from recd_plugins.api import TopologySpec
+    from recd_plugins.api import topologies
 
 
 _GLOBAL_BATCH = 65_536
 
 
-class AutoPlan(TablesPlan):
+class AutoPlan(plan_modes.TablesPlan):
     """The plan of the tables with ``auto`` in place of the first sharding entry.
 
     ``--calibrate`` trains the file as it is: what it measures is of this machine, and ``auto``
@@ -109,10 +102,10 @@ class ScalingPlan(PlanMode):
         return PlanAnswer(render(report), report.as_json, partial(plot, report))
 
 
-class Calibrated(Measurement):
+class Calibrated(plan_modes.Measurement):
     """Links, collectives and works as ``recd calibrate --quick``; steps of the registry's model."""
 
-    def cluster(self, device: torch.device) -> TopologySpec:
+    def cluster(self, device: torch.device) -> topologies.TopologySpec:
         """10 to 20 seconds of all ranks, where nothing else runs."""
         import torch.distributed as dist
 
@@ -127,16 +120,18 @@ class Calibrated(Measurement):
             )
         return found.spec
 
-    def steps(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+    def steps(
+        self, question: PlanQuestion, path: Path
+    ) -> tuple[topologies.TopologySpec, RenderableType]:
         """Training steps on as many ranks as ``question.spec`` has."""
         from recd_plugin_tuning.steps import calibrate
-        from recd_plugins.api import calibration_job, write_topology
+        from recd_plugins.api import sessions
 
-        registry, job = calibration_job(
+        registry, job = sessions.calibration_job(
             question.registry, question.plugins_dir, question.spec, path, question.batch_size
         )
         found = calibrate(registry, job, question.spec)
         measured = question.spec.model_copy(update={"costs": found.costs})
         comment = f"Measured by recd plan {registry.path} --calibrate {path}."
-        write_topology(path, measured, comment)
+        sessions.write_topology(path, measured, comment)
         return measured, found.table()

@@ -11,25 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugins.api import (
-    ABOVE_0,
-    AT_LEAST_1,
-    COUNT_FROM_0,
-    OUTPUT,
     DataError,
     RecdError,
     Table,
-    check_output,
-    did_you_mean,
-    error_console,
+    cli_options,
+    consoles,
+    file_utils,
+    imports,
     load_registry,
-    output_console,
-    plot_style,
-    report_options,
-    row_progress,
-    shortened,
-    silence_upstream,
-    write_figure,
-    write_json,
+    plots,
+    progress_bars,
+    text_utils,
 )
 
 if TYPE_CHECKING:
@@ -43,17 +35,17 @@ _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12
 _POINTS = 200
 _INPUT = click.Path(path_type=Path)
-_shown = report_options(
+_shown = cli_options.report_options(
     "Write the figures here.", "Write a picture of the share of accesses by rows here"
 )
 
 
 def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
     if json_path is not None:
-        write_json(json_path, as_json(made))
+        file_utils.write_json(json_path, as_json(made))
     if plot_path is not None:
         plot(made, plot_path)
-    output_console().print(render(made))
+    consoles.output_console().print(render(made))
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -67,7 +59,12 @@ def _written(command: Callable[..., AccessProfile]) -> Any:
     @_options(
         click.option("--force", is_flag=True, help="Replace FILE where it is there."),
         click.option(
-            "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write it here."
+            "-o",
+            "--output",
+            type=cli_options.OUTPUT,
+            required=True,
+            metavar="FILE",
+            help="Write it here.",
         ),
         _shown,
     )
@@ -80,9 +77,9 @@ def _written(command: Callable[..., AccessProfile]) -> Any:
         plot_path: Path | None,
         **options: Any,
     ) -> None:
-        check_output(output, force, "table", "row", "accesses")
+        cli_options.check_output(output, force, "table", "row", "accesses")
         made = command(*args, **options)
-        with error_console().status(f"writing {output}"):
+        with consoles.error_console().status(f"writing {output}"):
             made.save(output)
         _show(made, json_path, plot_path)
 
@@ -95,7 +92,7 @@ _of_distribution = _options(
         is_flag=True,
         help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
     ),
-    click.option("--seed", type=COUNT_FROM_0, help="Shuffles rows; 0 without it."),
+    click.option("--seed", type=cli_options.COUNT_FROM_0, help="Shuffles rows; 0 without it."),
     click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
 )
 
@@ -124,7 +121,9 @@ def profile() -> None:
 
 @profile.command("registry", short_help="Count the training rows of a registry's data.")
 @click.argument("registry", type=_INPUT)
-@click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows of the data, not all.")
+@click.option(
+    "--rows", type=cli_options.AT_LEAST_1, help="Read the first so many rows of the data, not all."
+)
 @click.option(
     "--tables",
     multiple=True,
@@ -135,14 +134,14 @@ def profile() -> None:
     "--table",
     "own_tables",
     multiple=True,
-    type=(str, AT_LEAST_1, str),
+    type=(str, cli_options.AT_LEAST_1, str),
     metavar="NAME ROWS FEATURES",
     help="A table of a model of your own, its rows, and the features that look it up, with commas "
     "between them; in place of the tables of the file's model: section. Can be repeated.",
 )
 @click.option(
     "--bound",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
     "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
 )
@@ -164,9 +163,9 @@ def registry_command(
     all_rows: bool,
 ) -> AccessProfile:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
-    from recd_plugins.api import fitted_steps, measure_access
+    from recd_plugins.api import measure_access, transforms
 
-    silence_upstream()
+    imports.silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
     chosen = _matching(_tables(loaded, own_tables), tables)
@@ -174,8 +173,8 @@ def registry_command(
     in_all = None if statistics is None else statistics.rows
     if rows is not None:
         in_all = rows if in_all is None else min(rows, in_all)
-    fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
-    with row_progress("reading rows", in_all) as advance:
+    transforms.fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
+    with progress_bars.row_progress("reading rows", in_all) as advance:
         return measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
         )
@@ -187,11 +186,11 @@ def registry_command(
     type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"]),
     metavar="FORM",
 )
-@click.option("--rows", type=AT_LEAST_1, required=True, help="Rows of the table.")
-@click.option("--length", type=ABOVE_0, required=True, help="Accesses of a sample: L.")
+@click.option("--rows", type=cli_options.AT_LEAST_1, required=True, help="Rows of the table.")
+@click.option("--length", type=cli_options.ABOVE_0, required=True, help="Accesses of a sample: L.")
 @click.option(
     "--exponent",
-    type=ABOVE_0,
+    type=cli_options.ABOVE_0,
     help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.  "
     "[default: 1.0]",
 )
@@ -200,10 +199,10 @@ def registry_command(
 )
 @click.option(
     "--scale",
-    type=ABOVE_0,
+    type=cli_options.ABOVE_0,
     help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
 )
-@click.option("--cap", type=ABOVE_0, help="No row is read more often a sample.")
+@click.option("--cap", type=cli_options.ABOVE_0, help="No row is read more often a sample.")
 @_of_distribution
 @_written
 def distribution_command(
@@ -222,7 +221,7 @@ def distribution_command(
 
     FORM is zipf, zipf-mandelbrot, exponential or half-normal.
     """
-    from recd_plugins.api import AccessProfile, exponential, half_normal, zipf
+    from recd_plugins.api import AccessProfile, distributions
 
     by_scale = form in ("exponential", "half-normal")
     if by_scale != (scale is not None):
@@ -238,10 +237,10 @@ def distribution_command(
     drawn = _seed_of(seed, in_order)
     if scale is None:
         exponent = exponent or 1.0
-        made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+        made = distributions.zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
         parameters = f"exponent {exponent:g}" + (f", shift {shift:g}" if shift else "")
     else:
-        make = exponential if form == "exponential" else half_normal
+        make = distributions.exponential if form == "exponential" else distributions.half_normal
         made = make(table, rows, length, scale, cap=cap, seed=drawn)
         parameters = f"scale {scale:g}"
     return AccessProfile({table: made}, f"{form} ({parameters})")
@@ -250,13 +249,17 @@ def distribution_command(
 @profile.command("reuse", short_help="From a text file of histograms of reuse.")
 @click.argument("histograms", type=_INPUT)
 @click.option("--name", help="Which histogram of the file, where it has several.")
-@click.option("--rows", type=AT_LEAST_1, help="Rows of the table; without it those that are read.")
+@click.option(
+    "--rows", type=cli_options.AT_LEAST_1, help="Rows of the table; without it those that are read."
+)
 @click.option(
     "--read-rows",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Rows that are read at all, in place of the histogram's; the shape stays.",
 )
-@click.option("--length", type=ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
+@click.option(
+    "--length", type=cli_options.ABOVE_0, help="Accesses of a sample, in place of the histogram's."
+)
 @_of_distribution
 @_written
 def reuse_command(
@@ -270,16 +273,16 @@ def reuse_command(
     in_order: bool,
 ) -> AccessProfile:
     """Make the profile of a table from a text file with histograms of how often rows are read."""
-    from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
+    from recd_plugins.api import AccessProfile, distributions
 
     drawn = _seed_of(seed, in_order)
-    found = read_reuse_histograms(histograms)
+    found = distributions.read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
     if name not in found:
         problem = "choose a histogram with --name" if name is None else f"no histogram {name}"
         raise DataError(f"{histograms}: {problem}; there are {', '.join(found)}")
-    made = from_reuse_histogram(
+    made = distributions.from_reuse_histogram(
         table, found[name], num_embeddings=rows, read_rows=read_rows, length=length, seed=drawn
     )
     return AccessProfile({table: made}, f"{name} of {histograms}")
@@ -287,7 +290,9 @@ def reuse_command(
 
 @profile.command("merge", short_help="Add up profiles of the same tables.")
 @click.argument("profiles", nargs=-1, required=True, type=_INPUT)
-@click.option("--bound", type=AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
+@click.option(
+    "--bound", type=cli_options.AT_LEAST_1, help="Keep the counts of at most so many rows a table."
+)
 @_written
 def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
@@ -328,17 +333,20 @@ def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Ta
         )
     import torch
 
-    from recd_plugins.api import build_model, tables_of
+    from recd_plugins.api import build_model, model_tables
 
     with torch.device("meta"):
-        return tables_of(build_model(registry, registry.dataset.schema()))
+        return model_tables.tables_of(build_model(registry, registry.dataset.schema()))
 
 
 def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
     names = [table.name for table in tables]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"
+            near = (
+                text_utils.did_you_mean(pattern, names)
+                or f"; the tables: {text_utils.shortened(names)}"
+            )
             raise click.UsageError(f"--tables {pattern} matches no table{near}")
     if not patterns:
         return tables
@@ -412,7 +420,7 @@ def _figures(table: TableAccess) -> dict[str, Any]:
     }
 
 
-@plot_style()
+@plots.plot_style()
 def plot(profile: AccessProfile, path: Path) -> None:
     """Plot the share of accesses over the share of a table's rows, of the most read tables."""
     from matplotlib.figure import Figure
@@ -426,7 +434,7 @@ def plot(profile: AccessProfile, path: Path) -> None:
     axes.set(xscale="log", ylim=(0, 101), ylabel="share of accesses (%)")
     axes.set(xlabel="rows of the table, most read first (%)")
     axes.legend(fontsize="small")
-    write_figure(path, figure)
+    file_utils.write_figure(path, figure)
 
 
 def coverage(table: TableAccess) -> tuple[np.ndarray, np.ndarray]:

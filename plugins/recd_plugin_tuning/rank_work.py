@@ -22,7 +22,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from recd_plugins.api import doing, fit_costs, unique_ids, use_row_wise_adagrad
+from recd_plugins.api import doing, step_costs, unique_ids, use_row_wise_adagrad
 
 #: Fewest rounds of each measurement.
 LEAST_ROUNDS = 3
@@ -333,7 +333,7 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
 
     def fitted(names: Sequence[str], to: Sequence[Timed]) -> dict[str, float]:
         work, measured = ([each.work for each in to], [timed[each].median for each in to])
-        found = fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
+        found = step_costs.fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
         return dict(zip(names, found.tolist(), strict=True))
 
     by_lookup = ("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated")

@@ -12,24 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugins.api import (
-    GREY,
-    Compute,
     RecdError,
     RunConfig,
-    StageCosts,
-    StageTimes,
-    TopologySpec,
     TrainingData,
-    collective_seconds,
-    data_of_model,
+    file_utils,
     measure_compute,
-    plot_style,
-    report_side,
+    plots,
+    stage_costs,
+    step_costs,
+    study,
     text_table,
+    topologies,
     topology_line,
-    with_plugins,
     wrapped_dataset,
-    write_figure,
 )
 
 #: Each rank has a fixed number of rows, or all of them together.
@@ -44,7 +39,7 @@ class ScalingPoint:
 
     ranks: int
     batch_size: int
-    seconds: StageTimes | None = None
+    seconds: stage_costs.StageTimes | None = None
     memory_bytes: int | None = None
     problem: str | None = None
 
@@ -83,7 +78,7 @@ class ScalingReport:
     """
 
     topology: str
-    spec: TopologySpec
+    spec: topologies.TopologySpec
     batch_size: int
     global_batch: int
     points: Mapping[Scaling, Mapping[str, Sequence[ScalingPoint]]]
@@ -107,14 +102,14 @@ class ScalingReport:
 class _Side:
     registry: RunConfig
     data: TrainingData
-    compute: Compute
+    compute: step_costs.Compute
     is_plain: bool = False
 
 
 def study_scaling(
     registries: Mapping[str, RunConfig],
     topology: str,
-    spec: TopologySpec,
+    spec: topologies.TopologySpec,
     global_batch: int,
     say: Callable[[str], None],
 ) -> ScalingReport:
@@ -159,17 +154,17 @@ def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> d
     for name, registry in registries.items():
         say(f"counting what the model of {name} computes")
         wrapped_dataset(registry).prepare()
-        sides[name] = _Side(registry, data_of_model(registry), measure_compute(registry))
+        sides[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
     first = next(iter(sides.values()))
     # Table strategies would be prepared for nothing.
     plain = replace(first.registry, sharding=(), cache=())
     return {STOCK: replace(first, registry=plain, is_plain=True), **sides}
 
 
-def _point(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
+def _point(side: _Side, spec: topologies.TopologySpec, batch_size: int) -> ScalingPoint:
     registry = side.registry.with_training({"batch_size": batch_size})
     try:
-        candidate = with_plugins(registry, spec, side.data)
+        candidate = study.with_plugins(registry, spec, side.data)
         if side.is_plain:
             candidate = candidate.as_plain()
         kept = candidate.activation_bytes(side.compute, batch_size)
@@ -177,20 +172,20 @@ def _point(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
     except RecdError as error:  # no plan fits, or it needs several nodes
         return ScalingPoint(spec.world_size, batch_size, problem=str(error))
     costs, compute = _costs(spec), side.compute
-    report = report_side(
+    report = study.report_side(
         candidate, planned, spec, batch_size=batch_size, compute=compute, costs=costs
     )
     memory = int(report.memory_by_rank.max())
     return ScalingPoint(spec.world_size, batch_size, report.seconds, memory)
 
 
-def _costs(spec: TopologySpec) -> StageCosts:
+def _costs(spec: topologies.TopologySpec) -> stage_costs.StageCosts:
     """Measured costs, or lower bounds and the assumed seconds of a collective."""
     costs = spec.costs or spec.least_costs
     if costs.all_to_all.collectives:
         return costs
     # Most of a step, if a rank has little left to do.
-    waiting = {"collectives": collective_seconds(spec.device)}
+    waiting = {"collectives": step_costs.collective_seconds(spec.device)}
     return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=waiting)})
 
 
@@ -244,7 +239,7 @@ def _table(report: ScalingReport, kind: Scaling) -> Table:
     return table
 
 
-@plot_style()
+@plots.plot_style()
 def plot(report: ScalingReport, path: Path) -> None:
     """Plot milliseconds of a step over ranks, of both kinds of scaling."""
     from matplotlib.figure import Figure
@@ -254,7 +249,7 @@ def plot(report: ScalingReport, path: Path) -> None:
     for axes, (kind, sides) in zip(figure.subplots(1, 2), report.points.items(), strict=True):
         for name, points in sides.items():
             shown = [(each.ranks, ms) for each in points if (ms := each.milliseconds) is not None]
-            color = {"color": GREY} if name == STOCK else {}
+            color = {"color": plots.GREY} if name == STOCK else {}
             axes.plot(*zip(*shown, strict=True), marker="o", markersize=4, label=name, **color)
         ranks = [each.ranks for each in next(iter(sides.values()))]
         axes.set_xscale("log", base=2)
@@ -267,4 +262,4 @@ def plot(report: ScalingReport, path: Path) -> None:
             axis.set_minor_locator(NullLocator())
     axes.legend()
     figure.suptitle(f"{report.topology}, predicted")
-    write_figure(path, figure)
+    file_utils.write_figure(path, figure)

@@ -16,31 +16,24 @@ from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import (
-    STAGES,
-    Compute,
     Job,
     RunConfig,
-    ShardableModel,
-    Stage,
-    StageCosts,
-    StageTimes,
     StepCost,
-    StepProfile,
-    TopologySpec,
     Variant,
     assemble,
     backend_for,
-    device_of_rank,
-    estimate_step_cost,
-    fit_costs,
+    devices,
+    imports,
     launch,
     measure_compute,
-    predict_stages,
-    silence_upstream,
-    smallest_batch,
-    steps_in_turns,
+    measurements,
+    prepared_data,
+    sessions,
+    stage_costs,
+    step_costs,
+    study,
     text_table,
-    with_plugins,
+    topologies,
     wrapped_dataset,
 )
 
@@ -51,7 +44,7 @@ MEANINGFUL_SHARE = 0.03
 _LEAD, _MEASURED = 1, 4
 # Shorter stages are lost in the noise.
 _LEAST_SECONDS = 1e-4
-_COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
+_COMMUNICATION: tuple[stage_costs.Stage, ...] = ("all_to_all", "all_reduce")
 
 
 @dataclass(frozen=True)
@@ -69,20 +62,20 @@ class CalibrationPoint:
     side: Variant
     batch_size: int
     works: Sequence[StepCost]
-    ranks: Sequence[StageTimes]
+    ranks: Sequence[stage_costs.StageTimes]
     fitted: bool
 
     @property
-    def measured(self) -> StageTimes:
+    def measured(self) -> stage_costs.StageTimes:
         """Mean over ranks."""
-        return StageTimes.mean(self.ranks)
+        return stage_costs.StageTimes.mean(self.ranks)
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Costs of this machine, and the measured points."""
 
-    costs: StageCosts
+    costs: stage_costs.StageCosts
     points: Sequence[CalibrationPoint]
 
     @property
@@ -93,8 +86,8 @@ class Calibration:
         """
         factors = [1.0]
         for point in self.points:
-            measured, predicted = point.measured, predict_stages(point.works, self.costs)
-            for stage in () if point.fitted else STAGES:
+            measured, predicted = point.measured, step_costs.predict_stages(point.works, self.costs)
+            for stage in () if point.fitted else stage_costs.STAGES:
                 seconds, expected = getattr(measured, stage), getattr(predicted, stage)
                 if seconds >= MEANINGFUL_SHARE * measured.total:
                     ratio = expected / seconds
@@ -112,7 +105,9 @@ class Calibration:
                     "batch_size": point.batch_size,
                     "fitted": point.fitted,
                     "measured_seconds": point.measured.as_dict(),
-                    "predicted_seconds": predict_stages(point.works, self.costs).as_dict(),
+                    "predicted_seconds": step_costs.predict_stages(
+                        point.works, self.costs
+                    ).as_dict(),
                     "work_of_ranks": [asdict(work) for work in point.works],
                 }
                 for point in self.points
@@ -129,9 +124,9 @@ class Calibration:
         headings = [f"{point.side}, batch {point.batch_size}" for point in points]
         title = "milliseconds of a step: predicted / measured"
         table = text_table(title, ["stage"], headings, caption=caption)
-        for stage in STAGES:
+        for stage in stage_costs.STAGES:
             cells = (
-                f"{getattr(predict_stages(point.works, self.costs), stage) * 1e3:.1f} / "
+                f"{getattr(step_costs.predict_stages(point.works, self.costs), stage) * 1e3:.1f} / "
                 f"{getattr(point.measured, stage) * 1e3:.1f}"
                 for point in points
             )
@@ -139,7 +134,9 @@ class Calibration:
         return table
 
 
-def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int = 6) -> Calibration:
+def calibrate(
+    registry: RunConfig, job: Job, spec: topologies.TopologySpec, *, rounds: int = 6
+) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
@@ -149,10 +146,10 @@ def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int 
         rounds: in each, every side and batch size is profiled.
     """
     ranks = registry.training.ranks
-    together = smallest_batch(wrapped_dataset(registry))
+    together = prepared_data.smallest_batch(wrapped_dataset(registry))
     sizes = batch_sizes(registry.training.batch_size, together)
     by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
-    plugins = with_plugins(registry, spec)
+    plugins = study.with_plugins(registry, spec)
     candidates = {"plugins": plugins, "baseline": plugins.as_plain()}
     compute = measure_compute(registry)
     measured = [
@@ -171,15 +168,15 @@ def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int 
 
 
 def works_of(
-    candidate: ShardableModel,
+    candidate: study.ShardableModel,
     plan: ShardingPlan,
-    compute: Compute,
+    compute: step_costs.Compute,
     batch_size: int,
     ranks: int,
     device_type: str,
 ) -> list[StepCost]:
     """Return the work of each rank in a step of one side, on one node."""
-    return estimate_step_cost(
+    return step_costs.estimate_step_cost(
         candidate.tables,
         plan,
         candidate.profile,
@@ -192,7 +189,9 @@ def works_of(
     )
 
 
-def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
+def fit(
+    points: Sequence[CalibrationPoint], costs: stage_costs.StageCosts
+) -> stage_costs.StageCosts:
     """Fit non-negative costs by least squares of relative errors.
 
     Args:
@@ -200,20 +199,20 @@ def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
         costs: kept for work that no point does.
     """
     fitted: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stage_costs.STAGES:
         before = getattr(costs, stage)
         names = list(type(before).model_fields)
         equations = [each for point in points for each in _equations(point, stage)]
         work = np.array([[getattr(each, name) for name in names] for each, _ in equations])
         seconds = np.array([seconds for _, seconds in equations])
-        found = fit_costs(work, seconds, least=_LEAST_SECONDS).tolist()
+        found = step_costs.fit_costs(work, seconds, least=_LEAST_SECONDS).tolist()
         done = zip(names, found, work.T, strict=True)
         update = {name: value for name, value, column in done if column.any()}
         fitted[stage] = before.model_copy(update=update)
     return costs.model_copy(update=fitted)
 
 
-def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[StepCost, float]]:
+def _equations(point: CalibrationPoint, stage: stage_costs.Stage) -> list[tuple[StepCost, float]]:
     """Work and its seconds."""
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:
@@ -237,16 +236,16 @@ def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
 
 def _profile_sides(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], rounds: int
-) -> dict[Variant, tuple[dict[int, StageTimes], ShardingPlan]]:
+) -> dict[Variant, tuple[dict[int, stage_costs.StageTimes], ShardingPlan]]:
     """Stage times of this rank by batch size, and the plan, of each side."""
-    silence_upstream()
-    found: dict[Variant, tuple[dict[int, StageTimes], ShardingPlan]] = {}
+    imports.silence_upstream()
+    found: dict[Variant, tuple[dict[int, stage_costs.StageTimes], ShardingPlan]] = {}
     for side in SIDES:
         registry = job.load().with_training({"batch_size": max(sizes)})
-        device = device_of_rank(job.device)
+        device = devices.device_of_rank(job.device)
         parts = assemble(registry, side, device)
-        profiles = {size: StepProfile(device, warmup=0) for size in sizes}
-        for size, step in steps_in_turns(
+        profiles = {size: measurements.StepProfile(device, warmup=0) for size in sizes}
+        for size, step in sessions.steps_in_turns(
             parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED
         ):
             with profiles[size].step():

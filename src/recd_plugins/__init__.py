@@ -11,12 +11,31 @@ if TYPE_CHECKING:
     from recd_plugins.drop_in.dedup import Dedup
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
+    from recd_plugins.model.deferred_tables import deferred_tables
     from recd_plugins.planning.choosing import prepare
     from recd_plugins.runtime.versions import __version__
+    from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+    from recd_plugins.sharding.guards import guard
     from recd_plugins.sharding.table_report import describe_tables
+    from recd_plugins.training.checkpoint import Checkpoints
+    from recd_plugins.training.evaluation import Predictions
+    from recd_plugins.training.optimizer import LearningRates, build_optimizer
+    from recd_plugins.training.rank_state import copy_weights, first_weights
+    from recd_plugins.training.trainer import BatchSource
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {
+    "BatchSource": "training.trainer",
+    "Checkpoints": "training.checkpoint",
+    "CollectiveBytes": "sharding.byte_counter",
+    "LearningRates": "training.optimizer",
+    "Predictions": "training.evaluation",
+    "build_optimizer": "training.optimizer",
+    "copy_weights": "training.rank_state",
+    "deferred_tables": "model.deferred_tables",
+    "first_weights": "training.rank_state",
+    "guard": "sharding.guards",
+    "lookup_ids": "sharding.byte_counter",
     "Dedup": "drop_in.dedup",
     "PooledSequences": "drop_in.pooled_sequences",
     "RunConfig": "config",
@@ -28,12 +47,23 @@ _HOME = {
 }
 
 __all__ = [
+    "BatchSource",
+    "Checkpoints",
+    "CollectiveBytes",
     "Dedup",
+    "LearningRates",
     "PooledSequences",
+    "Predictions",
     "RunConfig",
     "__version__",
+    "build_optimizer",
+    "copy_weights",
+    "deferred_tables",
     "describe_tables",
+    "first_weights",
+    "guard",
     "load_registry",
+    "lookup_ids",
     "prepare",
     "wrap",
 ]

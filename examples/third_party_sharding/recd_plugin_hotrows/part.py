@@ -81,11 +81,11 @@ class HotPart(TableStrategy):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        from recd_plugins.api import bytes_of_tables
+        from recd_plugins.api import step_costs
 
         setting, sent = run.setting, run.sent or {}
         copies = sum(table.num_bytes for part in parts for table in part.tables.values())
-        predicted = bytes_of_tables(
+        predicted = step_costs.bytes_of_tables(
             run.tables,
             {name: each for module in run.plan.plan.values() for name, each in module.items()},
             setting.data.profile(),

@@ -7,15 +7,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.api import (
-    AT_LEAST_1,
-    COUNT_FROM_0,
-    OUTPUT,
-    OUTPUT_FOLDER,
-    OUTPUT_PATH,
-    new_place,
-    progress_bars,
-)
+from recd_plugins.api import cli_options, progress_bars
 
 
 @click.group()
@@ -25,7 +17,9 @@ def criteo() -> None:
 
 @criteo.command()
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=OUTPUT_PATH, callback=new_place)
+@click.argument(
+    "target", metavar="DST", type=cli_options.OUTPUT_PATH, callback=cli_options.new_place
+)
 @click.option(
     "--bad-lines",
     type=click.Choice(["error", "skip"]),
@@ -35,27 +29,27 @@ def criteo() -> None:
 )
 @click.option(
     "--max-bad-lines",
-    type=COUNT_FROM_0,
+    type=cli_options.COUNT_FROM_0,
     default=100,
     show_default=True,
     help="Of skip: one bad line more, in all files, is an error.",
 )
 @click.option(
     "--part-rows",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     default=1 << 22,
     show_default=True,
     help="Rows of a Parquet file; what a killed run has to do again at most.",
 )
 @click.option(
     "--row-group-rows",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     default=16_384,
     show_default=True,
     help="Rows of a row group, the unit in which readers read.",
 )
 @click.option("--force", is_flag=True, help="Replace DST where this command wrote it.")
-@click.option("--json", "json_path", type=OUTPUT, help="Write figures here.")
+@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write figures here.")
 def convert(
     source: Path, target: Path, force: bool, json_path: Path | None, **options: Any
 ) -> None:
@@ -65,9 +59,9 @@ def convert(
     """
     from recd_plugin_dlrm.criteo.convert import ConvertOptions
     from recd_plugin_dlrm.criteo.convert import convert as run
-    from recd_plugins.api import write_json
+    from recd_plugins.api import file_utils
 
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         done = run(
             ConvertOptions(source, target, **options),
             force=force,
@@ -81,11 +75,11 @@ def convert(
         click.echo(f"skipped {done.num_bad_lines:,} bad lines, for example:\n  {shown}")
     if json_path is not None:
         counts = {"rows": done.rows, "files": done.part, "bad_lines": done.num_bad_lines}
-        write_json(json_path, {**counts, "bytes": size})
+        file_utils.write_json(json_path, {**counts, "bytes": size})
 
 
 @criteo.command()
-@click.argument("folder", type=OUTPUT_FOLDER)
+@click.argument("folder", type=cli_options.OUTPUT_FOLDER)
 @click.option(
     "--kind",
     type=click.Choice(["terabyte", "kaggle"]),
@@ -101,9 +95,11 @@ def convert(
     show_default=True,
     help="TSV, plain or compressed, or npy files.",
 )
-@click.option("--rows", type=AT_LEAST_1, default=10_000, show_default=True, help="Rows of a day.")
-@click.option("--days", type=AT_LEAST_1, help="Days.  [default: 3; 7 of kaggle]")
-@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
+@click.option(
+    "--rows", type=cli_options.AT_LEAST_1, default=10_000, show_default=True, help="Rows of a day."
+)
+@click.option("--days", type=cli_options.AT_LEAST_1, help="Days.  [default: 3; 7 of kaggle]")
+@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
 def sample(
     folder: Path, kind: str, file_format: str, rows: int, days: int | None, seed: int
 ) -> None:
@@ -111,7 +107,7 @@ def sample(
     from recd_plugin_dlrm.criteo.sample import write_sample
 
     days = days or (7 if kind == "kaggle" else 3)
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         progress = add_bar("writing", rows * days)
         files = write_sample(folder, kind, file_format, rows, days, seed, progress)
     size = sum(file.stat().st_size for file in files)

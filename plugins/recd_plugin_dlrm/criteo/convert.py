@@ -14,16 +14,7 @@ import pyarrow.parquet as pq
 from recd_plugin_dlrm.criteo.dataset import CACHE
 from recd_plugin_dlrm.criteo.days import SCHEMA, UNIT_ROWS, DayFiles, find_days
 from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream, stamp
-from recd_plugins.api import (
-    DataError,
-    TableWriter,
-    WorkFolder,
-    machine_start,
-    read_note,
-    real_path,
-    work_folder,
-    write_note,
-)
+from recd_plugins.api import DataError, file_utils, folders, parquet_writer
 
 _MARK = b"recd.criteo"
 _VERSION = 1
@@ -78,7 +69,7 @@ def convert(
             )
     _check_target(options.source, options.target, force)
     identity = _identity(options, days)
-    with work_folder(options.target, "recd-criteo", identity, say) as work:
+    with folders.work_folder(options.target, "recd-criteo", identity, say) as work:
         bad_lines = BadLines(options.max_bad_lines if options.bad_lines == "skip" else 0)
         done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
         if _identity(options, days) != identity:
@@ -91,12 +82,12 @@ def convert(
 def _convert_day(
     day: DayFiles,
     options: ConvertOptions,
-    work: WorkFolder,
+    work: folders.WorkFolder,
     bad_lines: BadLines,
     progress: Callable[[int], None],
 ) -> ConvertedLogs:
     note = work.path / f"{day.name}.json"
-    done = ConvertedLogs(**(read_note(note) or {}))
+    done = ConvertedLogs(**(file_utils.read_note(note) or {}))
     before, shown_before = bad_lines.count, len(bad_lines.shown)
     bad_lines.add(done.num_bad_lines, done.bad_lines)
     progress(done.rows)
@@ -123,7 +114,7 @@ def _convert_day(
             )
             if done.rows == 0:
                 raise DataError(f"{day.path}: no rows in this file")
-            write_note(note, asdict(done))
+            file_utils.write_note(note, asdict(done))
     return done
 
 
@@ -132,7 +123,7 @@ def _write_part(
 ) -> int:
     """Write one file of at most ``part_rows`` rows, and return how many there were."""
     left = options.part_rows
-    with TableWriter(
+    with parquet_writer.TableWriter(
         path,
         SCHEMA,
         keys=None,
@@ -151,14 +142,14 @@ def _write_part(
 def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
     return {
         "version": _VERSION,
-        "input": [[str(real_path(day.path)), *stamp(day.path)] for day in days],
+        "input": [[str(file_utils.real_path(day.path)), *stamp(day.path)] for day in days],
         "options": [
             options.part_rows,
             options.row_group_rows,
             options.bad_lines,
             options.max_bad_lines,
         ],
-        "machine": machine_start(),
+        "machine": folders.machine_start(),
     }
 
 
@@ -168,7 +159,7 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
         return
     if not force:
         raise DataError(f"{target} is there already; name another folder, or add --force")
-    inner, outer = real_path(source), real_path(target)
+    inner, outer = file_utils.real_path(source), file_utils.real_path(target)
     if outer in (inner, *inner.parents):
         raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
     files = [path for path in target.rglob("*") if path.is_file() and path.parent.name != CACHE]

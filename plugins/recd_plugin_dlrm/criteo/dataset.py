@@ -42,9 +42,9 @@ from recd_plugins.api import (
     Rows,
     Split,
     Unit,
-    digest,
-    new_file,
-    row_progress,
+    file_utils,
+    progress_bars,
+    readers,
 )
 
 Int64s = NDArray[np.int64]
@@ -95,7 +95,10 @@ def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
         for name, array in arrays.items()
     }
     batch = pa.record_batch(columns)
-    with new_file(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
+    with (
+        file_utils.new_file(path) as temporary,
+        pa.ipc.new_file(str(temporary), batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 
@@ -160,11 +163,13 @@ def dictionary_of(
     """
     identities = [section.identity() for section in sections]
     key = json.dumps([_VERSION, identities, threshold, most_ids], sort_keys=True)
-    path = cache / f"dictionary-{digest(key)}.arrow"
+    path = cache / f"dictionary-{readers.digest(key)}.arrow"
     if (arrays := read_arrays(path)) is not None:
         return Dictionary(arrays)
     totals = {name: IdCounts() for name in SPARSE}
-    with row_progress("counting ids", sum(section.num_rows for section in sections)) as progress:
+    with progress_bars.row_progress(
+        "counting ids", sum(section.num_rows for section in sections)
+    ) as progress:
         for section in sections:
             section.count(totals, progress)
     arrays = {}
@@ -349,9 +354,9 @@ class Criteo(Dataset):
             self._read,
             data={
                 "split": split,
-                "files": digest([day.identity() for day in self._days]),
+                "files": readers.digest([day.identity() for day in self._days]),
                 "parts": [options.evaluate, options.parts],
-                "encoding": digest(options.model_dump_json(include=encoding)),
+                "encoding": readers.digest(options.model_dump_json(include=encoding)),
             },
             what=f"{options.path} ({split})",
             rank=rank,

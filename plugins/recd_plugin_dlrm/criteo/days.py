@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Origin, ParquetTable, Piece
+from recd_plugins.api import DataError, Origin, Piece, parquet
 
 LABEL = "label"
 #: Names as in torchrec.datasets.criteo.
@@ -225,7 +225,7 @@ class ParquetDay(Day):
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
-        self._table = ParquetTable(path)
+        self._table = parquet.ParquetTable(path)
         there = self._table.schema
         if missing := [column for column in COLUMNS if column not in there.names]:
             raise DataError(f"{path}: no column {missing[0]}; columns are {', '.join(COLUMNS)}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
-from recd_plugins.api import DataError, new_file
+from recd_plugins.api import DataError, file_utils
 
 #: Ids that each feature has at most, drawn by Zipf's law with exponent 1.1.
 _IDS = (100, 50, 2000, 1000, 30, 10, 400, 40, 3, 1000) * 2 + (500, 2000, 12, 200, 15, 25)
@@ -98,7 +98,7 @@ def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
     """Write rows as text, compressed by suffix; zero ids and some zero numbers are missing."""
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with (
-        new_file(path) as temporary,
+        file_utils.new_file(path) as temporary,
         pa.output_stream(str(temporary), compression=compression_of(path)) as sink,
     ):
         for rows in pieces:
@@ -118,7 +118,7 @@ def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
     files = []
     for word, array in arrays.items():
         files.append(folder / f"{name}_{word}.npy")
-        with new_file(files[-1]) as temporary, temporary.open("wb") as stream:
+        with file_utils.new_file(files[-1]) as temporary, temporary.open("wb") as stream:
             np.save(stream, array)
     return files
 

@@ -25,7 +25,7 @@ from recd_plugin_dlrm.criteo.days import (
     Stretch,
     even_starts,
 )
-from recd_plugins.api import DataError, Origin, read_note, row_progress, write_note
+from recd_plugins.api import DataError, Origin, file_utils, progress_bars
 
 _TAB, _LINE_FEED, _RETURN, _MINUS = 9, 10, 13, 45
 # More might not fit into int64.
@@ -255,7 +255,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
     """Return the index kept in folder ``cache``, or make one by reading the whole file."""
     note = cache / f"{path.name}.index.json"
     size, mtime_ns = stamp(path)
-    found = read_note(note) or {}
+    found = file_utils.read_note(note) or {}
     if (found.pop("version", None), found.pop("unit_rows", None)) == (_VERSION, UNIT_ROWS):
         index = TsvIndex(**found)
         if (index.size, index.mtime_ns) == (size, mtime_ns):
@@ -270,7 +270,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
     before, shown_before = bad_lines.count, len(bad_lines.shown)
     offsets, num_rows = [], 0
     with (
-        row_progress(f"reading {path.name}", None) as progress,
+        progress_bars.row_progress(f"reading {path.name}", None) as progress,
         closing(TsvStream(path, bad_lines, add)) as stream,
     ):
         while True:
@@ -284,7 +284,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
     shown = bad_lines.shown[shown_before:][:_SHOWN]
     bad = bad_lines.count - before
     index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets, bad, shown)
-    write_note(note, {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)})
+    file_utils.write_note(note, {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)})
     return index
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, COUNT_FROM_0, OUTPUT
+from recd_plugins.api import cli_options
 
 _tables = click.option(
     "--tables",
@@ -14,7 +14,7 @@ _tables = click.option(
     metavar="PATTERN",
     help="Tables, a name or glob: t_ and the feature; all without it. Can be repeated.",
 )
-_json = click.option("--json", "json_path", type=OUTPUT, help="Write the figures here.")
+_json = click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write the figures here.")
 _force = click.option("--force", is_flag=True, help="Replace FILE where it is there.")
 
 
@@ -31,7 +31,12 @@ def trace() -> None:
 @trace.command("profile", short_help="Ids and LRU stack distances of the traces of SOURCE.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write the profile here."
+    "-o",
+    "--output",
+    type=cli_options.OUTPUT,
+    required=True,
+    metavar="FILE",
+    help="Write the profile here.",
 )
 @click.option(
     "--columns",
@@ -40,7 +45,7 @@ def trace() -> None:
     "Without it all numbers are ids of the feature id.",
 )
 @_tables
-@click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows, not all.")
+@click.option("--rows", type=cli_options.AT_LEAST_1, help="Read the first so many rows, not all.")
 @_force
 @_json
 @click.pass_obj
@@ -61,16 +66,16 @@ def profile_command(
     """
     from recd_plugin_dlrm.trace import profile, trace_report
     from recd_plugins.api import (
-        check_output,
+        cli_options,
+        consoles,
+        file_utils,
+        imports,
         load_registry,
-        output_console,
         plugin_call,
-        row_progress,
-        silence_upstream,
-        write_json,
+        progress_bars,
     )
 
-    check_output(output, force, "feature", "rows")
+    cli_options.check_output(output, force, "feature", "rows")
     is_text = source.suffix not in (".yaml", ".yml")
     if is_text:
         names = [name.strip() for name in (columns or "id").split(",")]
@@ -79,14 +84,14 @@ def profile_command(
     elif columns is not None:
         raise click.UsageError("--columns is for text files; a dataset knows its features")
     else:
-        silence_upstream()
+        imports.silence_upstream()
         registry = load_registry(source, plugins_dir=plugins_dir)
         with plugin_call(registry.dataset, "prepare"):
             registry.dataset.prepare()
         names = list(registry.dataset.schema().sparse)
     chosen = profile.choose([f"t_{name}" for name in names], tables)
     features = [name.removeprefix("t_") for name in chosen]
-    with row_progress(f"reading {source.name}", rows) as advance:
+    with progress_bars.row_progress(f"reading {source.name}", rows) as advance:
         pieces = (
             profile.text_pieces(source, names if columns else (), features, rows)
             if is_text
@@ -95,8 +100,8 @@ def profile_command(
         made = profile.profile_pieces(pieces, features, str(source), advance)
     profile.write_profile(made, output)
     if json_path is not None:
-        write_json(json_path, trace_report.profile_json(made))
-    output_console().print(trace_report.render_profile(made))
+        file_utils.write_json(json_path, trace_report.profile_json(made))
+    consoles.output_console().print(trace_report.render_profile(made))
 
 
 @trace.command("generate", short_help="Draw synthetic traces with the locality of PROFILE.")
@@ -104,18 +109,18 @@ def profile_command(
 @click.option(
     "-o",
     "--output",
-    type=OUTPUT,
+    type=cli_options.OUTPUT,
     required=True,
     metavar="FILE",
     help="Write the traces here: Parquet where it ends in .parquet, else text, also .gz.",
 )
 @click.option(
     "--accesses",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Ids of each trace; as many as the originals have without it.",
 )
 @_tables
-@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
+@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
 @click.option(
     "--min-new",
     type=click.FloatRange(min=0, max=1, max_open=True),
@@ -139,9 +144,9 @@ def generate_command(
     from recd_plugin_dlrm.trace import trace_report
     from recd_plugin_dlrm.trace.generator import generator_of
     from recd_plugin_dlrm.trace.profile import choose, read_profile, write_trace
-    from recd_plugins.api import check_output, output_console, row_progress, write_json
+    from recd_plugins.api import cli_options, consoles, file_utils, progress_bars
 
-    check_output(output, force)
+    cli_options.check_output(output, force)
     known = read_profile(profile)
     traces = [known.tables[name] for name in choose(list(known.tables), tables)]
     counts = {each.accesses for each in traces}
@@ -159,8 +164,8 @@ def generate_command(
         "seed": seed,
         "p0": {each.profile.table: each.new_share for each in generators},
     }
-    with row_progress(f"drawing {output.name}", accesses) as advance:
+    with progress_bars.row_progress(f"drawing {output.name}", accesses) as advance:
         write_trace(output, generators, accesses, provenance, advance)
     if json_path is not None:
-        write_json(json_path, trace_report.synthetic_json(generators))
-    output_console().print(trace_report.render_synthetic(generators))
+        file_utils.write_json(json_path, trace_report.synthetic_json(generators))
+    consoles.output_console().print(trace_report.render_synthetic(generators))

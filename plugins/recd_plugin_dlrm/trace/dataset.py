@@ -27,14 +27,14 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    ParquetTable,
     PlannedReader,
     Reader,
     ReadPlan,
     Split,
-    digest,
-    new_file,
-    row_progress,
+    file_utils,
+    parquet,
+    progress_bars,
+    readers,
 )
 
 _KEY = b"recd_plugin_dlrm.trace_rows"
@@ -114,7 +114,7 @@ class Trace(Dataset):
         return PlannedReader(
             ReadPlan(tuple(units), batch_size),
             lambda pieces: table.read(pieces, table.schema),
-            data={"split": split, "made": digest(_provenance_of(self.options.path))},
+            data={"split": split, "made": readers.digest(_provenance_of(self.options.path))},
             what=f"{self.options.path} ({split})",
             rank=rank,
             world_size=world_size,
@@ -122,8 +122,8 @@ class Trace(Dataset):
         )
 
     @cached_property
-    def _table(self) -> ParquetTable:
-        return ParquetTable(self.options.path)
+    def _table(self) -> parquet.ParquetTable:
+        return parquet.ParquetTable(self.options.path)
 
     def _draw(self, traces: list[TableTrace], made: dict[str, Any]) -> None:
         options = self.options
@@ -138,8 +138,8 @@ class Trace(Dataset):
         ]
         writer: pq.ParquetWriter | None = None
         with (
-            row_progress(f"drawing {options.path.name}", num_rows) as progress,
-            new_file(options.path) as temporary,
+            progress_bars.row_progress(f"drawing {options.path.name}", num_rows) as progress,
+            file_utils.new_file(options.path) as temporary,
             ExitStack() as stack,
         ):
             for unit in [unit for split in self.splits() for unit in units_of(options, split)]:

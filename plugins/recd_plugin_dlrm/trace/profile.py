@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.generator import StackDistances, TableTrace, TraceGenerator
-from recd_plugins.api import DataError, did_you_mean, new_file
+from recd_plugins.api import DataError, file_utils, text_utils
 
 if TYPE_CHECKING:
     from recd_plugins.api import FeatureLookups, RunConfig
@@ -80,10 +80,10 @@ def registry_pieces(
     registry: RunConfig, features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
     """Read the training split of a registry's dataset after preprocessing."""
-    from recd_plugins.api import RegistryLookups, training_rows
+    from recd_plugins.api import prepared_data, row_tables
 
-    lookups = RegistryLookups(registry)
-    for batch in training_rows(registry, rows):
+    lookups = prepared_data.RegistryLookups(registry)
+    for batch in row_tables.training_rows(registry, rows):
         found = lookups.of(batch, features)
         yield {name: _in_order(found[name]) for name in features}, len(batch)
 
@@ -100,7 +100,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the tables that patterns match, or all."""
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
-            near = did_you_mean(pattern, list(tables))
+            near = text_utils.did_you_mean(pattern, list(tables))
             raise DataError(f"--tables {pattern} matches no table{near}")
     return [
         table for table in tables if not patterns or any(fnmatchcase(table, p) for p in patterns)
@@ -154,7 +154,7 @@ def write_profile(profile: TraceProfile, path: Path) -> None:
     head = json.dumps({"version": _VERSION, "source": profile.source})
     schema = _SCHEMA.with_metadata({_KEY: head})
     with (
-        new_file(path) as temporary,
+        file_utils.new_file(path) as temporary,
         pq.ParquetWriter(
             temporary,
             schema,
@@ -212,7 +212,7 @@ def write_trace(
     """Draw traces of ``accesses`` ids each into columns of Parquet, or into lines of text."""
     fields = [pa.field(each.profile.feature, pa.int64(), nullable=False) for each in generators]
     schema = pa.schema(fields, metadata={PROVENANCE: json.dumps(dict(provenance))})
-    with new_file(path) as temporary, ExitStack() as stack:
+    with file_utils.new_file(path) as temporary, ExitStack() as stack:
         writer: Any
         if path.suffix == ".parquet":
             writer = pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=False)

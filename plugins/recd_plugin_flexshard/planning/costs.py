@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from recd_plugins.api import DistinctIds, TableAccess
+    from recd_plugins.api import TableAccess, data_profiles
 
 
 #: Bytes of a weight, of its gradient in an all-reduce, and of an activation in memory.
@@ -364,7 +364,7 @@ class TableDemand:
     tail_probability: float = 0.0
     dedupe_factor: float = 1.0
     features: int = 1
-    distinct: DistinctIds | None = None
+    distinct: data_profiles.DistinctIds | None = None
 
     @classmethod
     def from_access(

@@ -313,7 +313,7 @@ class RegistryBatches:
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
-        from recd_plugins.api import PlainConverter, RowPipeline, fitted_transforms
+        from recd_plugins.api import PlainConverter, row_pipelines
 
         registry = prepared.registry
         self.name = f"batches of {registry.path}"
@@ -321,7 +321,8 @@ class RegistryBatches:
         self._tables = tables
         plain = replace(registry, converter=PlainConverter(PlainConverter.Options()))
         self._pipelines = [
-            RowPipeline(each, fitted_transforms(each, prepared)) for each in (registry, plain)
+            row_pipelines.RowPipeline(each, row_pipelines.fitted_transforms(each, prepared))
+            for each in (registry, plain)
         ]
 
     def read(

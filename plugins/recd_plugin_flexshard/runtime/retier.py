@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recd_plugin_flexshard.runtime.collection import RowTiers
 from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
-from recd_plugins.api import add_counts, keep_most_read
+from recd_plugins.api import access
 
 _logger = logging.getLogger(__name__)
 _TIERS = ("cold", "hot", "flex")
@@ -60,8 +60,9 @@ class RecentAccesses:
         keys, counts = torch.unique(torch.cat(self._uncounted), return_counts=True)
         new, times = keys.cpu().numpy(), counts.cpu().numpy().astype(np.float64)
         first = np.searchsorted(new, 0)
-        self._keys, self._counts, _ = keep_most_read(
-            *add_counts([self._keys, new[first:]], [self._counts, times[first:]]), self._bound
+        self._keys, self._counts, _ = access.keep_most_read(
+            *access.add_counts([self._keys, new[first:]], [self._counts, times[first:]]),
+            self._bound,
         )
         self._uncounted, self._num_uncounted = [], 0
 
@@ -89,7 +90,7 @@ def choose_rows(
     dist.all_gather_object(of_ranks, read, group=group)
     chosen = np.concatenate([hot, flex])
     every, times = zip(*of_ranks, (chosen, np.zeros(len(chosen))), strict=True)
-    keys, counts = add_counts(list(every), list(times))
+    keys, counts = access.add_counts(list(every), list(times))
     tiers = np.full(len(keys), 2)
     tiers[np.searchsorted(keys, hot)] = 0
     tiers[np.searchsorted(keys, flex)] = 1

@@ -19,7 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugin_flexshard.runtime.overlay import Overlay
 from recd_plugin_flexshard.runtime.split import TierIndex
-from recd_plugins.api import ExactnessError, new_group, ranks_of_each_node
+from recd_plugins.api import ExactnessError, rank_agreement
 
 PIECE_BYTES = 64 << 20
 
@@ -58,11 +58,14 @@ def tier_groups() -> TierGroups:
     world = dist.group.WORLD
     assert world is not None, "call torch.distributed.init_process_group first"
     if world not in _made:
-        local, everyone = ranks_of_each_node(), list(range(dist.get_world_size()))
-        cold, hot = (new_group(everyone) for _ in range(2))
+        local, everyone = rank_agreement.ranks_of_each_node(), list(range(dist.get_world_size()))
+        cold, hot = (rank_agreement.new_group(everyone) for _ in range(2))
         # Every rank makes every group, its own or not.
-        nodes = [new_group(everyone[i : i + local]) for i in range(0, len(everyone), local)]
-        across = [new_group(everyone[i::local]) for i in range(local)]
+        nodes = [
+            rank_agreement.new_group(everyone[i : i + local])
+            for i in range(0, len(everyone), local)
+        ]
+        across = [rank_agreement.new_group(everyone[i::local]) for i in range(local)]
         rank = dist.get_rank()
         _made[world] = TierGroups(cold, hot, nodes[rank // local], across[rank % local])
     return _made[world]

@@ -39,9 +39,9 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     LookupAhead,
     SetupError,
+    lookup_kernels,
     refuse_inverse_indices,
     require_attributes,
-    tell_when_asked,
 )
 
 
@@ -132,7 +132,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         self._register_folding()
         self.refresh()
         if self._has_tiers:
-            tell_when_asked(self, dict.fromkeys(self._tiered, self._copies.ask))
+            lookup_kernels.tell_when_asked(self, dict.fromkeys(self._tiered, self._copies.ask))
             self._copies.take_back()
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import (
-    AT_LEAST_1,
-    OUTPUT,
-    OUTPUT_OR_TERMINAL,
-    output_console,
-    progress_bars,
-)
+from recd_plugins.api import cli_options, consoles, progress_bars
 
 if TYPE_CHECKING:
     from recd_plugin_recd.sessions import Nulls
@@ -24,14 +18,14 @@ if TYPE_CHECKING:
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--batch-size",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
 @command_options.session
 @command_options.timestamp
 @click.option(
     "--sample-mb",
-    type=AT_LEAST_1,
+    type=cli_options.AT_LEAST_1,
     default=128,
     show_default=True,
     help="Memory for a sample of whole sessions.",
@@ -40,13 +34,13 @@ if TYPE_CHECKING:
 @click.option(
     "--json",
     "json_path",
-    type=OUTPUT_OR_TERMINAL,
+    type=cli_options.OUTPUT_OR_TERMINAL,
     help="Write the report as JSON; - writes it to the terminal, and nothing else.",
 )
 @click.option(
     "--html",
     "html_path",
-    type=OUTPUT,
+    type=cli_options.OUTPUT,
     help="Write the report as a page with plots.",
 )
 @click.pass_obj
@@ -69,10 +63,10 @@ def analyze(
     from recd_plugin_recd.analyze.report import page, show
     from recd_plugin_recd.analyze.study import study
     from recd_plugin_recd.sessions import open_source
-    from recd_plugins.api import json_text, write_text
+    from recd_plugins.api import file_utils
 
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         report = study(
             source,
             batch_size=batch_size,
@@ -81,11 +75,11 @@ def analyze(
             progress=add_bar(f"reading {path.name}", source.num_rows),
         )
     if html_path is not None:
-        write_text(html_path, page(report))
-    text = json_text(report.to_json())
+        file_utils.write_text(html_path, page(report))
+    text = file_utils.json_text(report.to_json())
     if json_path == Path("-"):
         click.echo(text, nl=False)
         return
     if json_path is not None:
-        write_text(json_path, text)
-    show(output_console(), report)
+        file_utils.write_text(json_path, text)
+    show(consoles.output_console(), report)

@@ -12,17 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugin_recd.analyze.study import MIN_FACTOR, MIN_SESSIONS, FeatureReport, TableAnalysis
-from recd_plugins.api import (
-    COLORS,
-    Html,
-    bytes_text,
-    element,
-    html_page,
-    html_section,
-    html_table,
-    plot_style,
-    svg_of,
-)
+from recd_plugins.api import html_page, plots, text_utils
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +21,7 @@ Cells = Sequence[Sequence[str]]
 
 #: Features that a plot can show legibly.
 MAX_FEATURES = 48
-_BLUE, _ORANGE, _GREEN, _, _GREY = COLORS
+_BLUE, _ORANGE, _GREEN, _, _GREY = plots.COLORS
 
 
 def show(console: Console, report: TableAnalysis) -> None:
@@ -57,19 +47,24 @@ def show(console: Console, report: TableAnalysis) -> None:
 def page(report: TableAnalysis) -> str:
     """Return the report as a page, with plots as SVG."""
     title = f"recd analyze {report.path}"
-    parts: list[Html] = [
-        element("h1", title),
-        element("ul", *(element("li", finding) for finding in findings(report))),
-        *html_section("Samples of a session (figure 3)", "", session_plot(report)),
-        *html_section("Duplication (figure 4)", _shown(report), duplication_plot(report)),
-        *html_section("DedupeFactors", _shown(report), factor_plot(report)),
+    parts: list[html_page.Html] = [
+        html_page.element("h1", title),
+        html_page.element(
+            "ul", *(html_page.element("li", finding) for finding in findings(report))
+        ),
+        *html_page.html_section("Samples of a session (figure 3)", "", session_plot(report)),
+        *html_page.html_section("Duplication (figure 4)", _shown(report), duplication_plot(report)),
+        *html_page.html_section("DedupeFactors", _shown(report), factor_plot(report)),
     ]
     for heading, headings, rows in _tables(report):
-        parts.append(element("h2", heading))
-        parts.append(html_table([each.replace("\n", " ") for each in headings], rows))
+        parts.append(html_page.element("h2", heading))
+        parts.append(html_page.html_table([each.replace("\n", " ") for each in headings], rows))
     if report.converter is not None:
-        parts += [element("h2", _for_registry(report)), element("pre", report.converter)]
-    return html_page(title, parts)
+        parts += [
+            html_page.element("h2", _for_registry(report)),
+            html_page.element("pre", report.converter),
+        ]
+    return html_page.html_page(title, parts)
 
 
 def _shown(report: TableAnalysis) -> str:
@@ -154,7 +149,7 @@ def _tables(report: TableAnalysis) -> Iterator[tuple[str, Sequence[str], Cells]]
         "by session, list_dict": report.storage.by_session_dict,
     }
     bytes_rows = [
-        (what, f"{size:,.0f}", bytes_text(size * report.rows))
+        (what, f"{size:,.0f}", text_utils.bytes_text(size * report.rows))
         for what, size in storage.items()
         if size is not None
     ]
@@ -178,8 +173,8 @@ def _factor(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "inf"
 
 
-@plot_style()
-def session_plot(report: TableAnalysis) -> Html:
+@plots.plot_style()
+def session_plot(report: TableAnalysis) -> html_page.Html:
     """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
     labels, partition, batch = zip(*_session_shares(report), strict=True)
     axes = _axes(3)
@@ -198,8 +193,8 @@ def session_plot(report: TableAnalysis) -> Html:
     return _svg(axes)
 
 
-@plot_style()
-def duplication_plot(report: TableAnalysis) -> Html:
+@plots.plot_style()
+def duplication_plot(report: TableAnalysis) -> html_page.Html:
     """Exact and partial duplication of each feature (figure 4)."""
     features = shown_features(report)
     axes = _feature_axes(features, "% of ids")
@@ -210,8 +205,8 @@ def duplication_plot(report: TableAnalysis) -> Html:
     return _svg(axes)
 
 
-@plot_style()
-def factor_plot(report: TableAnalysis) -> Html:
+@plots.plot_style()
+def factor_plot(report: TableAnalysis) -> html_page.Html:
     """DedupeFactors of each feature: by session, partial, as the table is, and as predicted."""
     features = shown_features(report)
     axes = _feature_axes(features, "DedupeFactor")
@@ -252,9 +247,9 @@ def _feature_axes(features: Sequence[FeatureReport], label: str) -> Axes:
     return axes
 
 
-def _svg(axes: Axes) -> Html:
+def _svg(axes: Axes) -> html_page.Html:
     if axes.get_legend() is None:
         axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     figure = axes.get_figure(root=True)
     assert figure is not None
-    return svg_of(figure)
+    return plots.svg_of(figure)

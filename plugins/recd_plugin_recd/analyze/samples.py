@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_plugins.api import Deduplicator
+from recd_plugins.api import dedup
 
 Hashes = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
@@ -163,7 +163,7 @@ class BatchMeter:
     def __init__(self, groups: Sequence[tuple[str, ...]], batch_size: int) -> None:
         self._groups = list(groups)
         self._batch_size = batch_size
-        self._deduplicate = Deduplicator()
+        self._deduplicate = dedup.Deduplicator()
         self._waiting: list[pa.RecordBatch] = []
         self._hashes: list[Hashes] = []
         self._num_waiting = self._batches = self._rows = self._sessions = 0

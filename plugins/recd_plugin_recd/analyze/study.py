@@ -26,15 +26,14 @@ from recd_plugin_recd.analyze.samples import (
 from recd_plugin_recd.sessions import Nulls, SessionTable, session_hashes, without_nulls
 from recd_plugins.api import (
     DataError,
-    Layout,
     Rows,
     SessionKeys,
-    StatisticsAccumulator,
     TableStatistics,
-    TableWriter,
-    dedupe_factor,
-    session_column,
-    sparse_column,
+    arrow,
+    column_statistics,
+    data_profiles,
+    list_dict,
+    parquet_writer,
 )
 
 #: Rows of a batch where nothing says how many.
@@ -196,11 +195,13 @@ def study(
     parts: list[TableStatistics] = []
     columns_read = list(dict.fromkeys([*names, keys.session, keys.timestamp]))
     for number, partition in enumerate(source.partitions):
-        statistics: StatisticsAccumulator | None = None
+        statistics: column_statistics.StatisticsAccumulator | None = None
         for rows in source.read(partition, columns_read):
             lists = _as_lists(rows, source, nulls)
-            hashes = session_hashes(session_column(rows, keys.session), number)
-            statistics = statistics or StatisticsAccumulator(lists.schema, keys, names)
+            hashes = session_hashes(column_statistics.session_column(rows, keys.session), number)
+            statistics = statistics or column_statistics.StatisticsAccumulator(
+                lists.schema, keys, names
+            )
             statistics.add(Rows(lists, rows.origins))
             counts.add(hashes)
             meter.add(lists, hashes)
@@ -236,7 +237,9 @@ def study(
                 exact=feature.exact_duplication,
                 partial=feature.partial_duplication,
                 measured_as_is=factors[(name,)],
-                predicted_by_session=dedupe_factor(sessions.samples_per_session, feature.stays),
+                predicted_by_session=data_profiles.dedupe_factor(
+                    sessions.samples_per_session, feature.stays
+                ),
                 measured_by_session=exact,
                 partial_factor=partial,
                 form=None if found.too_small else choose_form(exact, partial),
@@ -285,7 +288,7 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
     """Return features as list<int64>, whatever their layout, and the columns of the keys."""
     rows, columns = without_nulls(rows, source.features, nulls), {}
     for name in source.features:
-        ids, offsets = sparse_column(rows, name)
+        ids, offsets = arrow.sparse_column(rows, name)
         first, last = int(offsets[0]), int(offsets[-1])
         ends = (offsets - first).astype(np.int32)
         columns[name] = pa.ListArray.from_arrays(ends, ids[first:last])
@@ -306,7 +309,7 @@ class _BySession:
         batch_size: int,
     ) -> None:
         self.hashes, self.rows, self._batch_size = hashes, rows, batch_size
-        accumulator = StatisticsAccumulator(rows.schema, keys, names)
+        accumulator = column_statistics.StatisticsAccumulator(rows.schema, keys, names)
         changed = accumulator.add(rows)
         changed[:, 1:] &= hashes[1:] == hashes[:-1]
         self._changed = dict(zip(names, changed, strict=True))
@@ -343,11 +346,11 @@ def _stored_bytes(source: SessionTable) -> float | None:
 
 
 def _written_bytes(
-    rows: pa.RecordBatch, features: Sequence[str], keys: SessionKeys, layout: Layout
+    rows: pa.RecordBatch, features: Sequence[str], keys: SessionKeys, layout: list_dict.Layout
 ) -> float:
     with tempfile.TemporaryDirectory(prefix="recd-analyze-") as folder:
         path = Path(folder) / "sample.parquet"
-        with TableWriter(path, rows.schema, keys=keys, layout=layout) as writer:
+        with parquet_writer.TableWriter(path, rows.schema, keys=keys, layout=layout) as writer:
             writer.write(rows)
         return _feature_bytes(path, features) / max(1, len(rows))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import OUTPUT_FOLDER, new_place, progress_bars, read_bytes, write_json
+from recd_plugins.api import cli_options, file_utils, progress_bars, text_utils
 
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.sort import Progress
@@ -24,14 +24,20 @@ class Size(click.ParamType[int]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         try:
-            return value if isinstance(value, int) else read_bytes(str(value))
+            return value if isinstance(value, int) else text_utils.read_bytes(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument("target", type=OUTPUT_FOLDER, metavar="DST", required=False, callback=new_place)
+@click.argument(
+    "target",
+    type=cli_options.OUTPUT_FOLDER,
+    metavar="DST",
+    required=False,
+    callback=cli_options.new_place,
+)
 @command_options.session
 @command_options.timestamp
 @click.option(
@@ -102,11 +108,11 @@ def cluster(
         result = job.check_clustered(source, *keys, plugins_dir)
         click.echo(f"{source}: {result['rows']:,} rows in order, {result['sessions']:,} sessions")
         if json_path is not None:
-            write_json(json_path, result)
+            file_utils.write_json(json_path, result)
         return
     if target is None:
         raise click.UsageError("Missing argument 'DST'.")
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
 
         def start(num_rows: int | None) -> Progress:
             read_bar, write_bar = (add_bar(verb, num_rows) for verb in ("reading", "writing"))
@@ -126,4 +132,4 @@ def cluster(
         )
     click.echo("\n".join(report.lines()))
     if json_path is not None:
-        write_json(json_path, asdict(report))
+        file_utils.write_json(json_path, asdict(report))

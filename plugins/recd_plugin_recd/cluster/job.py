@@ -36,15 +36,7 @@ from recd_plugin_recd.sessions import (
     row_place,
     session_hashes,
 )
-from recd_plugins.api import (
-    DataError,
-    bytes_text,
-    machine_start,
-    read_footers,
-    read_note,
-    work_folder,
-    write_note,
-)
+from recd_plugins.api import DataError, file_utils, folders, parquet, text_utils
 
 #: Unfinished work of another version is not gone on from.
 _VERSION = 3
@@ -79,13 +71,15 @@ class ClusteringReport:
 
     def lines(self) -> list[str]:
         """Return the report as text."""
-        before = "" if self.bytes_in is None else f"{bytes_text(self.bytes_in)} -> "
+        before = "" if self.bytes_in is None else f"{text_utils.bytes_text(self.bytes_in)} -> "
         factors = (f"{name} {factor:.2f}" for name, factor in self.dedupe_factors.items())
         return [
             f"{self.target}: {self.rows:,} rows, {self.sessions:,} sessions, "
             f"{self.samples_per_session:.2f} rows a session",
-            f"{before}{bytes_text(self.bytes_out)} in {self.files} files, {self.seconds:.1f} s, "
-            f"peak memory {bytes_text(self.peak_memory)} of {bytes_text(self.memory)}",
+            f"{before}{text_utils.bytes_text(self.bytes_out)} in {self.files} files, "
+            f"{self.seconds:.1f} s, "
+            f"peak memory {text_utils.bytes_text(self.peak_memory)} of "
+            f"{text_utils.bytes_text(self.memory)}",
             f"DedupeFactor: {', '.join(factors)}",
         ]
 
@@ -112,9 +106,11 @@ def cluster(
         plugins_dir=plugins_dir,
     )
     check_columns(source)
-    with work_folder(options.target, "recd-cluster", _identity(source, options), say) as work:
+    with folders.work_folder(
+        options.target, "recd-cluster", _identity(source, options), say
+    ) as work:
         progress = start(source.num_rows)
-        layouts: Layouts | None = read_note(work.path / "layouts.json")
+        layouts: Layouts | None = file_utils.read_note(work.path / "layouts.json")
         sort = sort_with_spark if options.engine == "spark" else sort_partition
         # Files outside of Hive folders come first: the others are folders inside of theirs.
         for partition in sorted(source.partitions, key=lambda one: one.name):
@@ -125,7 +121,7 @@ def cluster(
             scratch = work.path / "partition"
             shutil.rmtree(scratch, ignore_errors=True)
             parts, layouts = sort(source, partition, options, scratch, layouts, progress)
-            write_note(work.path / "layouts.json", layouts)
+            file_utils.write_note(work.path / "layouts.json", layouts)
             if any(parts.iterdir()):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 parts.rename(folder)
@@ -164,7 +160,7 @@ def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
         ]
     return {
         "version": _VERSION,
-        "machine": machine_start(),
+        "machine": folders.machine_start(),
         "options": {**asdict(options), **names},
         "input": content,
     }
@@ -174,7 +170,7 @@ def _report(
     source: SessionTable, options: ClusterOptions, table: Path, seconds: float
 ) -> ClusteringReport:
     files = sorted(table.rglob("*.parquet"))
-    statistics = read_footers(files)
+    statistics = parquet.read_footers(files)
     assert statistics is not None, "TableWriter writes them"
     heaviest = sorted(statistics.features.items(), key=lambda item: -item[1].ids)[:_HEAVIEST]
     stored = [file for partition in source.partitions for file in partition.files]

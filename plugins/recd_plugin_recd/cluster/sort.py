@@ -32,16 +32,9 @@ from recd_plugin_recd.sessions import (
     session_hashes,
     without_nulls,
 )
-from recd_plugins.api import (
-    DataError,
-    Layout,
-    SessionKeys,
-    TableWriter,
-    bytes_text,
-    prefetch,
-)
+from recd_plugins.api import DataError, SessionKeys, list_dict, parquet_writer, readers, text_utils
 
-Layouts = dict[str, Layout]
+Layouts = dict[str, list_dict.Layout]
 #: Called with the rows read and the rows written since the last call.
 Progress = Callable[[int, int], None]
 
@@ -78,7 +71,7 @@ class ClusterOptions:
     session: str | None = None
     timestamp: str | None = None
     memory: int = 2_000_000_000
-    layout: Layout = "list"
+    layout: list_dict.Layout = "list"
     row_group_rows: int = 8192
     nulls: Nulls = "error"
     keep_share: float = 1.0
@@ -133,7 +126,7 @@ def sort_partition(
         return _together(plain)
 
     row_bytes = first.nbytes / max(1, first.num_rows)
-    with closing(prefetch(rows, 2)) as batches:
+    with closing(readers.prefetch(rows, 2)) as batches:
         ranges = sorter.deal(keys(), batches, row_bytes, "range")
     files: list[list[Range]] = []
     for each in ranges:
@@ -183,7 +176,8 @@ def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
     workers = max(1, min(cores or 1, _MOST_WORKERS, (options.memory - base) // (least - base)))
     if options.memory < least:
         raise DataError(
-            f"--memory {bytes_text(options.memory)} is too small: {-(-least // 10**6)}MB is the "
+            f"--memory {text_utils.bytes_text(options.memory)} is too small: "
+            f"{-(-least // 10**6)}MB is the "
             f"least for such rows in row groups of {options.row_group_rows:,}; give more, or lower "
             "--row-group-rows"
         )
@@ -352,9 +346,9 @@ def table_writer(
     keys: SessionKeys,
     options: ClusterOptions,
     layouts: Layouts | None,
-) -> TableWriter:
+) -> parquet_writer.TableWriter:
     """Return the writer of one file of the output."""
-    return TableWriter(
+    return parquet_writer.TableWriter(
         path,
         schema,
         keys=keys,

@@ -27,7 +27,7 @@ from recd_plugin_recd.sessions import (
     check_keys,
     plain_schema,
 )
-from recd_plugins.api import DataError, is_list_dict, optional_library, to_lists
+from recd_plugins.api import DataError, imports, list_dict
 
 #: Bytes of input files for one range of the output.
 _RANGE_BYTES = 128 << 20
@@ -48,7 +48,9 @@ def sort_with_spark(
     keys, sorted_folder, parts = source.keys, scratch / "spark", scratch / "parts"
     for rows in source.read(partition, [keys.session, keys.timestamp]):
         check_keys(rows, keys)
-    builder = optional_library("pyspark.sql", "spark", "--engine spark").SparkSession.builder
+    builder = imports.optional_library(
+        "pyspark.sql", "spark", "--engine spark"
+    ).SparkSession.builder
     try:
         _sort(_started(builder, options.memory), source, partition, sorted_folder)
     except Exception as error:
@@ -68,8 +70,8 @@ def sort_with_spark(
         ):
             for batch in stored.iter_batches(min(_BATCH_ROWS, options.row_group_rows)):
                 columns = [
-                    to_lists(batch.column(field.name))
-                    if is_list_dict(field)
+                    list_dict.to_lists(batch.column(field.name))
+                    if list_dict.is_list_dict(field)
                     else batch.column(field.name).cast(field.type)
                     for field in source.schema
                 ]

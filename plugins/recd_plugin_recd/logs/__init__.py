@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import (
-    AT_LEAST_1,
-    COUNT_FROM_0,
-    OUTPUT,
-    OUTPUT_FOLDER,
-    OUTPUT_PATH,
-    DataError,
-    new_place,
-    output_console,
-    progress_bars,
-)
+from recd_plugins.api import DataError, cli_options, consoles, progress_bars
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +37,7 @@ def logs() -> None:
 
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("folder", type=OUTPUT_FOLDER, callback=new_place)
+@click.argument("folder", type=cli_options.OUTPUT_FOLDER, callback=cli_options.new_place)
 @command_options.session
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Shards of the log.  [default: 16]")
 @click.option(
@@ -89,7 +79,7 @@ def write(
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
     from recd_plugin_recd.sessions import plain_schema
-    from recd_plugins.api import put, scratch_folder
+    from recd_plugins.api import folders
 
     usual: Any = LogSettings()
     if append and (folder / INDEX).exists():
@@ -108,13 +98,15 @@ def write(
     with ExitStack() as stack:
         place = folder
         if not append:
-            scratch = stack.enter_context(scratch_folder(folder))
+            scratch = stack.enter_context(folders.scratch_folder(folder))
             place = scratch / folder.name
-        advance = stack.enter_context(progress_bars())(f"writing {folder.name}", rows.num_rows)
+        advance = stack.enter_context(progress_bars.progress_bars())(
+            f"writing {folder.name}", rows.num_rows
+        )
         with LogWriter(place, plain_schema(rows.schema), settings) as log:
             written = _each_batch(rows, log.write, advance)
         if not append:
-            put(place, folder, scratch)
+            folders.put(place, folder, scratch)
     ratio = log.raw_bytes / max(1, log.stored_bytes)
     click.echo(
         f"{folder}: {written:,} rows in {settings.num_shards} shards, "
@@ -153,10 +145,10 @@ def _each_batch(
 
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("destination", type=OUTPUT_PATH)
+@click.argument("destination", type=cli_options.OUTPUT_PATH)
 @click.option(
     "--offsets",
-    type=OUTPUT_PATH,
+    type=cli_options.OUTPUT_PATH,
     help="Read what is new since this file was written, then update it.",
 )
 @click.option("--skip-damaged", is_flag=True, help="Succeed although rows were lost.")
@@ -170,14 +162,14 @@ def read(
     is then 1, with --skip-damaged 0.
     """
     from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
-    from recd_plugins.api import check_writable, real_path
+    from recd_plugins.api import file_utils
 
     damages: list[Damage] = []
     consumer = Consumer(source, offsets, damages.append)
-    if real_path(source) in real_path(destination).parents:
+    if file_utils.real_path(source) in file_utils.real_path(destination).parents:
         raise DataError(f"{destination} is part of what is read; name another file for the rows")
     if offsets is not None:
-        check_writable(offsets)
+        file_utils.check_writable(offsets)
     start = consumer.state()
     if destination.exists():
         done = provenance(destination)
@@ -191,7 +183,10 @@ def read(
             raise DataError(f"{destination} exists already; --force replaces it")
         if done is None:
             raise DataError(f"{destination} was not exported from a log; name another file")
-    with progress_bars() as add_bar, ParquetFile(destination, consumer.schema()) as file:
+    with (
+        progress_bars.progress_bars() as add_bar,
+        ParquetFile(destination, consumer.schema()) as file,
+    ):
         advance = add_bar(f"reading {source.name}", None)
         for rows in consumer:
             file.write(rows)
@@ -219,7 +214,7 @@ def _show(damages: list[Damage]) -> None:
 
 @logs.command()
 @click.argument("path", type=_path)
-@click.option("--json", "json_path", type=OUTPUT, help="Write the report here.")
+@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write the report here.")
 def stat(path: Path, json_path: Path | None) -> None:
     """Show what is in each shard of the log PATH, and check every block's checksums.
 
@@ -228,7 +223,7 @@ def stat(path: Path, json_path: Path | None) -> None:
     from rich.table import Table
 
     from recd_plugin_recd.logs.log import log_statistics
-    from recd_plugins.api import write_json
+    from recd_plugins.api import file_utils
 
     shards = log_statistics(path)
     table = Table("shard")
@@ -249,7 +244,7 @@ def stat(path: Path, json_path: Path | None) -> None:
         for name in ("records", "bytes", "raw_bytes")
     }
     totals["ratio"] = totals["raw_bytes"] / max(1, totals["bytes"])
-    output_console().print(table)
+    consoles.output_console().print(table)
     click.echo(
         f"{path}: {totals['records']:,} records, {totals['bytes'] / 1e6:.1f} MB, "
         f"{totals['ratio']:.2f}x"
@@ -258,7 +253,7 @@ def stat(path: Path, json_path: Path | None) -> None:
         each = [asdict(shard) for shard in shards]
         for damage in (damage for shard in each for damage in shard["damage"]):
             damage["segment"] = damage["segment"].name
-        write_json(json_path, {**totals, "shards": each})
+        file_utils.write_json(json_path, {**totals, "shards": each})
     damages = [damage for shard in shards for damage in shard.damage]
     _show(damages)
     if damages:
@@ -289,19 +284,21 @@ def produce(
 
     rows = _open_rows(source, session, "session_id", plugins_dir)
     producer = KafkaProducer(servers, topic, rows.keys.session, _settings(config))
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         _each_batch(rows, producer.write, add_bar(f"sending to {topic}", rows.num_rows))
         producer.flush()
     click.echo(f"{topic}: {producer.delivered:,} rows delivered")
 
 
 @logs.command()
-@click.argument("folder", type=OUTPUT_FOLDER)
+@click.argument("folder", type=cli_options.OUTPUT_FOLDER)
 @_servers
 @_topic
 @click.option("--group", required=True, help="Whose offsets are read and committed.")
-@click.option("--partition", "partitions", type=COUNT_FROM_0, multiple=True, help="[default: all]")
-@click.option("--rows-per-file", type=AT_LEAST_1, default=65_536, show_default=True)
+@click.option(
+    "--partition", "partitions", type=cli_options.COUNT_FROM_0, multiple=True, help="[default: all]"
+)
+@click.option("--rows-per-file", type=cli_options.AT_LEAST_1, default=65_536, show_default=True)
 @_config
 def consume(
     folder: Path,
@@ -329,7 +326,7 @@ def consume(
         config=_settings(config),
     )
     written = 0
-    with progress_bars() as add_bar:
+    with progress_bars.progress_bars() as add_bar:
         advance = add_bar(f"reading {topic}", None)
 
         def count(num_rows: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs.log import ParquetFile
-from recd_plugins.api import DataError, locked_folder, optional_library
+from recd_plugins.api import DataError, folders, imports
 
 _SECONDS = 30.0
 
@@ -24,7 +24,7 @@ class _Topic:
     """A topic on servers, and the last error of the client."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        self.client = optional_library("confluent_kafka", "kafka", "Kafka")
+        self.client = imports.optional_library("confluent_kafka", "kafka", "Kafka")
         self.servers, self.topic = servers, topic
         self.last_error: Any = None
 
@@ -158,7 +158,7 @@ class KafkaConsumer:
         """Write what is new and return the new files; ``progress`` gets numbers of rows."""
         client = self._place.client
         with ExitStack() as opened:
-            opened.enter_context(locked_folder(self._folder))
+            opened.enter_context(folders.locked_folder(self._folder))
             for scratch in self._folder.glob(".*.partial"):  # of a killed run
                 scratch.unlink()
             try:

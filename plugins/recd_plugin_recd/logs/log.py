@@ -23,14 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.sessions import plain_sessions, session_shards
-from recd_plugins.api import (
-    DataError,
-    check_regular,
-    locked_folder,
-    parse_json,
-    read_note,
-    write_note,
-)
+from recd_plugins.api import DataError, file_utils, folders
 
 Key = Literal["session", "message"]
 
@@ -116,9 +109,9 @@ class ParquetFile:
 def provenance(path: Path) -> dict[str, Any] | None:
     """Return what ``close`` was told of the file at ``path``; None for another file."""
     try:
-        check_regular(path)
+        file_utils.check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}
-        found = parse_json(metadata.get(PROVENANCE, b"null"))
+        found = file_utils.parse_json(metadata.get(PROVENANCE, b"null"))
     except (ValueError, OSError):  # Arrow's errors of damage are ValueErrors
         return None
     return found if isinstance(found, dict) else None
@@ -198,7 +191,7 @@ class LogIndex:
 
 def read_index(folder: Path) -> LogIndex:
     """Read ``log.json``."""
-    found = read_note(folder / INDEX)
+    found = file_utils.read_note(folder / INDEX)
     if found is None:
         raise DataError(f"{folder}: no log: there is no {INDEX}, or it was damaged or changed")
     segments = tuple(Segment(**each) for each in found.pop("segments"))
@@ -227,7 +220,7 @@ class LogWriter:
         self._files: dict[int, ParquetFile] = {}
         self.raw_bytes = self.stored_bytes = 0
         with ExitStack() as opened:
-            opened.enter_context(locked_folder(folder))
+            opened.enter_context(folders.locked_folder(folder))
             self._index = self._begin()
             for left in folder.glob(".shard-*.partial"):  # of a killed writer
                 left.unlink()
@@ -269,7 +262,7 @@ class LogWriter:
             flushes=self._index.flushes + 1,
             segments=(*self._index.segments, *segments),
         )
-        write_note(self._folder / INDEX, asdict(self._index))
+        file_utils.write_note(self._folder / INDEX, asdict(self._index))
         _fsync(self._folder / INDEX)
         _fsync(self._folder)
 
@@ -333,7 +326,7 @@ class Consumer:
         self.index = read_index(folder)
         self._blocks = [0] * self.index.num_shards  # read of each shard
         if offsets is not None and os.path.lexists(offsets):
-            self.load(read_note(offsets))
+            self.load(file_utils.read_note(offsets))
 
     def schema(self) -> pa.Schema:
         """Return the columns of the log."""
@@ -372,7 +365,7 @@ class Consumer:
     def commit(self) -> None:
         """Write the position to the offsets file."""
         assert self._offsets is not None, "a consumer without an offsets file commits nothing"
-        write_note(self._offsets, self.state())
+        file_utils.write_note(self._offsets, self.state())
 
 
 def _read_blocks(
@@ -402,7 +395,7 @@ def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
     """Open a segment if it is the one that ``log.json`` lists."""
     path = folder / segment.name
     try:
-        check_regular(path)
+        file_utils.check_regular(path)
         if path.stat().st_size == segment.bytes and _footer_checksum(path) == segment.footer:
             return pq.ParquetFile(path, page_checksum_verification=True)
         cause = f"the file is not the one that was written, as {INDEX} says"

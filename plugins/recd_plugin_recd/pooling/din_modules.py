@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
-from recd_plugins.api import jagged_index_select, offsets_of
+from recd_plugins.api import jagged, jagged_index_select
 
 Weights = Literal["softmax", "sigmoid"]
 
@@ -152,8 +152,8 @@ def _blocks(inverse: Tensor, num_rows: int) -> _Blocks:
     ordered, order = inverse.sort(stable=True)
     counts = torch.bincount(inverse, minlength=num_rows)
     num_blocks = (counts + width - 1) // max(width, 1)
-    nth = torch.arange(inverse.numel(), device=inverse.device) - offsets_of(counts)[ordered]
+    nth = torch.arange(inverse.numel(), device=inverse.device) - jagged.offsets_of(counts)[ordered]
     places = torch.empty_like(inverse)
-    places[order] = offsets_of(num_blocks)[ordered] * width + nth
+    places[order] = jagged.offsets_of(num_blocks)[ordered] * width + nth
     rows = torch.repeat_interleave(num_blocks)
     return _Blocks(rows, width, places)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.api import offsets_of, positions_of_ranges
+from recd_plugins.api import jagged
 
 # Costs of a value and of a call, in squares of lengths. Not measured on CUDA.
 _VALUE = 10
@@ -77,8 +77,8 @@ class JaggedRows:
         widths = torch.tensor([bucket.longest for bucket in self._buckets])
         repeats = torch.tensor([bucket.num_rows for bucket in self._buckets])
         of_rows = widths.repeat_interleave(repeats).to(self.lengths.device)
-        starts = offsets_of(self.lengths)[:-1]
-        places = offsets_of(of_rows)[:-1]
+        starts = jagged.offsets_of(self.lengths)[:-1]
+        places = jagged.offsets_of(of_rows)[:-1]
         if self._order is None:
             padded_starts = places
         else:
@@ -86,9 +86,9 @@ class JaggedRows:
             starts = starts.index_select(0, self._order)
         total, num_places = sum(self.num_values), int((widths * repeats).sum())
         # What padding takes does not count: it is masked, and its gradients are zeros.
-        values = positions_of_ranges(starts, of_rows, num_places)
+        values = jagged.positions_of_ranges(starts, of_rows, num_places)
         self._values = values.clamp_(max=total - 1)
-        self._places = positions_of_ranges(padded_starts, self.lengths, total)
+        self._places = jagged.positions_of_ranges(padded_starts, self.lengths, total)
 
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
         """Attend within rows: ``[num_values, 3 * D]`` to ``[num_values, D]``."""
@@ -165,7 +165,7 @@ def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
 def _bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
     # Over all sizes the fastest forward on CPU that torch and FBGEMM offer.
     positions = torch.arange(values.shape[0], device=values.device)
-    return F.embedding_bag(positions, values, offsets_of(lengths)[:-1], mode=mode)
+    return F.embedding_bag(positions, values, jagged.offsets_of(lengths)[:-1], mode=mode)
 
 
 class _SumOrMean(torch.autograd.Function):

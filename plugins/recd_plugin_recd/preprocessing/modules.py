@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugin_recd.preprocessing import kernels
-from recd_plugins.api import offsets_of, positions_of_ranges, rounded_borders
+from recd_plugins.api import jagged
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
@@ -40,10 +40,10 @@ class FirstX(nn.Module):
         self.x = x
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        new_offsets = offsets_of(self.kept_lengths(offsets.diff()))
+        new_offsets = jagged.offsets_of(self.kept_lengths(offsets.diff()))
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             return kernels.first_of_rows(values, offsets, new_offsets), new_offsets
-        places = positions_of_ranges(offsets[:-1], new_offsets.diff())
+        places = jagged.positions_of_ranges(offsets[:-1], new_offsets.diff())
         return values.index_select(0, places), new_offsets
 
     def kept_lengths(self, lengths: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Bucketize(nn.Module):
         whole = [_within_int64(border) for border in borders]
         self.register_buffer("id_borders", torch.tensor(whole))
         numbers = torch.tensor([float(border) for border in borders], dtype=torch.float64)
-        self.register_buffer("number_borders", rounded_borders(numbers))
+        self.register_buffer("number_borders", jagged.rounded_borders(numbers))
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         borders, dtype = self.id_borders, values.dtype
@@ -85,11 +85,11 @@ class NGram(nn.Module):
         self.salt = salt
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        new_offsets = offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
+        new_offsets = jagged.offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             hashes = kernels.hash_windows(values, offsets, new_offsets, self.n, self.salt)
             return hashes, new_offsets
-        places = positions_of_ranges(offsets[:-1], new_offsets.diff())
+        places = jagged.positions_of_ranges(offsets[:-1], new_offsets.diff())
         hashes = torch.full_like(places, self.salt)
         for at in range(self.n):
             hashes = combine(hashes, values.index_select(0, places + at))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_runs.predict import KeptColumns, PredictJob, _Output, score_file
-from recd_plugins.api import TableWriter
+from recd_plugins.api import parquet_writer
 from recd_plugins.runtime.errors import DataError
 
 
@@ -37,7 +37,7 @@ def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) 
 def test_lists_that_a_table_has_in_a_dictionary_are_lists(tmp_path: Path) -> None:
     lists = pa.array([[1, 2], [1, 2], [], [3]], pa.list_(pa.int64()))
     path, schema = tmp_path / "t.parquet", pa.schema([("a", lists.type)])
-    with TableWriter(path, schema, keys=None, layout={"a": "list_dict"}) as writer:
+    with parquet_writer.TableWriter(path, schema, keys=None, layout={"a": "list_dict"}) as writer:
         writer.write(pa.record_batch([lists], schema=schema))
     kept = KeptColumns(str(path), ["a"])
     found = [kept.take(np.arange(start, start + 2))["a"].to_pylist() for start in (0, 2)]

@@ -25,8 +25,8 @@ from recd_plugins.api import (
     RunInterruption,
     RunStart,
     RunStep,
-    optional_library,
-    write_text,
+    file_utils,
+    imports,
 )
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def go_on(
             return False
 
     if len(lines) > records and (is_last(lines[records]) if records else len(lines) == 1):
-        write_text(path, "".join(lines[: 1 + records]))
+        file_utils.write_text(path, "".join(lines[: 1 + records]))
         return True
     if not lines and not records:
         return False
@@ -273,7 +273,9 @@ class Csv(Tracker):
         if new := [name for name in figures if name not in self._columns]:
             _, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
             self._columns += new
-            write_text(path, _text([self._columns, *([*row, *[""] * len(new)] for row in rows)]))
+            file_utils.write_text(
+                path, _text([self._columns, *([*row, *[""] * len(new)] for row in rows)])
+            )
         record: dict[str, Any] = {"step": step, "time": round(time.time(), 3), **figures}
         append(path, _text([[record.get(name, "") for name in self._columns]]))
 
@@ -345,7 +347,7 @@ class TensorBoard(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
-        optional_library("tensorboard", "tensorboard", self.name)
+        imports.optional_library("tensorboard", "tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter
 
         if kept is None:
@@ -397,7 +399,7 @@ class WandB(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        wandb = optional_library("wandb", "wandb", self.name)
+        wandb = imports.optional_library("wandb", "wandb", self.name)
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
@@ -444,7 +446,7 @@ class MlFlow(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        tracking = optional_library("mlflow.tracking", "mlflow", self.name)
+        tracking = imports.optional_library("mlflow.tracking", "mlflow", self.name)
         self._client = client = tracking.MlflowClient(self.options.tracking_uri)
         self._last: dict[str, int] = {}
         if kept is not None:
@@ -467,7 +469,7 @@ class MlFlow(Tracker):
         client.log_text(self._id, start.registry, "registry.yaml")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        entities = optional_library("mlflow.entities", "mlflow", self.name)
+        entities = imports.optional_library("mlflow.entities", "mlflow", self.name)
         now = int(time.time() * 1e3)
         metrics = [
             entities.Metric(name, value, now, step)

@@ -20,18 +20,16 @@ from recd_plugin_scars.runtime.stores import BackingStore, RowMover
 from recd_plugins.api import (
     Job,
     RunConfig,
-    TopologySpec,
     assemble,
     backend_for,
     build_model,
-    calibration_job,
-    device_of_rank,
-    fit_costs,
+    devices,
+    imports,
     launch,
-    silence_upstream,
-    steps_in_turns,
-    tables_of,
-    write_topology,
+    model_tables,
+    sessions,
+    step_costs,
+    topologies,
 )
 
 # Of the registry's batch size.
@@ -64,14 +62,14 @@ class CacheCalibration:
 def calibrate_cache(
     registry: RunConfig,
     plugins_dir: Path | None,
-    spec: TopologySpec,
+    spec: topologies.TopologySpec,
     path: Path,
     batch_size: int | None = None,
-) -> tuple[TopologySpec, CacheCalibration]:
+) -> tuple[topologies.TopologySpec, CacheCalibration]:
     """Train on the ranks of ``spec``, move rows, and write ``spec`` with the rates to ``path``."""
-    registry, job = calibration_job(registry, plugins_dir, spec, path, batch_size)
+    registry, job = sessions.calibration_job(registry, plugins_dir, spec, path, batch_size)
     with torch.device("meta"):
-        tables = tables_of(build_model(registry, registry.dataset.schema()))
+        tables = model_tables.tables_of(build_model(registry, registry.dataset.schema()))
     dim = max(table.embedding_dim for table in tables)
     batch_size = registry.training.batch_size
     sizes = sorted({max(1, batch_size // part) for part in _PARTS})
@@ -83,7 +81,9 @@ def calibrate_cache(
         {size: max(moves[size] for _, moves in measured) for size in measured[0][1]},
     )
     spec = spec.with_section(SECTION, found.rates)
-    write_topology(path, spec, f"Measured by recd plan {registry.path} --cache --calibrate {path}.")
+    sessions.write_topology(
+        path, spec, f"Measured by recd plan {registry.path} --cache --calibrate {path}."
+    )
     return spec, found
 
 
@@ -98,15 +98,17 @@ def fit(steps: dict[int, float], moves: dict[int, float]) -> CacheCalibration:
 def _line(seconds: dict[int, float]) -> tuple[float, float]:
     """Return the height at 0 and the slope, neither negative."""
     work = np.array([[1.0, size] for size in seconds])
-    height, slope = fit_costs(work, np.array(list(seconds.values())), least=_LEAST_SECONDS)
+    height, slope = step_costs.fit_costs(
+        work, np.array(list(seconds.values())), least=_LEAST_SECONDS
+    )
     return float(height), float(slope)
 
 
 def _measure(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], dim: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-    silence_upstream()
-    device = device_of_rank(job.device)
+    imports.silence_upstream()
+    device = devices.device_of_rank(job.device)
     return _steps(rank, world_size, job, sizes, device), _moves(dim, device)
 
 
@@ -117,7 +119,7 @@ def _steps(
     registry = replace(registry, cache=(), wrappers=())
     parts = assemble(registry, "plugins", device)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    for size, step in steps_in_turns(
+    for size, step in sessions.steps_in_turns(
         parts, rank, world_size, device, sizes, rounds=_ROUNDS, lead=_LEAD, measured=_MEASURED
     ):
         start = _now(device)

@@ -13,7 +13,7 @@ from recd_plugin_scars.planning.order import RowOrder, StepCosts
 
 if TYPE_CHECKING:
     from recd_plugin_scars.planning.statistics import AccessStatistics
-    from recd_plugins.api import TopologySpec
+    from recd_plugins.api import topologies
 
 
 #: Its name in a topology.
@@ -37,7 +37,7 @@ class CacheRates(BaseModel):
     )
 
     @classmethod
-    def of_topology(cls, topology: TopologySpec) -> Self:
+    def of_topology(cls, topology: topologies.TopologySpec) -> Self:
         """Return the bounds of the bandwidths, both ways, and an assumption for an iteration."""
         between = topology.hbm_to_ddr_bandwidth
         bandwidth = between if between is not None else topology.ddr_bandwidth / 2
@@ -51,14 +51,14 @@ class CacheRates(BaseModel):
         return StepCosts(self.sample_seconds, self.step_seconds * ranks, self.byte_seconds)
 
 
-def measured_rates(topology: TopologySpec) -> CacheRates | None:
+def measured_rates(topology: topologies.TopologySpec) -> CacheRates | None:
     """Return the rates of the section ``cache``, or None."""
     found = topology.sections.get(SECTION)
     assert found is None or isinstance(found, CacheRates), "the package declares it"
     return found
 
 
-def rates_of(topology: TopologySpec) -> CacheRates:
+def rates_of(topology: topologies.TopologySpec) -> CacheRates:
     """Return the rates of the section ``cache``, or the bounds of the bandwidths."""
     return measured_rates(topology) or CacheRates.of_topology(topology)
 

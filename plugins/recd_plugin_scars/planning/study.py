@@ -29,15 +29,15 @@ from recd_plugins.api import (
     RegistryData,
     RunConfig,
     SetupError,
-    TopologySpec,
+    file_utils,
     measure_compute,
-    plot_style,
-    size_text,
-    tables_of,
+    model_tables,
+    plots,
+    study,
+    text_utils,
+    topologies,
     topology_line,
-    with_plugins,
     wrapped_dataset,
-    write_figure,
 )
 from recd_plugins.api import Table as ModelTable
 
@@ -82,7 +82,7 @@ class CachePlanReport:
     """
 
     topology: str
-    spec: TopologySpec
+    spec: topologies.TopologySpec
     source: str
     plan: CachePlan
     lru_bytes: float
@@ -143,7 +143,7 @@ def render(report: CachePlanReport) -> RenderableType:
     return Group(*parts)
 
 
-@plot_style()
+@plots.plot_style()
 def plot(report: CachePlanReport, path: Path) -> None:
     """Plot the time of a sample and the bytes of a step against cached rows."""
     from matplotlib.figure import Figure
@@ -171,7 +171,7 @@ def plot(report: CachePlanReport, path: Path) -> None:
         f"{report.spec.world_size:,} ranks of {report.topology}, "
         f"{report.plan.batch_size:,} samples a step"
     )
-    write_figure(path, figure)
+    file_utils.write_figure(path, figure)
 
 
 def _table(table: CachedTable) -> dict[str, Any]:
@@ -206,8 +206,9 @@ def _assumptions(report: CachePlanReport) -> Text:
     ]
     if report.shared is not None:
         lines.append(
-            f"memory for rows and batch: {size_text(report.shared.total)}, of which a sample takes "
-            f"{size_text(report.shared.sample)}"
+            f"memory for rows and batch: {text_utils.size_text(report.shared.total)}, "
+            "of which a sample takes "
+            f"{text_utils.size_text(report.shared.sample)}"
         )
     return Text("\n".join(lines))
 
@@ -223,7 +224,11 @@ def _new(title: str, columns: Sequence[str]) -> Table:
 
 
 def _caches(report: CachePlanReport, shown: Sequence[CachedTable]) -> Table:
-    budget = "" if report.memory is None or report.shared else f" within {size_text(report.memory)}"
+    budget = (
+        ""
+        if report.memory is None or report.shared
+        else f" within {text_utils.size_text(report.memory)}"
+    )
     columns = ("table", "rows", "useful", "cached", "share", "bytes", "lookups hit", "rows hit")
     lines = _new(f"Caches{budget}: the most read rows", columns)
     for table in shown:
@@ -247,7 +252,7 @@ def _cache_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
         f"{sum(table.useful or 0 for table in tables):,}",
         f"{cached:,}",
         f"{cached / rows:.1%}",
-        size_text(sum(table.cached_bytes for table in tables)),
+        text_utils.size_text(sum(table.cached_bytes for table in tables)),
         f"{hit / lookups:.1%}",
         f"{sum(table.traffic.hits for table in tables) / unique:.1%}",
     )
@@ -264,7 +269,9 @@ def _traffic(report: CachePlanReport, shown: Sequence[CachedTable]) -> Table:
     if len(tables) > 1:
         lines.add_section()
         _traffic_line(lines, f"all {len(tables)}", tables)
-    lines.caption = f"LRU caches of the same sizes: about {size_text(report.lru_bytes)} in all"
+    lines.caption = (
+        f"LRU caches of the same sizes: about {text_utils.size_text(report.lru_bytes)} in all"
+    )
     lines.caption_justify = "left"
     return lines
 
@@ -272,7 +279,7 @@ def _traffic(report: CachePlanReport, shown: Sequence[CachedTable]) -> Table:
 def _traffic_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
     moved = traffic_bytes([table.traffic for table in tables])
     less = f"{moved['plain'] / moved['both']:.1f}" if moved["both"] else "all"
-    lines.add_row(name, *(size_text(num_bytes) for num_bytes in moved.values()), less)
+    lines.add_row(name, *(text_utils.size_text(num_bytes) for num_bytes in moved.values()), less)
 
 
 _POINTS = 64
@@ -311,7 +318,7 @@ class CacheQuestion:
 def study_caches(
     registry: RunConfig,
     topology: str,
-    spec: TopologySpec,
+    spec: topologies.TopologySpec,
     question: CacheQuestion,
     say: Callable[[str], None],
 ) -> CachePlanReport:
@@ -394,14 +401,14 @@ def cached_tables(registry: RunConfig) -> list[ModelTable]:
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")
     with torch.device("meta"):
-        tables = tables_of(build_model(registry, registry.dataset.schema()))
+        tables = model_tables.tables_of(build_model(registry, registry.dataset.schema()))
     claimed = registry.claim("cache", [table.name for table in tables])
     return [table for table in tables if not claimed or table.name in claimed]
 
 
 def _shared(
     registry: RunConfig,
-    spec: TopologySpec,
+    spec: topologies.TopologySpec,
     question: CacheQuestion,
     loads: Mapping[str, TableLoad],
     data: RegistryData,
@@ -413,14 +420,16 @@ def _shared(
     if sample is None:
         say("counting what the model keeps of a sample")
         batch_size = registry.training.batch_size
-        candidate = with_plugins(replace(registry, cache=(), wrappers=()), spec, data)
+        candidate = study.with_plugins(replace(registry, cache=(), wrappers=()), spec, data)
         kept = candidate.activation_bytes(measure_compute(registry), batch_size) / batch_size
         widths = [load.lookups * load.embedding_dim * 4 for load in loads.values()]
         sample = round(kept + (1 + question.held) * sum(widths))
     if question.memory < sample * ranks:
         raise SetupError(
-            f"--memory {size_text(question.memory)} has no room for one sample of each of "
-            f"{ranks} ranks, of which each takes {size_text(sample)}; give more, or say what a "
+            f"--memory {text_utils.size_text(question.memory)} has no room for one "
+            "sample of each of "
+            f"{ranks} ranks, of which each takes {text_utils.size_text(sample)}; "
+            "give more, or say what a "
             "sample takes with --sample-bytes"
         )
     return Memory(
@@ -468,7 +477,8 @@ def _warnings(plan: CachePlan, question: CacheQuestion, useful_bytes: float) -> 
         )
     if question.memory is not None and question.memory < in_flight:
         found.append(
-            f"{size_text(question.memory)} is less than the {size_text(in_flight)} that the "
+            f"{text_utils.size_text(question.memory)} is less than the "
+            f"{text_utils.size_text(in_flight)} that the "
             "distinct rows of one batch take, which are in the fast memory while they are computed "
             "with: smaller batches, or more memory"
         )

@@ -39,18 +39,16 @@ from recd_plugin_scars.runtime.tables import (
 from recd_plugins.api import (
     ExactnessError,
     LookupKernels,
-    PortableEmbedding,
-    PortableEmbeddingBag,
-    RowKernel,
+    lookup_kernels,
+    portable_kernels,
     require_attributes,
-    row_kernels,
 )
 
 # Private, torchrec 1.6 to 1.9: what a kernel knows of its tables.
 _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")
 
 
-class _FastBags(PortableEmbeddingBag):
+class _FastBags(portable_kernels.PortableEmbeddingBag):
     """The uncached kernel with pooling, which looks up slots of the fast memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
@@ -69,7 +67,7 @@ class _FastBags(PortableEmbeddingBag):
     _stock_forward = BatchedFusedEmbeddingBag.forward
 
 
-class _FastRows(PortableEmbedding):
+class _FastRows(portable_kernels.PortableEmbedding):
     """The same without pooling."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
@@ -83,7 +81,7 @@ class _FastRows(PortableEmbedding):
     _stock_forward = BatchedFusedEmbedding.forward
 
 
-class _Cached(RowKernel):
+class _Cached(lookup_kernels.RowKernel):
     """Base of both cached kernels: their stores, and the batches on their way."""
 
     # Of TorchRec's base classes.
@@ -363,7 +361,7 @@ class CachedKernels(LookupKernels):
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:
     """Yield the cached kernels of this rank in a module."""
-    for kernel in row_kernels(module):
+    for kernel in lookup_kernels.row_kernels(module):
         if isinstance(kernel, CachedEmbeddingBag | CachedEmbedding):
             yield kernel
 

@@ -13,7 +13,7 @@ from tests.covering import of_today
 
 from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import CACHED, ROWS, train_each, write_registry
-from recd_plugins.api import build_model, load_registry, measure_access, tables_of
+from recd_plugins.api import build_model, load_registry, measure_access, model_tables
 from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
@@ -47,7 +47,7 @@ def by_sharding(use: str) -> dict[str, Any]:
 def profile_of(table: Path, path: Path) -> Path:
     """How often rows of the cached tables are read."""
     registry = load_registry(write_registry(path.with_suffix(".yaml"), table))
-    tables = tables_of(build_model(registry, registry.dataset.schema()))
+    tables = model_tables.tables_of(build_model(registry, registry.dataset.schema()))
     measure_access(registry, [each for each in tables if each.name in CACHED]).save(path)
     return path
 

@@ -15,7 +15,7 @@ from recd_plugin_tables.sources.files import (
 )
 from recd_plugin_tables.sources.source import Source, SourceOptions
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
-from recd_plugins.api import DataError, Location
+from recd_plugins.api import DataError, object_stores
 
 __all__ = ["Source", "SourceOptions", "has_local_files", "open_source"]
 
@@ -60,7 +60,9 @@ def open_source(
         texts: columns that are text even if they look like numbers or times.
     """
     options = options or SourceOptions()
-    root = Location(location if _URL.match(str(location)) else Path(location), options.storage)
+    root = object_stores.Location(
+        location if _URL.match(str(location)) else Path(location), options.storage
+    )
     kind, files = _find_format(root, options.format, of_another=of_another)
     if options.query is not None and kind != "duckdb" and not of_another:
         raise DataError(f"{root}: source.query is for duckdb, and this is {kind}; leave it out")
@@ -84,12 +86,12 @@ def has_local_files(location: str | Path, options: SourceOptions) -> bool:
     """Return whether a location holds local files in a format that Arrow reads, by their names."""
     if _URL.match(str(location)):
         return False
-    return _find_format(Location(Path(location)), options.format)[0] in _FILES
+    return _find_format(object_stores.Location(Path(location)), options.format)[0] in _FILES
 
 
 def _find_format(
-    root: Location, wanted: str | None, *, of_another: bool = False
-) -> tuple[str, list[Location]]:
+    root: object_stores.Location, wanted: str | None, *, of_another: bool = False
+) -> tuple[str, list[object_stores.Location]]:
     """Return the format of a location, and its files if Arrow reads them."""
     found = _library_format(root)
     if found is not None:
@@ -102,7 +104,7 @@ def _find_format(
     if wanted is not None and wanted not in _FILES and not of_another:
         return wanted, []
     files = root.find("")
-    by_format: dict[str, list[Location]] = {}
+    by_format: dict[str, list[object_stores.Location]] = {}
     for file in files:
         for each in _FORMATS:
             if str(file.path).lower().endswith(each.suffixes):
@@ -125,7 +127,7 @@ def _find_format(
     return kind, chosen
 
 
-def _library_format(root: Location) -> str | None:
+def _library_format(root: object_stores.Location) -> str | None:
     """Return the format of a table that a library reads, None for files."""
     place = str(root.path).rstrip("/")
     if str(root.path).startswith(libraries.HUB):
@@ -141,14 +143,14 @@ def _library_format(root: Location) -> str | None:
     return next((kind for kind, names in _MARKS.items() for n in names if _has(root, n)), None)
 
 
-def _has(root: Location, name: str) -> bool:
+def _has(root: object_stores.Location, name: str) -> bool:
     """Return whether a folder has a file or folder of this name."""
     if root.local is not None:
         return any(root.local.glob(name))
     folder, _, pattern = name.rpartition("/")
     inside = f"{str(root.path).rstrip('/')}/{folder or pattern}"
     try:
-        found = Location(inside, root.storage).find("")
+        found = object_stores.Location(inside, root.storage).find("")
     except DataError:
         return False
     return not folder or any(str(file.path).endswith(pattern.lstrip("*")) for file in found)

@@ -17,7 +17,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
-from recd_plugins.api import DataError, Location, Origin, Rows
+from recd_plugins.api import DataError, Origin, Rows, object_stores
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # The folder of a Hive partition whose key is null.
@@ -33,22 +33,22 @@ class FileFormat(ABC):
     suffixes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def schema(self, file: Location) -> pa.Schema:
+    def schema(self, file: object_stores.Location) -> pa.Schema:
         """Return the columns of a file."""
 
     @abstractmethod
     def read(
-        self, file: Location, schema: pa.Schema, columns: Sequence[str]
+        self, file: object_stores.Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file with at least ``columns``; ``schema`` is that of the table."""
 
-    def num_rows(self, file: Location) -> int | None:  # noqa: ARG002
+    def num_rows(self, file: object_stores.Location) -> int | None:  # noqa: ARG002
         """Return the rows of a file, None if only reading shows it."""
         return None
 
 
 @contextmanager
-def _format_errors(file: Location, name: str) -> Iterator[None]:
+def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
     """Name the file in errors of Arrow."""
     try:
         with file.told():
@@ -62,14 +62,14 @@ def _format_errors(file: Location, name: str) -> Iterator[None]:
         raise DataError(f"{file}: no readable {name} file: {error}{how}") from error
 
 
-def open_stream(file: Location) -> pa.NativeFile:
+def open_stream(file: object_stores.Location) -> pa.NativeFile:
     """Open a file of text, decompressed if its name says so."""
     source = file.open()
     kind = _compression_of(file)
     return pa.CompressedInputStream(source, kind) if kind else source
 
 
-def _compression_of(file: Location) -> str | None:
+def _compression_of(file: object_stores.Location) -> str | None:
     name = str(file.path).lower()
     return next((kind for suffix, kind in _COMPRESSED.items() if name.endswith(suffix)), None)
 
@@ -90,17 +90,17 @@ class ParquetFormat(FileFormat):
     name = "parquet"
     suffixes = (".parquet", ".pq", ".parq")
 
-    def schema(self, file: Location) -> pa.Schema:
+    def schema(self, file: object_stores.Location) -> pa.Schema:
         with file.open() as source, _open_parquet(source) as table:
             return table.schema_arrow
 
-    def num_rows(self, file: Location) -> int | None:
+    def num_rows(self, file: object_stores.Location) -> int | None:
         with file.open() as source:
             return int(pq.read_metadata(source).num_rows)
 
     def read(
         self,
-        file: Location,
+        file: object_stores.Location,
         schema: pa.Schema,  # noqa: ARG002
         columns: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
@@ -119,11 +119,11 @@ class ArrowFormat(FileFormat):
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
 
-    def schema(self, file: Location) -> pa.Schema:
+    def schema(self, file: object_stores.Location) -> pa.Schema:
         with file.open() as source:
             return _open_arrow(source).schema
 
-    def num_rows(self, file: Location) -> int | None:
+    def num_rows(self, file: object_stores.Location) -> int | None:
         with file.open() as source:
             reader = _open_arrow(source)
             if not isinstance(reader, ipc.RecordBatchFileReader):
@@ -132,7 +132,7 @@ class ArrowFormat(FileFormat):
 
     def read(
         self,
-        file: Location,
+        file: object_stores.Location,
         schema: pa.Schema,  # noqa: ARG002
         columns: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
@@ -167,8 +167,8 @@ class FileSource(Source):
 
     def __init__(
         self,
-        root: Location,
-        files: Sequence[Location],
+        root: object_stores.Location,
+        files: Sequence[object_stores.Location],
         form: FileFormat,
         texts: Collection[str] = (),
     ) -> None:
@@ -256,7 +256,7 @@ class FileSource(Source):
                 ) from error
         return known
 
-    def _schema(self, file: Location) -> pa.Schema:
+    def _schema(self, file: object_stores.Location) -> pa.Schema:
         with _format_errors(file, self._format.name):
             return check_names(str(file), self._format.schema(file)).remove_metadata()
 
@@ -265,7 +265,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column if column.type == kind else column.cast(kind)
 
 
-def _digest(file: Location) -> str:
+def _digest(file: object_stores.Location) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with file.told(), file.open() as stream:
         while block := stream.read(_BLOCK):
@@ -273,7 +273,7 @@ def _digest(file: Location) -> str:
     return digest.hexdigest()
 
 
-def _folders_above(root: Location, *, is_file: bool) -> list[str]:
+def _folders_above(root: object_stores.Location, *, is_file: bool) -> list[str]:
     path = root.local.absolute().as_posix() if root.local is not None else str(root.path)
     folders = path.rstrip("/").split("/")
     above = takewhile(lambda folder: "=" in folder, reversed(folders[:-1] if is_file else folders))

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
-from recd_plugins.api import DataError, Origin, RecdError, Rows, optional_library
+from recd_plugins.api import DataError, Origin, RecdError, Rows, imports
 
 
 class BatchSource(Source):
@@ -65,9 +65,10 @@ class DeltaSource(BatchSource):
     """The last version of a Delta table."""
 
     def __init__(self, location: str) -> None:
-        deltalake = optional_library("deltalake", "delta", location)
+        deltalake = imports.optional_library("deltalake", "delta", location)
         super().__init__(
-            location, (optional_library("deltalake.exceptions", "delta", location).DeltaError,)
+            location,
+            (imports.optional_library("deltalake.exceptions", "delta", location).DeltaError,),
         )
         with self._told():
             self._table = deltalake.DeltaTable(location)
@@ -113,7 +114,7 @@ class DuckDbSource(BatchSource):
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
-        duckdb = optional_library("duckdb", "duckdb", location)
+        duckdb = imports.optional_library("duckdb", "duckdb", location)
         super().__init__(location, (duckdb.Error,))
         if table is not None and query is not None:
             raise DataError(f"{location}: source.table and source.query are two; choose one")
@@ -205,7 +206,7 @@ class HuggingFaceSource(BatchSource):
 
     def __init__(self, location: str, split: str | None) -> None:
         super().__init__(location, (ValueError, KeyError))
-        datasets = optional_library("datasets", "huggingface", location)
+        datasets = imports.optional_library("datasets", "huggingface", location)
         with self._told():
             if location.startswith(HUB):
                 name = location.removeprefix(HUB).removeprefix("datasets/").strip("/")
@@ -242,8 +243,8 @@ class IcebergSource(BatchSource):
     """A snapshot of an Iceberg table: a folder, its metadata, or ``iceberg://CATALOG/NAME``."""
 
     def __init__(self, location: str) -> None:
-        catalogs = optional_library("pyiceberg.catalog", "iceberg", location)
-        tables = optional_library("pyiceberg.table", "iceberg", location)
+        catalogs = imports.optional_library("pyiceberg.catalog", "iceberg", location)
+        tables = imports.optional_library("pyiceberg.table", "iceberg", location)
         # Its errors have no base of their own.
         super().__init__(location, (Exception,))
         with self._told():
@@ -303,7 +304,7 @@ class LanceSource(BatchSource):
 
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))
-        lance = optional_library("lance", "lance", location)
+        lance = imports.optional_library("lance", "lance", location)
         with self._told():
             self._dataset = lance.dataset(location)
 

@@ -17,7 +17,7 @@ from recd_plugin_tables.sources.files import (
     set_option,
     with_compressed,
 )
-from recd_plugins.api import DataError, Location
+from recd_plugins.api import DataError, object_stores
 
 # Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20
@@ -61,7 +61,7 @@ class CsvFormat(FileFormat):
         self._header = list(header) if header is not None else None
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
-    def schema(self, file: Location) -> pa.Schema:
+    def schema(self, file: object_stores.Location) -> pa.Schema:
         with open_stream(file) as source, self._open(source, self._types) as reader:
             found = reader.schema
         if unknown := sorted(set(self._needed) - set(found.names)):
@@ -81,7 +81,7 @@ class CsvFormat(FileFormat):
         codes = set(self._codes(file, found))
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
-    def _codes(self, file: Location, found: pa.Schema) -> Iterator[str]:
+    def _codes(self, file: object_stores.Location, found: pa.Schema) -> Iterator[str]:
         """Yield the columns of numbers whose first block has a value that no number keeps."""
         kinds = {
             field.name: field.type
@@ -103,7 +103,7 @@ class CsvFormat(FileFormat):
                         yield name
 
     def read(
-        self, file: Location, schema: pa.Schema, columns: Sequence[str]
+        self, file: object_stores.Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         types = {name: schema.field(name).type for name in columns}
         with open_stream(file) as source, self._open(source, types, columns) as reader:
@@ -134,7 +134,7 @@ class CsvFormat(FileFormat):
             ),
         )
 
-    def _check_names(self, file: Location, names: Sequence[str]) -> None:
+    def _check_names(self, file: object_stores.Location, names: Sequence[str]) -> None:
         if self._header is None and names and all(map(_is_number, names)):
             raise DataError(
                 f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
@@ -166,7 +166,7 @@ class JsonLinesFormat(FileFormat):
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
         self._texts = texts
 
-    def schema(self, file: Location) -> pa.Schema:
+    def schema(self, file: object_stores.Location) -> pa.Schema:
         with open_stream(file) as source:
             if source.read(1) == b"[":
                 raise DataError(
@@ -180,7 +180,7 @@ class JsonLinesFormat(FileFormat):
 
     def read(
         self,
-        file: Location,
+        file: object_stores.Location,
         schema: pa.Schema,
         columns: Sequence[str],  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import OUTPUT_PATH, RecdError, check_output, write_text
+from recd_plugins.api import RecdError, cli_options, file_utils
 
 if TYPE_CHECKING:
     from recd_plugin_tables.start.guesses import Guesses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("TABLE")
 @click.argument("table", metavar="TABLE")
-@click.argument("file", type=OUTPUT_PATH)
+@click.argument("file", type=cli_options.OUTPUT_PATH)
 @click.option("--label", metavar="COLUMN", help="What is to be predicted.")
 @click.option("--session", metavar="COLUMN", help="Whose rows belong together: a visit, or a user.")
 @click.option("--time", metavar="COLUMN", help="When it was.")
@@ -94,7 +94,7 @@ def init(
     recd predict my.yaml new.parquet -o scores.parquet
     """
     if force is not None:  # from `recd init`
-        check_output(file, force, begins=rb"(?ms).*^dataset *:")
+        cli_options.check_output(file, force, begins=rb"(?ms).*^dataset *:")
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
     from pydantic import ValidationError
@@ -127,7 +127,7 @@ def init(
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
     if force is None:  # of `recd run`
         _check_same(file, text, table)
-    write_text(file, text)
+    file_utils.write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)
 
 

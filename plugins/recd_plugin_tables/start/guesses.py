@@ -13,7 +13,7 @@ import pyarrow as pa
 from recd_plugin_tables.kinds import Role, feature_name, is_text
 from recd_plugin_tables.start.names import ITEM, NUMBER_WORDS, named_so, words_of
 from recd_plugin_tables.start.survey import Seen, Survey
-from recd_plugins.api import least_ids_saved
+from recd_plugins.api import data_profiles
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
     if group is not None and not group.seen.leaf.exploded:
         order = np.argsort(_codes(survey.values(group.name)), kind="stable")
     for each in guesses.features("ids"):
-        needed = least_ids_saved(sequence=each.history)
+        needed = data_profiles.least_ids_saved(sequence=each.history)
         if each.seen.length < needed or each.seen.leaf.exploded:
             continue
         values = survey.values(each.name)

@@ -55,7 +55,7 @@ def table(path: Path, **options: object) -> Table:
 
 def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
     """Columns of all rows in the order of the import, lists of ids as lists."""
-    from recd_plugins.api import sparse_column
+    from recd_plugins.api import arrow
 
     sparse = dataset.schema().sparse
     found: dict[str, list] = {}
@@ -64,7 +64,7 @@ def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
     for rows in stored.read(pieces, stored.schema):
         for name in rows.data.schema.names:
             if name in sparse:
-                ids, offsets = sparse_column(rows, name)
+                ids, offsets = arrow.sparse_column(rows, name)
                 values = [ids[start:end].tolist() for start, end in pairwise(offsets)]
             else:
                 values = rows.data[name].to_pylist()

@@ -20,7 +20,7 @@ from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
-from recd_plugins.api import RunConfig, sparse_column, wrapped_dataset
+from recd_plugins.api import RunConfig, arrow, wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
@@ -454,7 +454,7 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
     rows = next(iter(reader))
     labels = rows.data.column("label").to_pylist()
     assert labels == [1, 0, 0, 0, 0] * (size // 5)
-    ids, offsets = sparse_column(rows, "product")
+    ids, offsets = arrow.sparse_column(rows, "product")
     products = ids[offsets[:-1]].reshape(-1, 5)
     assert (products[:, 1:] != products[:, :1]).all()
 

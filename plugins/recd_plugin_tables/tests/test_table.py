@@ -16,7 +16,7 @@ from recd_plugin_tables import sources
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
 from recd_plugin_tables.values import text_id
-from recd_plugins.api import Location
+from recd_plugins.api import object_stores
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -143,9 +143,9 @@ def test_what_recd_validate_asks_opens_local_files_alone(
         raise AssertionError(f"{place} is opened")
 
     monkeypatch.setattr(sources, "_LIBRARIES", dict.fromkeys(sources._LIBRARIES, opened))
-    local = Location.file_system
+    local = object_stores.Location.file_system
     monkeypatch.setattr(
-        Location, "file_system", lambda self: local(self) if self.local else opened()
+        object_stores.Location, "file_system", lambda self: local(self) if self.local else opened()
     )
     options = {"columns": COLUMNS, "path": path, option: place}
     assert Table(Table.Options.model_validate(options)).mistakes() == ()
