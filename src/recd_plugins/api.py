@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.preprocess import build_preprocess
     from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit
     from recd_plugins.data.row_filter import Condition
-    from recd_plugins.data.workers import hand_out
+    from recd_plugins.data.workers import WorkerContext, hand_out
     from recd_plugins.interfaces import (
         MOST_UNKNOWN,
         Cache,

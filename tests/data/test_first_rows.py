@@ -18,14 +18,14 @@ from recd_plugins.planning.profile import measure_profile
 PLUGINS = '''
 import numpy as np
 from recd_plugins.api import *
-from recd_plugins.api import RowTable
+from recd_plugins.api import row_tables
 
 class Sorted(Reader):
     """Rows of a session side by side."""
     def __init__(self, inner, size): self._inner, self._size = inner, size
     def __len__(self): return len(self._inner)
     def __iter__(self):
-        table = RowTable(list(self._inner))
+        table = row_tables.RowTable(list(self._inner))
         order = np.arange(64).reshape(16, 4).T.flatten()
         for first in range(0, 64, self._size):
             yield table.take(order[first : first + self._size], groups={})

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 import pytest
 from recd_plugins.api import Feed, Ingestion
-from recd_plugins.api import WorkerContext, end_with_parent, hand_out
+from recd_plugins.api import WorkerContext, hand_out, processes
 from recd_plugins.testing.contracts import IngestionContract
 
 READER = []
@@ -48,7 +48,9 @@ class TestPool(IngestionContract):
 
 
 @pytest.mark.parametrize(
-    ("ends", "passes"), [("end_with_parent()", True), ("pass", False)], ids=["ends", "stays"]
+    ("ends", "passes"),
+    [("processes.end_with_parent()", True), ("pass", False)],
+    ids=["ends", "stays"],
 )
 def test_readers_that_outlive_a_killed_trainer(tmp_path: Path, ends: str, passes: bool) -> None:
     context = "__import__('multiprocessing').get_context('forkserver')"

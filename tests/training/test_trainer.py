@@ -111,9 +111,9 @@ PROGRAM = """
 import os
 from pathlib import Path
 from recd_plugins.api import load_registry
-from recd_plugins.api import TrainedJob, on_ranks
+from recd_plugins.api import trained_models
 
-class Job(TrainedJob):
+class Job(trained_models.TrainedJob):
     def prepare(self):
         print("prepares", self.checkpoint.name)
 
@@ -122,7 +122,7 @@ def tell(rank, world_size, job):
 
 path = Path("registry.yaml")
 job = Job(path, Path(f"kept/step-00000000{os.environ['RANK']}"))
-on_ranks(load_registry(path), tell, job)
+trained_models.on_ranks(load_registry(path), tell, job)
 """
 
 

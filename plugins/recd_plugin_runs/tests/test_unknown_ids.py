@@ -34,7 +34,7 @@ def test_features_of_one_vocabulary_have_one_count(monkeypatch: pytest.MonkeyPat
     hashed, *fitted = (cls(PluginOptions()) for cls in (Hashed, *[Fitted] * 4))
     shared, own, behind, numbers = fitted
     steps = {"item": [shared], "hist": [shared], "user": [hashed, own, behind], "hour": [hashed]}
-    monkeypatch.setattr("recd_plugin_runs.evaluate.fitted_steps", lambda *_: steps)
+    monkeypatch.setattr("recd_plugins.data.preprocess.fitted_steps", lambda *_: steps)
     schema = SimpleNamespace(sparse=tuple(steps))
     steps["price"] = [numbers]
     registry: Any = SimpleNamespace(dataset=SimpleNamespace(schema=lambda: schema))

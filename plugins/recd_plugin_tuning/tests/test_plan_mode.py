@@ -13,9 +13,9 @@ __all__ = ["folder"]
 
 #: Says what it would train.
 NAMED = """
-from recd_plugins.api import Measurement, hookimpl
+from recd_plugins.api import hookimpl, plan_modes
 
-class Named(Measurement):
+class Named(plan_modes.Measurement):
     def cluster(self, device):
         raise AssertionError("no cluster is measured here")
     def steps(self, question, path):

@@ -205,7 +205,7 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was handed out.
 
-        A train pipeline takes batches ahead: feed it from ``recd_plugins.api.BatchSource``, which
+        A train pipeline takes batches ahead: feed it from ``recd_plugins.BatchSource``, which
         knows the position that training has reached.
         """
         return self._reader.state_dict()

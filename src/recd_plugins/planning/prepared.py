@@ -86,7 +86,7 @@ class Prepared(PreparedModel):
                 contradict plugins.
             replicate: whether small tables may be data-parallel of the planner's accord. These
                 train with the trainer's dense optimizer, which must have the rule of ``training:``,
-                as ``recd_plugins.api.build_optimizer`` makes it. Tables whose parameters bring an
+                as ``recd_plugins.build_optimizer`` makes it. Tables whose parameters bring an
                 optimizer never are.
 
         Raises:

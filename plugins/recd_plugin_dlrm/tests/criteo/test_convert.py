@@ -33,7 +33,7 @@ from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.runtime.folders import WorkFolder
 
 event, count = sys.argv[1], int(sys.argv[2])
-owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module,
+owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module.file_utils,
           "publish": WorkFolder}
 
 def killed(*arguments, **options):

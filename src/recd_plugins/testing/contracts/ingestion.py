@@ -265,7 +265,7 @@ class IngestionContract(PluginContract):
         left = _wait(lambda: [process for process in started if _runs(process)])
         for process in left:
             process.kill()
-        message = "call recd_plugins.api.end_with_parent in each process"
+        message = "call recd_plugins.api.processes.end_with_parent in each process"
         assert not left, f"there are {left}; {message}"
 
 
