@@ -134,7 +134,7 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml exists already"),
         (
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],
-            "did you mean 'usr_0'?",
+            "mean 'usr_0'?",
         ),
         ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is for exponential and half-normal"),
         ([*ZIPF, "-o", "p", "--in-order", "--seed=1"], "--in-order leaves them; take one of them"),

@@ -33,8 +33,8 @@ from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.runtime.folders import WorkFolder
 
 event, count = sys.argv[1], int(sys.argv[2])
-owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module.file_utils,
-          "publish": WorkFolder}
+owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, 
+          "write_note": module.file_utils, "publish": WorkFolder}
 
 def killed(*arguments, **options):
     global count
