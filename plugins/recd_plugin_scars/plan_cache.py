@@ -45,7 +45,7 @@ class CachePlanMode(PlanMode):
         "moved. --calibrate measures iterations, and rows that are fetched."
     )
     takes_auto = True
-    calibrates = "machine"
+    calibrates = True
 
     def options(self) -> Sequence[click.Option]:
         return [

@@ -27,7 +27,6 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.planning.planner import build_planner
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes
@@ -87,8 +86,7 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
         ours: Any = build_sharders(ready)
     else:
         ours = build_sharders(ready, [stock]) if trainer.in_base else build_sharders(ready, **said)
-    planner = build_planner(
-        ready,
+    planner = ready.planner(
         world_size=world_size,
         profile=profile(),
         device=DEVICE,

@@ -34,7 +34,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.managed_collision import reset_rows
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.planning.planner import build_planner
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.sharders import fused_params
@@ -113,9 +112,7 @@ def sharded_model(model: Model, optimizer: str, stock: bool) -> tuple[Any, Dedup
     """All have the same plan, which is ours."""
     reg = registry(optimizer=optimizer)
     ready, dedup = prepared(reg, model), Dedup(model)
-    planner = build_planner(
-        ready, world_size=dist.get_world_size(), profile=profile(), device=DEVICE
-    )
+    planner = ready.planner(world_size=dist.get_world_size(), profile=profile(), device=DEVICE)
     params = fused_params(reg.training)
     theirs: Any = [
         EmbeddingBagCollectionSharder(dict(params)),

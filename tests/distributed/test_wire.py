@@ -23,7 +23,6 @@ from torchrec.distributed.types import ModuleSharder
 from recd_plugin_torchrec.shardings import RowWise
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding, Table
-from recd_plugins.planning.planner import build_planner
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.wire import Int8, block_of, check_int8, scalar_bytes, wire_codecs
@@ -193,6 +192,6 @@ def test_plans_that_cannot_be_sent(
 
 def test_a_planner_takes_no_row_wise_bags() -> None:
     ready = prepared(registry((make(RowWise), ["a"]), wire="int8"))
-    planner = build_planner(ready, world_size=2, profile=profile())
+    planner = ready.planner(world_size=2, profile=profile())
     with pytest.raises(SetupError, match=r"sharded row_wise .* offers data_parallel"):
         planner.plan(ready.model, ready.sharders())

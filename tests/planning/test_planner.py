@@ -36,7 +36,7 @@ from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers
-from recd_plugins.planning.planner import SortedEnumerator, build_planner
+from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.errors import RecdError, SetupError
@@ -134,7 +134,7 @@ def options(
 
 def chosen(reg: RunConfig, model: nn.Module, **arguments: Any) -> dict[str, str]:
     ready = prepared(reg, model)
-    planner = build_planner(ready, world_size=2, **{"profile": profile(), **arguments})
+    planner = ready.planner(world_size=2, **{"profile": profile(), **arguments})
     plan = planner.plan(model, ready.sharders())
     return {
         name: sharding.sharding_type
@@ -190,14 +190,14 @@ def test_small_tables_are_replicated_where_an_entry_says_that_they_may_be(rows: 
     assert [kind == "data_parallel" for kind in kinds.values()] == [rows == 8] * 3
     unasked = chosen(registry(), model, profile=known, replicate=True)
     assert "data_parallel" not in unasked.values()
-    stock = build_planner(prepared(reg, model), world_size=2, profile=known, replicate=True)
+    stock = prepared(reg, model).planner(world_size=2, profile=known, replicate=True)
     plan = stock.plan(model, stock_sharders(reg.training))
     assert "data_parallel" not in {each.sharding_type for each in plan.plan["bags"].values()}
 
 
 def test_who_plans_without_replicate_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ready = prepared(registry((make(Planner, replicate=True), ["a", "b"])))
-    words = "torchrec.planner may have small tables on every rank"
+    words = "torchrec.planner may replicate small tables"
     for replicate in (True, False):
         ready.planner(world_size=2, profile=profile(), replicate=replicate)
         assert (words in caplog.text) is not replicate
@@ -207,7 +207,7 @@ def test_bags_beside_coalesced_ones_are_not_replicated() -> None:
     may = make(Planner, replicate=True)
     reg = registry((make(RowWise, coalesce=True), ["a"]), (may, ["b"]))
     ready = replace(prepared(reg, Model(rows=8)), coalesced=frozenset({"a"}))
-    planner = build_planner(ready, world_size=2, profile=profile(), replicate=True)
+    planner = ready.planner(world_size=2, profile=profile(), replicate=True)
     plan = planner.plan(ready.model, ready.sharders())
     assert plan.plan["bags"]["b"].sharding_type != "data_parallel"
 
@@ -225,7 +225,7 @@ def test_plugins_decide() -> None:
     model = Model()
     assert chosen(reg, model) == {"a": "table_wise", "b": "row_wise", "s": "column_wise"}
     ready = prepared(reg, model)
-    plan = build_planner(ready, world_size=2, profile=profile()).plan(model, ready.sharders())
+    plan = ready.planner(world_size=2, profile=profile()).plan(model, ready.sharders())
     spec = plan.plan["sequences"]["s"].sharding_spec
     assert [shard.shard_sizes for shard in spec.shards] == [[1000, 8], [1000, 8]]
 
@@ -242,7 +242,7 @@ def test_no_option_is_left() -> None:
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
     with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
-        build_planner(prepared(reg), world_size=2, profile=profile()).plan(
+        prepared(reg).planner(world_size=2, profile=profile()).plan(
             Model(), stock_sharders(reg.training)
         )
 
@@ -273,7 +273,7 @@ def test_contradicting_plugins() -> None:
         match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.constrains set "
         r"different compute_kernels",
     ):
-        build_planner(prepared(reg), world_size=2, profile=profile())
+        prepared(reg).planner(world_size=2, profile=profile())
 
 
 def test_sharding_and_cache_are_merged() -> None:
@@ -416,7 +416,7 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     processors = PositionWeightedModuleCollection(dict.fromkeys(["f", "g", "h"], 3))
     model = nn.ModuleDict({"own": OwnProcessed(bags, processors)})
     ready = prepared(registry())
-    planner = build_planner(ready, world_size=2, profile=profile())
+    planner = ready.planner(world_size=2, profile=profile())
     message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())

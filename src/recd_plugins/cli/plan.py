@@ -198,7 +198,7 @@ def plan(
         "--batch-size auto": largest,
         "--calibrate": calibrate_path,
     }
-    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": mode.calibrates is not None}
+    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": mode.calibrates}
     if others := [
         name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
     ]:
@@ -208,8 +208,7 @@ def plan(
             "--calibrate starts ranks itself, and each of torchrun's would: leave out torchrun, or "
             "measure its ranks by recd calibrate"
         )
-    on_machine = calibrate_path is not None and mode.calibrates == "machine"
-    if on_machine and (given["--topology"] or (nodes or 1) > 1):
+    if calibrate_path is not None and (given["--topology"] or (nodes or 1) > 1):
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
@@ -218,7 +217,7 @@ def plan(
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
-    if on_machine:
+    if calibrate_path is not None:
         # Whatever nodes its ranks stand for.
         topology, nodes, ranks_per_node = MACHINE, 1, ranks_per_node or loaded.training.ranks
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)

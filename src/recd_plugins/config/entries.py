@@ -199,7 +199,7 @@ def one_answer(
 
 # Methods whose first argument is a table, a sharding option of one, or its name.
 _OF_A_TABLE = {
-    *("ranks", "sharded_share", "row_memory", "fetch_bandwidth"),
+    *("sharded_share", "row_memory", "fetch_bandwidth"),
     *("activation_bytes", "work", "figures", "words"),
 }
 

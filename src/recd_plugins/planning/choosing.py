@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ModuleShardingPlan,
@@ -58,7 +57,7 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.estimates import activations_of_parts
-from recd_plugins.planning.planner import build_planner, document
+from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
 from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
 from recd_plugins.planning.profile import as_run_sends, measure_profile
 from recd_plugins.planning.setting import (
@@ -88,7 +87,6 @@ from recd_plugins.runtime.errors import (
 )
 from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.runtime.imports import without_collections
-from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.build import build_sharders
@@ -334,15 +332,13 @@ class RegistrySearch(SearchContext):
             modules = list(embedding_modules(model))
             prepared = prepare_entries(registry, model, modules, setting, setting.device_type)
         profile = setting.data.profile()
-        planner = build_planner(
+        ranks = setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
+        planner = RegistryPlanner(
             prepared,
-            setting.topology
-            or default_topology(
-                setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
-            ),
-            profile=profile,
-            # Activations of the model are the same whatever is chosen.
-            activation_bytes=activations_of_parts(
+            setting.topology or default_topology(*ranks),
+            profile,
+            # The model's own activations are the same for all candidates.
+            activations_of_parts(
                 prepared.checked_parts, tables_of(prepared.model), profile, setting.batch_size
             ),
             replicate=registry.has_model,
@@ -395,17 +391,7 @@ def _of_one_rank(
         "the first rows of the data": _digest(registry),
     }
     check_agreement(f"choosing by {chooser.plugin.name}", asked)
-
-    def told() -> tuple[Choice, DataProfile] | RecdError:
-        try:
-            return find()
-        except RecdError as error:
-            return portable(error)
-
-    found = invoke_on_rank_and_broadcast_result(dist.group.WORLD, 0, told)
-    if isinstance(found, RecdError):
-        raise found
-    return found
+    return of_rank_0(find)
 
 
 def _digest(registry: RunConfig) -> str:

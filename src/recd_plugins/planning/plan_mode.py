@@ -1,4 +1,4 @@
-"""Interfaces of ``recd plan``: its modes, and measurements of machines."""
+"""Plugin interfaces: modes of ``recd plan`` and measurements of machines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.config.manager import PluginManager
-from recd_plugins.runtime.errors import PluginError, SetupError
-from recd_plugins.runtime.plugin_modules import qualified
+from recd_plugins.runtime.errors import SetupError
 
 if TYPE_CHECKING:
     import click
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from recd_plugins.config import RunConfig
-    from recd_plugins.interfaces.step_cost import CollectiveRates
     from recd_plugins.planning.topologies import TopologySpec
 
 
@@ -29,10 +27,10 @@ class PlanQuestion:
 
     Attributes:
         registry: loaded, not prepared.
-        plugins_dir: of the registry.
-        topology: its name.
-        spec: its ranks.
-        batch_size: rows of a rank; None searches for the largest that fits.
+        plugins_dir: plugin folder of the registry.
+        topology: name of the topology.
+        spec: the topology.
+        batch_size: rows per rank; None for the largest that fits.
         options: values of the mode's own options, by name.
         say: shows progress.
     """
@@ -51,9 +49,9 @@ class PlanAnswer:
     """Result of ``recd plan``.
 
     Attributes:
-        text: for the terminal.
+        text: shown on the terminal.
         as_json: returns the values of ``--json``.
-        plot: draws the picture of ``--plot``; its suffix is the format.
+        plot: draws ``--plot``; the suffix is the format.
     """
 
     text: RenderableType
@@ -62,10 +60,10 @@ class PlanAnswer:
 
 
 class PlanMode(ABC):
-    """A mode of ``recd plan``; the hook ``register_plans`` adds it.
+    """A mode of ``recd plan``, added by the hook ``register_plans``.
 
-    A subclass is made without arguments. Its module imports neither torch nor torchrec at the top,
-    as ``recd plan --help`` shows every mode::
+    It is created without arguments. Its module must not import torch at the top: ``recd plan
+    --help`` loads every mode::
 
         class Replicas(PlanMode):
             flag = "--replicas"
@@ -82,47 +80,46 @@ class PlanMode(ABC):
 
     Attributes:
         flag: selects the mode.
-        help: of the flag.
-        takes_topology: whether ``--topology``, ``--nodes`` and ``--ranks-per-node`` go with it.
-        takes_auto: whether ``--batch-size auto`` does.
-        calibrates: what ``--calibrate`` measures: this machine, or the ranks of ``--topology`` if
-            they fit on it; None: it does not go with the mode.
-        because: why options do not go with the mode, following its flag in messages.
+        help: help of the flag.
+        takes_topology: whether it takes ``--topology``, ``--nodes`` and ``--ranks-per-node``.
+        takes_auto: whether it takes ``--batch-size auto``.
+        calibrates: whether it takes ``--calibrate``, which measures this machine.
+        because: reason why it does not take options, following the flag in messages.
     """
 
     flag: ClassVar[str]
     help: ClassVar[str]
     takes_topology: ClassVar[bool] = True
     takes_auto: ClassVar[bool] = False
-    calibrates: ClassVar[Literal["machine", "topology"] | None] = None
+    calibrates: ClassVar[bool] = False
     because: ClassVar[str] = "does not take every option"
 
     def options(self) -> Sequence[click.Option]:
-        """Return options of the mode; ``With FLAG:`` is put before their help."""
+        """Return options of the mode; their help gets the prefix ``With FLAG:``."""
         return ()
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:  # noqa: B027
-        """Refuse options that do not go together, before any work.
+        """Refuse contradicting options before any work.
 
         Args:
             options: values of the mode's own options, by name.
-            auto: whether the batch size is looked for.
+            auto: whether the batch size is searched.
 
         Raises:
-            click.UsageError: says which.
+            click.UsageError: options contradict each other.
         """
 
     def calibrate(
         self,
-        question: PlanQuestion,  # noqa: ARG002
-        path: Path,  # noqa: ARG002
+        question: PlanQuestion,
+        path: Path,
     ) -> tuple[TopologySpec, RenderableType]:
-        """Measure for ``--calibrate``, and write the topology file ``path``.
+        """Measure for ``--calibrate`` and write the topology file ``path``.
 
         Returns:
             The topology to plan for, and the measurement for the terminal.
         """
-        raise PluginError(f"recd plan {self.flag} measures nothing: it has no calibrate")
+        raise NotImplementedError
 
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:
@@ -134,18 +131,22 @@ class PlanMode(ABC):
 
 
 class TablesPlan(PlanMode):
-    """The plan of the tables, next to TorchRec's own: ``recd plan`` without a flag."""
+    """``recd plan`` without a flag: the plan of the tables, next to TorchRec's."""
 
     takes_auto = True
-    calibrates = "machine"
+    calibrates = True
 
     def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
         """Train a few steps on this machine."""
         question.say("training a few steps to see what they cost")
-        return needed_measurement("--calibrate", question.plugins_dir).steps(question, path)
+        if (found := measurement(question.plugins_dir)) is None:
+            raise SetupError(
+                "--calibrate needs a package that measures machines: install recd-plugins"
+            )
+        return found.steps(question, path)
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Read the first rows, and plan."""
+        """Read the first rows and plan."""
         from recd_plugins.planning.report import plot, render
         from recd_plugins.planning.study import study
 
@@ -156,10 +157,10 @@ class TablesPlan(PlanMode):
 
 
 class Measurement(ABC):
-    """A way to measure machines; the hook ``register_measurements`` adds it.
+    """A way to measure machines, added by the hook ``register_measurements``.
 
-    A subclass is made without arguments, and is pickled for ranks. Its module imports neither torch
-    nor torchrec at the top::
+    It is created without arguments and pickled for ranks. Its module must not import torch at the
+    top::
 
         class Ping(Measurement):
             def cluster(self, device):
@@ -170,82 +171,34 @@ class Measurement(ABC):
 
     @abstractmethod
     def cluster(self, device: torch.device) -> TopologySpec:
-        """Measure the ranks of this process group; the same on every rank. Collective.
+        """Measure the ranks of this process group; every rank returns the same. Collective.
 
-        A run on several nodes that names no topology starts with it, so it takes seconds and draws
-        no random numbers.
+        Runs on several nodes without a topology start with it. It must be fast and draw no random
+        numbers.
 
         Args:
-            device: of this rank.
-
-        Raises:
-            SetupError: nodes have different numbers of ranks, or another rank has ended.
+            device: device of this rank.
         """
 
     def steps(
         self,
-        question: PlanQuestion,  # noqa: ARG002
-        path: Path,  # noqa: ARG002
+        question: PlanQuestion,
+        path: Path,
     ) -> tuple[TopologySpec, RenderableType]:
-        """Measure the stages of a registry's steps here, for ``recd plan --calibrate``.
+        """Measure the stages of training steps for ``recd plan --calibrate``.
 
         Args:
-            question: the plan that follows.
+            question: arguments of ``recd plan``.
             path: the topology file to write.
 
         Returns:
             The topology to plan for, and the measurement for the terminal.
         """
-        raise PluginError(f"{qualified(type(self))} measures no steps: it has no method steps")
+        raise NotImplementedError
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """Return the measurement that was registered last, files of plugins after packages."""
+    """Return the measurement registered last; plugin files come after packages."""
     found: list[type[Measurement]] = []
     PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
     return found[-1]() if found else None
-
-
-def needed_measurement(what: str, plugins_dir: Path | None = None) -> Measurement:
-    """Return the measurement that ``what`` needs.
-
-    Raises:
-        SetupError: there is none.
-    """
-    if (found := measurement(plugins_dir)) is None:
-        raise SetupError(
-            f"{what} needs a package that measures machines, and none is installed; the "
-            "distribution recd-plugins brings one"
-        )
-    return found
-
-
-def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) -> CollectiveRates:
-    """Start ranks here, also on pretended nodes, and measure their collectives.
-
-    Args:
-        world_size: number of ranks.
-        ranks_per_node: ranks that count as a node.
-        device_type: ``cpu`` (gloo) or ``cuda`` (NCCL).
-    """
-    from recd_plugins.runtime.launch import backend_for, launch
-
-    return launch(
-        _rates,
-        world_size,
-        needed_measurement("measuring collectives"),
-        device_type,
-        backend=backend_for(device_type),
-        local_world_size=ranks_per_node,
-    )[0]
-
-
-def _rates(
-    rank: int,  # noqa: ARG001
-    world_size: int,  # noqa: ARG001
-    measured_by: Measurement,
-    device_type: str,
-) -> CollectiveRates:
-    from recd_plugins.config.device import device_of_rank
-
-    return measured_by.cluster(device_of_rank(device_type)).collective_rates

@@ -1,15 +1,13 @@
-"""TorchRec's planner, told of deduplication and of the registry's plugins."""
+"""TorchRec's planner with the constraints and costs of a registry's plugins."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
@@ -50,75 +48,40 @@ from recd_plugins.planning.estimates import (
     memory_of_parts,
     step_rating,
 )
-from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.search import FreeRanks, Option, Placement, search
 from recd_plugins.planning.step_cost import is_variable_table
-from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
+from recd_plugins.planning.topologies import MACHINE, load_topology
 from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement, entries_named
 from recd_plugins.runtime.text import size_text
 from recd_plugins.runtime.versions import __version__, installed_set
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
 )
 
-logger = logging.getLogger(__name__)
-
+T = TypeVar("T")
 _Constraints = dict[str, ParameterConstraints]
 # Fields of ``training:`` that may differ between ranks.
 _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
-def build_planner(
-    prepared: PreparedModel,
-    topology: Topology | None = None,
-    *,
-    profile: DataProfile | None = None,
-    activation_bytes: int | Callable[[], int] = 0,
-    world_size: int | None = None,
-    local_world_size: int | None = None,
-    device: torch.device | None = None,
-    constraints: Mapping[str, ParameterConstraints] | None = None,
-    replicate: bool = False,
-) -> RegistryPlanner:
-    """Make the planner of a prepared model; see ``Prepared.planner``."""
-    registry, setting = prepared.registry, prepared.setting
-    if topology is None:
-        if device is None and setting is not None and torch.cuda.is_available():
-            device = torch.device(setting.device_type)
-        topology = machine_of(registry.training, world_size, local_world_size, device).to_torchrec()
-    decides = prepared.chosen is not None or prepared.parts
-    if decides and setting is not None and setting.device_type != topology.compute_device:
-        logger.warning(
-            "%s: its entries decided for tables on %s, and this plan is for %s: prepare or wrap "
-            "the model with device=",
-            *(registry.path, setting.device_type, topology.compute_device),
-        )
-    planner = RegistryPlanner(
-        prepared,
-        topology,
-        profile or profile_of(prepared),
-        activation_bytes,
-        constraints or {},
-        replicate,
-    )
-    planner.constraints(prepared.model, build_sharders(prepared))
-    return planner
+def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Return rank 0's result of ``make``, or raise its RecdError, on every rank. Collective."""
 
+    def made() -> T | RecdError:
+        try:
+            return make()
+        except RecdError as error:
+            return portable(error)
 
-def profile_of(prepared: PreparedModel) -> DataProfile:
-    """Measure the registry's data as the model is fed it."""
-    return measure_profile(
-        prepared.registry,
-        num_embeddings=prepared.num_embeddings,
-        coalesced=[table for table in prepared.tables if table.name in prepared.coalesced],
-        others=prepared.tables,
-    )
+    found = invoke_on_rank_and_broadcast_result(group or dist.group.WORLD, 0, made)
+    if isinstance(found, RecdError):
+        raise found
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,8 +89,8 @@ class Planned:
     """A plan and its estimates.
 
     Attributes:
-        sharding: the plan for DistributedModelParallel.
-        options: sharding of each table, with rank, storage and time of each shard.
+        sharding: plan for DistributedModelParallel.
+        options: option of each table, with rank, storage and time of each shard.
         static: returns the storage of shards without inputs and outputs, by table name.
     """
 
@@ -164,46 +127,31 @@ class RegistryPlanner(ShardingPlanner):
 
         Raises:
             SetupError: ranks have different tables, data, plugins or versions.
-            RecdError: see ``plan``; raised on every rank.
+            RecdError: as ``plan``, on every rank.
         """
         group = pg or dist.group.WORLD
         with entries_named(partial(entries_of_tables, self._prepared)):
             decided = _decided(self._prepared, self._profile, module, sharders)
             check_agreement("planning", decided, group)
-
-        def plan() -> ShardingPlan | RecdError:
-            try:
-                return self.plan(module, sharders)
-            except RecdError as error:
-                return portable(error)
-
-        found = invoke_on_rank_and_broadcast_result(group, 0, plan)
-        if isinstance(found, RecdError):
-            raise found
-        return found
+        return of_rank_0(lambda: self.plan(module, sharders), group)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """Return the best plan for ``module``.
-
-        Raises:
-            RegistryError: a pattern matches no table, or two entries claim one.
-            SetupError: there is no plan; names the tables and what constrains them.
-        """
+        """Return the best plan for ``module``; raise SetupError if there is none."""
         return self.plan_in_detail(module, sharders).sharding
 
     def plan_in_detail(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, fast: bool = False
     ) -> Planned:
-        """Return the plan with its estimates; ``module`` may be on the meta device.
+        """Return the plan with its estimates.
 
         Args:
-            module: see ``plan``.
-            sharders: see ``plan``.
+            module: may be on the meta device.
+            sharders: of its modules.
             fast: try fewer proposals; the plan may be slightly worse.
 
         Raises:
-            NoPlanError: no plan fits into memory; names the largest tables.
-            SetupError: plugins and tables do not go together.
+            NoPlanError: no plan fits into memory.
+            SetupError: plugins, tables and sharders contradict each other.
         """
         return self._search(module, sharders, fast=fast)
 
@@ -218,11 +166,7 @@ class RegistryPlanner(ShardingPlanner):
     def constraints(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> _Constraints:
-        """Return constraints by table name.
-
-        Raises:
-            SetupError: two constraints of a table contradict each other.
-        """
+        """Return constraints by table name; raise SetupError if they contradict each other."""
         return table_constraints(
             self._prepared,
             tables_of(module),
@@ -255,10 +199,10 @@ class RegistryPlanner(ShardingPlanner):
         costs = setting.costs if setting is not None and setting.measured else None
         rate = step_rating(topology, self._variable_bags, costs)
         enumerator = SortedEnumerator(topology, constraints, training, parts)
-        with without_collections():  # in millions of shards there is no garbage
+        with without_collections():  # millions of shards, no garbage
             try:
                 options = enumerator.options_of(module, sharders)
-            except (PlannerError, ValueError) as error:  # a table cannot be split as it is to be
+            except (PlannerError, ValueError) as error:  # a table cannot be split as constrained
                 raise SetupError(f"TorchRec's planner: {error}") from error
             found = search(options, FreeRanks(topology, free), rate, fast=fast, first=first)
         if found is None and options:
@@ -297,7 +241,7 @@ class RegistryPlanner(ShardingPlanner):
 
 
 class SortedEnumerator(EmbeddingEnumerator):
-    """Sharding options in the same order in every process.
+    """TorchRec's enumerator with the same order in every process.
 
     TorchRec (1.6 to 1.9) iterates over sets of strings, so plans would differ between runs.
     """
@@ -349,10 +293,10 @@ class SortedEnumerator(EmbeddingEnumerator):
             self._made[id(option)] = Option.of(option, estimated)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
-        """As the base class, which refuses managed collision by MCH on more than one rank.
+        """Ignore the single bucket of MCH, which lets rows be split anywhere.
 
-        Its one bucket means that rows may be split anywhere (TorchRec 1.8 and 1.9; older versions
-        have no ``table_to_number_buckets``).
+        The base class would refuse more than one rank (TorchRec 1.8 and 1.9; older versions have no
+        ``table_to_number_buckets``).
         """
         if isinstance(module, BaseManagedCollisionEmbeddingCollection):
             maps = module._managed_collision_collection
@@ -371,9 +315,9 @@ class SortedEnumerator(EmbeddingEnumerator):
 
 
 def document(registry: RunConfig) -> dict[str, Any]:
-    """Return the entries of a registry that all ranks share, options with defaults."""
+    """Return the entries of a registry that all ranks must share, options with defaults."""
     entries = {
-        # Observers may have different options on each rank.
+        # Options of observers may differ between ranks.
         name: [
             {"use": each.plugin.name} if kind.observes else _entry(each)
             for each in registry.entries(name)
@@ -400,7 +344,7 @@ def _decided(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
 ) -> dict[str, Any]:
-    """What each rank decides by itself, for ``check_agreement``."""
+    """Return the decisions of this rank, for ``check_agreement``."""
     registry = prepared.registry
     seen = asdict(profile)
     del seen["source"]  # has the path of a file
@@ -427,7 +371,7 @@ def _decided(
 
 
 def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
-    """Constraints by plugin and table."""
+    """Return constraints by plugin and table."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():
@@ -451,7 +395,7 @@ def _of_exact_sharders(
 
 
 def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
-    """Refuse modules that need a sharder of their own, and would be sharded inside."""
+    """Refuse modules without a sharder of their own type."""
     known = {sharder.module_type for sharder in sharders}
     for left in left_modules(module):
         kind = type(left.shardable)

@@ -1,4 +1,4 @@
-"""A model prepared by a registry, as a trainer uses it, and how entries change the model."""
+"""A model prepared by a registry, and the changes that entries make to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -41,7 +42,6 @@ from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.guards import guard
 
 if TYPE_CHECKING:
-    import torch
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(PreparedModel):
-    """A prepared model, and the parts of a trainer that suit it; ``prepare`` makes it."""
+    """A prepared model and its planner, sharders, data loader and pipeline; see ``prepare``."""
 
     def planner(
         self,
@@ -70,50 +70,69 @@ class Prepared(PreparedModel):
         constraints: Mapping[str, ParameterConstraints] | None = None,
         replicate: bool = False,
     ) -> RegistryPlanner:
-        """Return TorchRec's planner, told of sharding, caches and deduplication.
+        """Return TorchRec's planner with the constraints and costs of this model's plugins.
 
         Args:
-            topology: the ranks and their memory; default: those of ``training.topology``, or
-                machines like this one, by the three arguments after ``activation_bytes``.
-            profile: lengths and dedupe factors of the features; default: measured on the first rows
-                of the data.
-            activation_bytes: to leave free on each rank for activations beside lookups; or a
-                function that returns it, called by the rank that plans.
+            topology: ranks and their memory; default: ``training.topology``, or machines like this
+                one with ``world_size`` and ``local_world_size`` ranks on ``device``.
+            profile: lengths and dedupe factors of the features; default: measured on the data.
+            activation_bytes: bytes per rank to leave free for activations, or a function that
+                returns them, called by the planning rank.
             world_size: number of ranks; default: of the process group, else of the registry.
             local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
-            device: of the tables; default: the one that the model was prepared for.
-            constraints: TorchRec's, by table name; they go before the data, and must not
-                contradict plugins.
-            replicate: whether small tables may be data-parallel of the planner's accord. These
-                train with the trainer's dense optimizer, which must have the rule of ``training:``,
-                as ``recd_plugins.build_optimizer`` makes it. Tables whose parameters bring an
-                optimizer never are.
+            device: device of the tables; default: the one that the model was prepared for.
+            constraints: TorchRec's, by table name. They override the data and must not contradict
+                plugins.
+            replicate: whether the planner may make small tables data-parallel. The trainer's dense
+                optimizer then trains them and must follow ``training:``, as
+                ``recd_plugins.build_optimizer`` does. Tables with their own optimizer are never
+                replicated.
 
         Raises:
             DataError: without a ``profile``: the data is missing or wrong.
             SetupError: plugins or ``constraints`` contradict each other. From ``plan``: no plan
                 fits, a module has no sharder, or a table would lose its optimizer.
         """
-        from recd_plugins.planning.planner import build_planner
+        from recd_plugins.planning.planner import RegistryPlanner
+        from recd_plugins.planning.topologies import machine_of
 
-        for entry in () if replicate else self.registry.sharding:
+        registry, setting = self.registry, self.setting
+        for entry in () if replicate else registry.sharding:
             if entry.plugin.may_replicate:
                 logger.warning(
-                    "%s:%d %s: %s may have small tables on every rank, where the trainer's dense "
-                    "optimizer has the rule of training: planner(replicate=True) says that it has; "
-                    "without it these tables are sharded",
-                    *(self.registry.path, entry.line, entry.field, entry.plugin.name),
+                    "%s:%d %s: %s may replicate small tables, which the dense optimizer trains. "
+                    "If that follows training:, pass planner(replicate=True); now these tables are "
+                    "sharded",
+                    *(registry.path, entry.line, entry.field, entry.plugin.name),
                 )
-        return build_planner(
-            self,
-            topology,
-            profile=profile,
-            activation_bytes=activation_bytes,
-            world_size=world_size,
-            local_world_size=local_world_size,
-            device=device,
-            constraints=constraints,
-            replicate=replicate,
+        if topology is None:
+            if device is None and setting is not None and torch.cuda.is_available():
+                device = torch.device(setting.device_type)
+            spec = machine_of(registry.training, world_size, local_world_size, device)
+            topology = spec.to_torchrec()
+        decides = self.chosen is not None or self.parts
+        if decides and setting is not None and setting.device_type != topology.compute_device:
+            logger.warning(
+                "%s: its entries decided for tables on %s, and this plan is for %s: prepare or "
+                "wrap the model with device=",
+                *(registry.path, setting.device_type, topology.compute_device),
+            )
+        profile = profile or self.measured_profile()
+        planner = RegistryPlanner(
+            self, topology, profile, activation_bytes, constraints or {}, replicate
+        )
+        planner.constraints(self.model, self.sharders())
+        return planner
+
+    def measured_profile(self) -> DataProfile:
+        """Return the profile of the registry's data as the model is fed it."""
+        from recd_plugins.planning.profile import measure_profile
+
+        return measure_profile(
+            self.registry,
+            num_embeddings=self.num_embeddings,
+            coalesced=[table for table in self.tables if table.name in self.coalesced],
+            others=self.tables,
         )
 
     def sharders(
@@ -125,22 +144,20 @@ class Prepared(PreparedModel):
     ) -> list[ModuleSharder[nn.Module]]:
         """Return sharders of TorchRec's modules, exact on CPU too, and those of sharding plugins.
 
-        The optimizer of tables runs in the backward pass, as ``training:`` says, unless
-        ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) names
-        another; the parameter's wins.
+        The optimizer of tables runs in the backward pass. ``apply_optimizer_in_backward`` on a
+        parameter overrides ``fused_params``, which override ``training:``.
 
         Args:
-            base: sharders of a trainer. Those of TorchRec for EmbeddingBagCollection and
-                EmbeddingCollection lend their fused_params, qcomm_codecs_registry and
-                use_index_dedup to the exact ones; others keep their own, if they have some. Other
-                module types stay unsharded, except those of plugins. Default: TorchRec's defaults.
-            fused_params: FBGEMM's; they go before those of ``training:``, and with an ``optimizer``
-                in their place.
+            base: sharders of a trainer. TorchRec's sharders of EmbeddingBagCollection and
+                EmbeddingCollection pass their fused_params, qcomm_codecs_registry and
+                use_index_dedup to the exact ones. Module types that neither ``base`` nor plugins
+                name stay unsharded. Default: TorchRec's defaults.
+            fused_params: FBGEMM's; with an ``optimizer`` they replace those of ``training:``.
             qcomm_codecs_registry: TorchRec's, for all modules.
 
         Raises:
-            SetupError: two sharders are for one module type, one of ``base`` cannot be joined with
-                the exact one, or an argument is given twice.
+            SetupError: two sharders have one module type, one of ``base`` cannot be made exact, or
+                an argument is given twice.
         """
         from recd_plugins.sharding.build import build_sharders
 
@@ -170,11 +187,7 @@ class Prepared(PreparedModel):
     def train_pipeline(
         self, dmp: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> TrainPipeline:
-        """Return TorchRec's pipelined training loop over ``dmp``, or that of ``pipeline:``.
-
-        The first ``progress`` of TorchRec's raises RecdError if an embedding module is not
-        pipelined.
-        """
+        """Return the training loop of ``pipeline:``, or TorchRec's pipelined one, over ``dmp``."""
         from recd_plugins.sharding.pipeline import build_train_pipeline
 
         return build_train_pipeline(dmp, optimizer, device, self.registry)
@@ -187,14 +200,14 @@ def prepare_entries(
     setting: PlanContext,
     device_type: str | None,
 ) -> Prepared:
-    """Put plugins of the registry into ``model``.
+    """Apply the entries of a registry without a chooser to an unprepared ``model``.
 
     Args:
-        registry: without a chooser.
-        model: not prepared.
-        modules: its ``embedding_modules``.
-        setting: the ranks.
-        device_type: of the tables, if known.
+        registry: its entries.
+        model: not prepared; changed in place.
+        modules: ``embedding_modules`` of the model.
+        setting: plan context for the table strategies.
+        device_type: device of the tables, if known.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -239,7 +252,7 @@ def prepare_entries(
 def prepare_parts(
     registry: RunConfig, tables: Sequence[Table], setting: PlanContext
 ) -> dict[str, TableStrategy]:
-    """Return the table strategies of sharding and cache entries, by the field of the entry.
+    """Return the table strategies of sharding and cache entries, by field of the entry.
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, a plugin refuses a table,
@@ -358,20 +371,18 @@ def apply_optimizers(
     device_type: str | None,
     parts: Mapping[str, TableStrategy],
 ) -> None:
-    """Apply the optimizer entries to the parameters of tables, in place.
-
-    Planner and sharders find them there, as after ``apply_optimizer_in_backward``.
+    """Apply optimizer entries to table parameters, as ``apply_optimizer_in_backward`` does.
 
     Args:
-        registry: its sharding and cache entries may contradict its optimizer entries.
-        modules: ``embedding_modules`` of the model, as plugins left it.
-        tables: of the model as it was.
-        device_type: of the tables, if known.
-        parts: table strategies of sharding and cache entries, by the field of the entry.
+        registry: its optimizer, sharding and cache entries.
+        modules: ``embedding_modules`` of the prepared model.
+        tables: tables of the model before preparation.
+        device_type: device of the tables, if known.
+        parts: table strategies by the field of their entry.
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, or a table cannot be
-            trained so.
+            trained this way.
     """
     claims = registry.claim("optimizer", [table.name for table in tables])
     parameters = _parameters(modules) if claims else {}
@@ -394,7 +405,7 @@ def apply_optimizers(
 def _check_other_entries(
     registry: RunConfig, table: Table, parts: Mapping[str, TableStrategy]
 ) -> None:
-    """Refuse a table some rows of which another entry would train in another way."""
+    """Refuse a table of which another entry trains rows differently."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):
             continue
@@ -428,10 +439,10 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
 
 
 def _parameters(modules: Sequence[EmbeddingModule]) -> Mapping[str, list[nn.Parameter]]:
-    """Parameters by table name; several if modules have tables of one name."""
+    """Return parameters by table name; modules may have tables of one name."""
     parameters: dict[str, list[nn.Parameter]] = defaultdict(list)
     for module in modules:
-        # A subclass is what a sharding entry put in: those of the model take no entries.
+        # Subclasses come from sharding entries: the model's own are left to other sharders.
         found, tables = module.shardable, dict[str, Any]()
         if isinstance(found, EmbeddingBagCollection):
             tables = dict(found.embedding_bags.items())
@@ -448,15 +459,13 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
             f"table {table.name} brings {brought[0].__name__} already "
             "(apply_optimizer_in_backward): leave that away, or the entry"
         )
-    # Importing it takes 0.3 s, and most models have no such entry. Public in torchrec.optim, which
-    # takes as long.
+    # Imported here: it takes 0.3 s, and most models have no such entry.
     from torch.distributed.optim import (  # type: ignore[attr-defined]
         _apply_optimizer_in_backward as apply_optimizer_in_backward,
     )
 
     try:
-        # State that is made here is dropped when the table is sharded; a meta table needs none.
-        # A copy, as TorchRec changes the arguments.
+        # The state made here is dropped when the table is sharded. TorchRec changes the arguments.
         with _disable_current_modes():
             apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The report of ``recd plan``, with plugins and without, as text, JSON and picture."""
+"""Report of ``recd plan``: text, JSON and picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recd_plugins.runtime.files import write_figure
 from recd_plugins.runtime.text import size_text
 
 _Bytes = NDArray[np.int64]
-# Up to so many tables have a line each; of more, similar ones share a line.
+# Similar tables share a line if there are more tables.
 _LINES = 16
 
 
@@ -33,19 +33,11 @@ class PlannedTable:
     """The sharding of one table.
 
     Attributes:
-        name: of the table.
-        features: features that look it up.
-        num_embeddings: rows.
-        embedding_dim: columns.
-        pooled: whether it is looked up in bags.
-        sharding_type: TorchRec's name.
-        compute_kernel: TorchRec's name.
-        ranks: ranks that hold a part of it.
-        bytes_per_rank: of its largest part, with optimizer state, inputs and outputs.
-        dedupe_factor: ids of its features over ids that are sent.
+        bytes_per_rank: bytes of its largest part, with optimizer state, inputs and outputs.
+        dedupe_factor: ids of its features over ids sent.
         cached_rows: rows in fast memory; None without a cache.
-        vectors: embeddings that a rank gets in a step.
-        uncoalesced_vectors: the same without coalescing; None if it is not coalesced.
+        vectors: embeddings that a rank receives in a step.
+        uncoalesced_vectors: ``vectors`` without coalescing; None if it is not coalesced.
         figures: JSON values of its table strategies.
         words: lines of its table strategies.
     """
@@ -83,17 +75,17 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class SideReport:
-    """A plan for the model with the plugins, or without them.
+    """A plan with the plugins, or without them.
 
     Attributes:
-        batch_size: rows of a rank.
-        largest_batch_size: that fits; None if it was not looked for.
-        batch_step: so many rows more than ``largest_batch_size`` do not fit.
-        tables: in the order of the model.
-        memory: bytes ``[world_size]`` by component, of GPUs if there are some.
-        host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.
-        seconds: of a step by stage.
-        seconds_of_tables: the same without what the model computes.
+        batch_size: rows per rank.
+        largest_batch_size: largest batch that fits; None if not searched.
+        batch_step: search step; one step above ``largest_batch_size`` does not fit.
+        tables: tables in model order.
+        memory: bytes ``[world_size]`` by component, on the GPU if there is one.
+        host_memory: bytes ``[world_size]`` of tables that GPUs read from host memory.
+        seconds: step time by stage.
+        seconds_of_tables: step time without the model's dense compute.
     """
 
     batch_size: int
@@ -106,7 +98,7 @@ class SideReport:
     seconds_of_tables: StageTimes
 
     def held(self, component: str) -> _Bytes:
-        """Return bytes ``[world_size]`` of a component; 0 if this side has none."""
+        """Return bytes ``[world_size]`` of a component."""
         return self.memory.get(component, np.zeros_like(self.host_memory))
 
     @property
@@ -139,17 +131,17 @@ class SideReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Both plans.
+    """Plans with and without plugins.
 
     Attributes:
-        topology: its name.
-        spec: nodes and ranks.
-        profile: of the data, deduplicated.
+        topology: name of the topology.
+        spec: the topology.
+        profile: profile of the data, deduplicated.
         plugins: the plan of ``recd run``.
-        plain: TorchRec's own, without plugins; None if there is none.
-        plain_problem: why there is none.
-        wire: ``training.wire``, the format between ranks.
-        chosen: report of a chooser; None without one.
+        plain: TorchRec's plan without plugins; None if nothing fits.
+        plain_problem: reason for no plain plan.
+        wire: ``training.wire``.
+        chosen: report of a chooser, if there is one.
     """
 
     topology: str
@@ -163,17 +155,17 @@ class PlanReport:
 
     @property
     def time_of_step(self) -> str:
-        """Whether times are predictions, by measured costs, or lower bounds."""
+        """Heading: predicted by measured costs, or a lower bound."""
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property
     def sides(self) -> dict[str, SideReport]:
-        """Both sides, or one."""
+        """The plans by name."""
         plain = {} if self.plain is None else {"plain": self.plain}
         return {"plugins": self.plugins, **plain}
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
-        """Return tables whose sharding type differs, by the types without and with plugins."""
+        """Return tables whose sharding type changes, by (type without, type with plugins)."""
         before = {t.name: t.sharding_type for t in (self.plain.tables if self.plain else ())}
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
         for table in self.plugins.tables:
@@ -228,7 +220,7 @@ class PlanReport:
 
 
 def render(report: PlanReport) -> RenderableType:
-    """Return the report for a terminal: topology, shards, memory, times and changes."""
+    """Return the report for a terminal."""
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         Text(f"lengths and dedupe factors: from {report.profile.source}"),
@@ -248,7 +240,7 @@ def render(report: PlanReport) -> RenderableType:
 
 
 def topology_line(name: str, spec: TopologySpec) -> Text:
-    """Return nodes, ranks, their memory and links in one line."""
+    """Describe nodes, ranks, memory and links in one line."""
     nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
     ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
     across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
@@ -294,7 +286,7 @@ def _name(tables: Sequence[PlannedTable]) -> str:
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
-    """Group tables of one size and sharding, if there are too many for a line each."""
+    """Group tables of equal size and sharding if there are more than ``_LINES``."""
     if len(tables) <= _LINES:
         return [[table] for table in tables]
     found = defaultdict(list)
@@ -304,7 +296,6 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
 
 
 def _coalesced(side: SideReport) -> list[str]:
-    """How coalescing changes the number of vectors that come back."""
     found = [(t.vectors, t.uncoalesced_vectors, t.name) for t in side.tables]
     known = [(got, was, name) for got, was, name in found if was is not None]
     if not known:
@@ -400,7 +391,7 @@ def _milliseconds(seconds: float) -> str:
 
 @plot_style()
 def plot(report: PlanReport, path: Path) -> None:
-    """Draw memory of the fullest rank by component and time of a step by stage, of both sides.
+    """Plot memory of the fullest rank by component and step time by stage.
 
     Raises:
         RecdError: the file cannot be written, or matplotlib knows no such format.

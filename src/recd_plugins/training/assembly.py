@@ -30,7 +30,6 @@ from recd_plugins.planning.choosing import (
     without_plugins,
 )
 from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
@@ -100,15 +99,14 @@ def assemble(
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
-    profile = profile_of(prepared) if setting is None else setting.data.profile()
+    profile = prepared.measured_profile() if setting is None else setting.data.profile()
 
     def activations() -> int:
         with generators_kept():
             kept = measure_compute(registry)
         return activation_bytes(prepared, profile, kept, registry.training.batch_size)
 
-    planner = build_planner(
-        prepared,
+    planner = prepared.planner(
         None if topology is None else topology.to_torchrec(),
         profile=profile,
         activation_bytes=activations,

@@ -31,7 +31,7 @@ from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.constraints import feasible, table_constraints
 from recd_plugins.planning.estimates import RESERVED_SHARE
-from recd_plugins.planning.planner import SortedEnumerator, build_planner
+from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import load_topology, this_machine
 
@@ -217,7 +217,7 @@ def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
         ready = registry({"a": 1.1}, 0.05, storage=storage)
         memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
         there = where.model_copy(update={"ddr_bytes": memory}).to_torchrec()
-        planner = build_planner(ready, there, profile=DataProfile({}))
+        planner = ready.planner(there, profile=DataProfile({}))
         assert planner.fits(module, ready.sharders()) == fits, (part, storage)
 
 
@@ -227,7 +227,7 @@ def test_other_tables_keep_their_kernels() -> None:
     assert found["a"].compute_kernels == ["fused_uvm_caching"]
     assert found["b"].compute_kernels is None
     assert found["b"].cache_params is None
-    planned = build_planner(ready, topology("cpu"), profile=DataProfile({})).plan(
+    planned = ready.planner(topology("cpu"), profile=DataProfile({})).plan(
         model("a", "b"), ready.sharders()
     )
     kernels = {
@@ -240,9 +240,7 @@ def test_other_tables_keep_their_kernels() -> None:
 def test_nothing_and_everything_can_be_cached(share: float) -> None:
     """TorchRec's planner takes load factors strictly between 0 and 1."""
     ready, module = registry({"a": 1.1}, share), model("a")
-    plan = build_planner(ready, topology("cpu"), profile=DataProfile({})).plan(
-        module, ready.sharders()
-    )
+    plan = ready.planner(topology("cpu"), profile=DataProfile({})).plan(module, ready.sharders())
     params = cast(Any, plan.plan["bags"])
     assert 0 < params["a"].cache_params.load_factor < 1
     configs = cast(Any, module)["bags"].embedding_bag_configs()
