@@ -51,11 +51,11 @@ test-fast: setup
 test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
 
-# Every cell of the matrix of drop-in, and its page; fails where one trains something else in silence.
+# Run every cell of the matrix of drop-in and write build/exactness_matrix.md; fail if one trains differently in silence.
 # Goes on where it was stopped; rm build/matrix.jsonl begins anew.
 matrix-page: setup
 	@mkdir -p build
-	$(BIN)/python -m tests.drop_in.matrix --keep build/matrix.jsonl --write docs/exactness_matrix.md
+	$(BIN)/python -m tests.drop_in.matrix --keep build/matrix.jsonl --write build/exactness_matrix.md
 
 # What holds this package to TorchRec, on every set of torch, FBGEMM and TorchRec that it takes, each
 # in an environment of its own in build/torchrec. Goes on where it was stopped; AGAIN=--again runs the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import product
 from typing import Any
 
@@ -28,7 +28,7 @@ _OTHERS = (
     "ManagedCollisionEmbeddingBagCollection",
     "ManagedCollisionEmbeddingCollection",
 )
-#: Modules that an axis is tried with: those that have a path of their own to what it changes.
+#: The modules, all of which train, that an axis is tried with: each treats its values otherwise.
 _MODULES = {
     "batch": (*_KINDS, *_OTHERS),
     "optimizer": (*_KINDS, *_OTHERS[2:]),
@@ -37,25 +37,15 @@ _MODULES = {
 }
 
 
-def base_cells() -> list[Cell]:
-    return [Cell(module) for module in MODULES]
-
-
-def modules_of(axis: str, trained: Sequence[str]) -> list[str]:
-    """The modules, of those that train at all, that an axis is tried with."""
-    return [module for module in trained if module in _MODULES[axis]]
-
-
-def axis_cells(axis: str, trained: Sequence[str]) -> list[Cell]:
-    """An axis against the modules that train at all."""
-    values = [value for value in AXES[axis] if getattr(Cell(""), axis) != value]
-    cells = [
-        Cell(module, **{axis: value}) for value in values for module in modules_of(axis, trained)
-    ]
+def all_cells() -> list[Cell]:
+    """Return each module alone, each axis against its modules, and the pairs."""
+    cells = [Cell(module) for module in MODULES]
+    for axis, values in AXES.items():
+        cells += [Cell(module, **{axis: value}) for value in values for module in _MODULES[axis]]
     # Partial IKJTs have no weights.
     return [
         cell
-        for cell in cells
+        for cell in dict.fromkeys(cells + pair_cells())
         if not (BATCHES[cell.batch].partial and MODULES[cell.module].weighted)
     ]
 
@@ -105,66 +95,19 @@ _IN_PAIRS: dict[str, tuple[str, ...]] = {
 
 
 def pair_cells() -> list[Cell]:
-    """Cells in which any two values of ``_IN_PAIRS`` meet, and further ones of two values."""
-    axes = list(_IN_PAIRS.values())
-    left = {
-        (one, value, other, others)
-        for one in range(len(axes))
-        for other in range(one + 1, len(axes))
-        for value, others in product(axes[one], axes[other])
-    }
-    cells = []
-    while left:
-        chosen = _widest(axes, left)
-        left -= _pairs(chosen)
-        cells.append(Cell(*chosen))
-    return cells + _deduplicated_in_pipelines() + _deduplicated_over_wires()
+    """Return cells in which any two values of ``_IN_PAIRS`` meet, and deduplicated ones.
 
-
-def _deduplicated_in_pipelines() -> list[Cell]:
-    """Arguments of a pipeline that say what becomes of a batch's memory, and when, among others."""
-    loops = [name for name in PIPELINES if name.startswith(with_argument(""))]
+    Arguments of a pipeline say when the memory of a batch is freed; codecs send the unique rows.
+    """
+    deduplicated = Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)")
     return [
-        Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", pipeline=loop)
-        for loop in loops
-    ]
-
-
-def _deduplicated_over_wires() -> list[Cell]:
-    """What is sent are as many rows as are unique, in the blocks of a codec."""
-    return [
-        Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", rest=name)
-        for name in REST
-        if name.startswith("qcomms ")
+        *(Cell(*values) for values in covering(list(product(*_IN_PAIRS.values())), 2)),
+        *(replace(deduplicated, pipeline=n) for n in PIPELINES if n.startswith(with_argument(""))),
+        *(replace(deduplicated, rest=name) for name in REST if name.startswith("qcomms ")),
     ]
 
 
 def sample(cells: Sequence[Cell]) -> list[Cell]:
-    """Some of the cells, in which each value of every axis is."""
+    """Return some of the cells, with each value of every axis in one of them."""
     of_tuple = {astuple(cell): cell for cell in cells}
     return [of_tuple[found] for found in covering(list(of_tuple), 1)]
-
-
-def _widest(axes: Sequence[Sequence[str]], left: set[tuple[int, str, int, str]]) -> list[str]:
-    """A cell with a pair that is left, and of each other axis the value that adds most."""
-    one, value, other, others = min(left)
-    chosen: dict[int, str] = {one: value, other: others}
-    for axis, values in enumerate(axes):
-        if axis not in chosen:
-            added = [
-                sum(_pair(axis, value, b, w) in left for b, w in chosen.items()) for value in values
-            ]
-            chosen[axis] = values[added.index(max(added))]
-    return [chosen[axis] for axis in range(len(axes))]
-
-
-def _pairs(cell: Sequence[str]) -> set[tuple[int, str, int, str]]:
-    return {
-        (one, cell[one], other, cell[other])
-        for one in range(len(cell))
-        for other in range(one + 1, len(cell))
-    }
-
-
-def _pair(one: int, value: str, other: int, others: str) -> tuple[int, str, int, str]:
-    return (one, value, other, others) if one < other else (other, others, one, value)

@@ -23,11 +23,31 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
 
-from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.errors import RankError, RecdError
 from recd_plugins.testing.device import DEVICE
+from recd_plugins.testing.gloo import run_on_ranks
 
 #: A rank that fails leaves the others in a collective for so long.
 _TIMEOUT = timedelta(seconds=10 if DEVICE.type == "cpu" else 20)
+
+#: Cells in one call: their waits for ranks that fail fit into its time limit.
+AT_A_TIME = 6
+
+SIGNS = {
+    "=": "equal to TorchRec's, all numbers 0.0 apart, and within 1e-5 of a model in one piece",
+    "~": "the same, within 1e-6 of TorchRec's (of unique rows in 16 bits, 1e-3)",
+    "+": "equal to a model in one piece, where TorchRec fails or trains something else",
+    "p": "trains where TorchRec fails, with nothing to compare it with",
+    "w": "equal to TorchRec's, and a warning names what it does not do",
+    "r": "refused by name, where TorchRec fails or trains something else",
+    "R": "refused by name, where TorchRec trains",
+    "c": "CUDA only: an operator or a class of TorchRec says that it has no CPU kernel",
+    "t": "fails in TorchRec, in both",
+    "!": "a fault",
+}
+# A model in one piece adds up in another order, and Adagrad divides by what is nearly nothing.
+_NEAR_TRUTH = 1e-5
+_CUDA = ("CUDA", "cuda", "GPU", "CPU mode", "'fbgemm' object has no attribute")
 
 
 @dataclass
@@ -70,6 +90,77 @@ class Seen:
     to_truth: float | None
     stock_to_truth: float | None
     changed: bool | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sign of ``SIGNS``, and what was said."""
+
+    sign: str
+    said: str = ""
+
+
+def outcome_of(cell: Cell, ranks: Sequence[Seen]) -> Outcome:
+    """Of what the ranks saw."""
+    ours = [seen.ours for seen in ranks]
+    error = next((each.error for each in ours if each.error), "")
+    stock_error = next((seen.stock_error for seen in ranks if seen.stock_error), "")
+    stock_to_truth = _most([seen.stock_to_truth for seen in ranks])
+    stock_is_right = not stock_error and (stock_to_truth is None or stock_to_truth <= _NEAR_TRUTH)
+    changed = {seen.changed for seen in ranks} - {None}
+    warned = " | ".join(dict.fromkeys(text for each in ours for text in each.warned))
+    if error:
+        wants_cuda = any(word in error for word in _CUDA) or PIPELINES[cell.pipeline].on_cuda
+        if wants_cuda and stock_error and DEVICE.type == "cpu":
+            return Outcome("c", error)
+        if all(each.refused for each in ours if each.error):
+            return Outcome("R" if stock_is_right and changed != {False} else "r", error)
+        if stock_error:
+            return Outcome("w" if warned else "t", warned or error)
+        return Outcome("!", error)
+    to_stock = _most([seen.to_stock for seen in ranks])
+    to_truth = _most([seen.to_truth for seen in ranks])
+    tables = {table for each in ours for table, *_ in each.tables}
+    still = tables.difference(*(each.moved for each in ours))
+    if PIPELINES[cell.pipeline].trains and (still or changed == {False}):
+        what = f"never moved: {sorted(still)}" if still else "changes nothing"
+        return Outcome("w", warned) if warned else Outcome("!", what)
+    if to_truth is not None and to_truth > _NEAR_TRUTH:
+        if to_stock is not None and to_stock <= REST[cell.rest].near and warned:
+            return Outcome("w", warned)
+        return Outcome("!", f"{to_truth:.1e} off, TorchRec {stock_to_truth} {stock_error}")
+    if stock_error:
+        return Outcome("p" if to_truth is None else "+", stock_error)
+    if to_truth is not None and not stock_is_right:
+        return Outcome("+", f"TorchRec is {stock_to_truth:.1e} off")
+    if noted := BATCHES[cell.batch].noted:
+        return Outcome("w", noted)
+    assert to_stock is not None
+    if to_stock > REST[cell.rest].near:
+        return Outcome("!", f"{to_stock:.1e} off TorchRec's")
+    return Outcome("=" if to_stock == 0.0 else "~")
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def outcomes_of(cells: list[Cell]) -> dict[Cell, Outcome]:
+    """Train cells on two ranks. A cell that ends a rank is a fault."""
+    found: dict[Cell, Outcome] = {}
+    for start in range(0, len(cells), AT_A_TIME):
+        part = cells[start : start + AT_A_TIME]
+        try:
+            seen = run_on_ranks(train_cells, 2, part)
+            found |= {c: outcome_of(c, of) for c, *of in zip(part, *seen, strict=True)}
+        except (RecdError, RankError) as error:
+            if len(part) == 1:
+                found[part[0]] = Outcome("!", str(error))
+            else:
+                for cell in part:
+                    found |= outcomes_of([cell])
+    return found
 
 
 def train_cells(rank: int, world_size: int, cells: list[Cell]) -> list[Seen]:
