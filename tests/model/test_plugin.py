@@ -209,7 +209,7 @@ def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -
     run(write(folder), 5)
     with pytest.raises(RecdError, match=r"model\[0\].options.rows was 100 and is 200"):
         run(write(folder, ("dim: 8", "dim: 8, rows: 200")), 8, resume=True)
-    with pytest.raises(RecdError, match=r"test\.tower is gone"):
+    with pytest.raises(RecdError, match=r"model\[0\]\.use was .test\.tower. and is not there"):
         run(write(folder, (MODEL, "model: {}"), ("ids_of_", "t_")), 8, resume=True)
     assert run(write(folder), 8, resume=True).losses == whole.losses
 

@@ -14,7 +14,6 @@ from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.runtime.files import write_json
-from recd_plugins.training import result as module
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.result import (
     Comparison,
@@ -131,11 +130,6 @@ def test_the_first_is_the_yardstick() -> None:
     assert other_way.ratios("a.x")["all_to_all_bytes"] is None
 
 
-@pytest.fixture(autouse=True)
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_cores", lambda: 8)
-
-
 def stalls(
     *waited: float, training: float = 1.0, making: float = 0.0, arrival: float = 0.0
 ) -> Stalls:
@@ -149,8 +143,8 @@ def stalls(
     )
 
 
-def report(*ranks: Stalls, workers: int = 0, ingestion: str | None = None) -> StallReport:
-    found = StallReport.of(ranks, workers, ingestion=ingestion)
+def report(*ranks: Stalls) -> StallReport:
+    found = StallReport.of(ranks)
     assert found is not None
     return found
 
@@ -172,8 +166,8 @@ def test_mean_and_worst_rank() -> None:
 
 
 def test_a_run_too_short_for_one_rank_has_none() -> None:
-    assert StallReport.of([stalls(0.0, 0.0, 0.0, 0.0), None], 0) is None
-    assert StallReport.of([None], 0) is None
+    assert StallReport.of([stalls(0.0, 0.0, 0.0, 0.0), None]) is None
+    assert StallReport.of([None]) is None
 
 
 def test_workers_that_would_do() -> None:
@@ -184,4 +178,3 @@ def test_workers_that_would_do() -> None:
     assert "75% of a step" in advice
     assert "preprocess" in advice
     assert "training.workers: 3" in advice
-    assert "ingestion" not in advice

@@ -173,19 +173,12 @@ def check_resumable(
 ) -> list[str]:
     """Refuse to resume from a checkpoint of another run; return the differences that are free."""
     before, now = _fields_of(checkpoint), _fields(identity)
-    told: list[str] = []
-    refused: list[str] = []
+    told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
     for field in _differing(before, now):
         if field not in before and _within(field, [_KINDS]):
             continue
         words = _words(field, before, now)
-        if (use := _use(field)) and (use in before) != (use in now):
-            # The entry as a whole, once, by the name of its plugin.
-            if field != use:
-                continue
-            plugin, is_now = (before[use], "gone") if use in before else (now[use], "new")
-            words = f"{_short(field).removesuffix('.use')} {plugin} is {is_now}"
         if _within(field, (*FREE, *allowed)) or _unknown_before(field, before):
             told.append(words)
             continue
@@ -372,12 +365,6 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [field for field in {**before, **now} if before.get(field) != now.get(field)]
 
 
-def _use(field: str) -> str | None:
-    """Return the field with the plugin's name, for a field of an entry of a list."""
-    entry, bracket, _ = field.partition("]")
-    return f"{entry}].use" if bracket else None
-
-
 def _unknown_before(field: str, before: Iterable[str]) -> bool:
     """Return whether an early version wrote ``before`` without the identity of this wrapper."""
     found = _OF_WRAPPER.match(field)
@@ -386,10 +373,6 @@ def _unknown_before(field: str, before: Iterable[str]) -> bool:
 
 def _within(field: str, names: Collection[str]) -> bool:
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
-
-
-def _short(field: str) -> str:
-    return field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
 
 
 def _listed(words: list[str]) -> str:
@@ -402,4 +385,5 @@ def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str
         f"{json.dumps(values[field]):.60}" if field in values else "not there"
         for values in (before, now)
     ]
-    return f"{_short(field)} was {shown[0]} and is {shown[1]}"
+    name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
+    return f"{name} was {shown[0]} and is {shown[1]}"

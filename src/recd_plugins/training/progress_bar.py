@@ -9,20 +9,29 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from recd_plugins.report.output import error_console
 
 #: Seconds between two lines of a log file, and between two draws of a live line.
 LOG_EVERY, _LIVE_EVERY = 10.0, 1.0
-# The present speed is that of so many updates.
+# Updates over which the present speed is measured.
 _UPDATES = 20
 
 
 class ProgressLine:
-    """Progress of steps, called with the loss of each; the base class shows nothing."""
+    """Progress of steps, called with the loss of each.
+
+    Args:
+        name: title of the line.
+        done: steps before the first call.
+        total: steps at the end.
+        samples: rows of a step; None shows no speed.
+        waiting: returns the share of time spent waiting for data, if known.
+        every: seconds between two updates; infinite shows nothing.
+        bar: live line with one task; None prints log lines.
+    """
 
     def __init__(
         self,
@@ -32,9 +41,10 @@ class ProgressLine:
         samples: int | None = None,
         waiting: Callable[[], float | None] = lambda: None,
         every: float = float("inf"),
+        bar: Progress | None = None,
     ) -> None:
         self._name, self._done, self._total = name, done, total
-        self._samples, self._waiting, self._every = samples, waiting, every
+        self._samples, self._waiting, self._every, self._bar = samples, waiting, every, bar
         self._paused = 0.0
         self._loss: Tensor | None = None
         self._shown = self._now()
@@ -43,6 +53,8 @@ class ProgressLine:
     def __call__(self, loss: Tensor) -> None:
         self._done += 1
         self._loss = loss
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self._done)
         if not self._marks:  # the first step compiles and warms up
             self._marks.append((self._now(), self._done))
         # Reading the loss waits for the device, so not at every step.
@@ -51,12 +63,18 @@ class ProgressLine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of this context out of the speed."""
+        """Leave the time of this context out of the speed, and let others print."""
         start = time.monotonic()
+        if self._bar is not None:
+            self._bar.live.transient = True
+            self._bar.stop()
+            self._bar.live.transient = False
         try:
             yield
         finally:
             self._paused += time.monotonic() - start
+        if self._bar is not None:
+            self._bar.start()
 
     def update(self) -> None:
         """Show the progress."""
@@ -65,56 +83,25 @@ class ProgressLine:
             return
         (start, before), *_ = self._marks
         self._marks.append((now, self._done))
-        each = (now - start) / (self._done - before) if self._done > before else None
-        self.show(self._loss.item(), each, self._waiting())
-
-    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
-        """Show loss, seconds of a step, and the share of time waiting for data."""
+        each = (now - start) / (self._done - before) if self._done > before else 0.0
+        loss, waiting = self._loss.item(), self._waiting()
+        speed = self._samples / each if each and self._samples is not None else None
+        left = max(0, self._total - self._done) * each if each else None
+        if self._bar is None:
+            words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
+            words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
+            words += [] if left is None else [f"eta_seconds={left:.0f}"]
+            words += [] if waiting is None else [f"waiting={waiting:.3f}"]
+            click.echo(f"{self._name}: {' '.join(words)}", err=True)
+            return
+        words = [f"loss {loss:.4f}"]
+        words += [] if speed is None else [f"{speed:,.0f} samples/s"]
+        words += [] if waiting is None else [f"waiting {waiting:.0%}"]
+        words += [] if left is None else [f"ETA {timedelta(seconds=round(left))}"]
+        self._bar.update(self._bar.task_ids[0], said=", ".join(words))
 
     def _now(self) -> float:
         return time.monotonic() - self._paused
-
-    def _left(self, step_seconds: float) -> float:
-        return max(0, self._total - self._done) * step_seconds
-
-
-class _Log(ProgressLine):
-    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
-        words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
-        if step_seconds:
-            if self._samples is not None:
-                words.append(f"samples_per_second={self._samples / step_seconds:.0f}")
-            words.append(f"eta_seconds={self._left(step_seconds):.0f}")
-        if waiting is not None:
-            words.append(f"waiting={waiting:.3f}")
-        click.echo(f"{self._name}: {' '.join(words)}", err=True)
-
-
-class _Live(ProgressLine):
-    bar: RichProgress
-
-    def __call__(self, loss: Tensor) -> None:
-        super().__call__(loss)
-        self.bar.update(self.bar.task_ids[0], completed=self._done)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.bar.live.transient = True
-        self.bar.stop()
-        self.bar.live.transient = False
-        with super().paused():
-            yield
-        self.bar.start()
-
-    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
-        words = [f"loss {loss:.4f}"]
-        if step_seconds and self._samples is not None:
-            words.append(f"{self._samples / step_seconds:,.0f} samples/s")
-        if waiting is not None:
-            words.append(f"waiting {waiting:.0%}")
-        if step_seconds:
-            words.append(f"ETA {timedelta(seconds=round(self._left(step_seconds)))}")
-        self.bar.update(self.bar.task_ids[0], said=", ".join(words))
 
 
 @contextmanager
@@ -135,7 +122,7 @@ def progress_bar(
     console = error_console()
     if log_every is not None or not console.is_terminal:
         every = log_every or LOG_EVERY
-        log = _Log(name, done, total, samples, waiting, every)
+        log = ProgressLine(name, done, total, samples, waiting, every)
         start = time.monotonic()
         yield log
         if samples is not None or time.monotonic() - start > every:
@@ -148,9 +135,8 @@ def progress_bar(
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
     )
-    with RichProgress(*columns, console=console) as bar:
+    with Progress(*columns, console=console) as bar:
         bar.add_task(name, total=total, completed=done, said="")
-        live = _Live(name, done, total, samples, waiting, _LIVE_EVERY)
-        live.bar = bar
+        live = ProgressLine(name, done, total, samples, waiting, _LIVE_EVERY, bar)
         yield live
         live.update()

@@ -29,7 +29,6 @@ _GROWN = 1e-3
 _BEST_AUC = 0.99
 # Validations in a row worse than the best one; a single one may be noise.
 _WORSE_VALIDATIONS = 2
-_OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
 _TITLES = {
     "step_seconds": "step time (median)",
     "lookup_seconds": "  lookup",
@@ -57,16 +56,12 @@ class StallReport:
     """Data stalls of a run, by rank."""
 
     ranks: tuple[Stalls, ...]
-    workers: int
-    ingestion: str | None = None
 
     @classmethod
-    def of(
-        cls, ranks: Sequence[Stalls | None], workers: int, ingestion: str | None = None
-    ) -> StallReport | None:
+    def of(cls, ranks: Sequence[Stalls | None]) -> StallReport | None:
         """Return the report, or None if the run was too short."""
         known = tuple(rank for rank in ranks if rank is not None)
-        return cls(known, workers, ingestion) if len(known) == len(ranks) else None
+        return cls(known) if len(known) == len(ranks) else None
 
     @property
     def share(self) -> float:
@@ -75,7 +70,7 @@ class StallReport:
 
     @property
     def worst_rank(self) -> int:
-        """The rank that waits longest; the others wait for it in collectives."""
+        """The rank with the largest waiting share; other ranks wait for it in collectives."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].share)
 
     @property
@@ -108,32 +103,18 @@ class StallReport:
         }
 
     def advice(self) -> str:
-        """Return what to do; empty if the trainer hardly waits or the run was short."""
-        worst = self.worst
+        """Return advice; empty if the trainer hardly waits or the run was short."""
+        worst, readers = self.worst, self.readers
         if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
             return ""
         cause = max(worst.seconds, key=lambda name: worst.seconds[name])
         waits = f"The trainer waits {worst.share:.0%} of a step for data, most for {cause}. "
-        step = f"{worst.training_seconds * 1e3:.1f} ms"
-        readers = self.readers
         if readers is None:
-            return waits + (
-                f"Unpacking and pinning a batch take {worst.making.arrival * 1e3:.1f} ms of the "
-                f"{step} step: more readers do not help; larger batches or fewer features do"
-            )
-        took = f"a batch takes {worst.making.reader * 1e3:.1f} ms to make and {step} to train on"
-        if self.ingestion is not None:
-            return waits + (
-                f"{readers} readers for each rank would do ({took}): raise the bounds of "
-                f"{self.ingestion}, or give its readers cores"
-            )
-        if readers <= self.workers:
-            advised = f"{self.workers} workers would do if each had a core ({took})"
-        else:
-            advised = f"training.workers: {readers} would do ({took})"
-        if readers <= self.workers or len(self.ranks) * (1 + readers) > available_cores():
-            advised += f"; but this machine has {available_cores()} cores: use an ingestion plugin"
-        return waits + advised
+            return waits + "More readers do not help; use larger batches or fewer features"
+        return waits + (
+            f"{readers} readers for each rank would do if each has a core (this machine has "
+            f"{available_cores()}): set training.workers: {readers}, or use an ingestion plugin"
+        )
 
 
 def stall_table(reports: Mapping[str, StallReport]) -> Table:
@@ -160,7 +141,7 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one step above those at its start, on the device that computes."""
+    """Memory that one step allocates on its device above the start of the step, in bytes."""
 
     peak: float
     mean: float
@@ -335,14 +316,13 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
     told = _overfitting(values, whose)
     if not told and entropy is not None:
         told = worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
-    too_good = ""
+    advice = [told] if told else []
     if auc > _BEST_AUC:
-        of_run = f" of {whose}" if whose else ""
-        too_good = (
-            f"The test AUC{of_run}, {auc:.4f}, is suspiciously high: is a feature known only after "
-            "the label, or are test rows among the training rows?"
+        advice.append(
+            f"The test AUC{f' of {whose}' if whose else ''}, {auc:.4f}, is suspiciously high: is a "
+            "feature known only after the label, or are test rows among the training rows?"
         )
-    return [each for each in (told, too_good) if each]
+    return advice
 
 
 def worse_than_base_rate(
@@ -364,15 +344,12 @@ def worse_than_base_rate(
             f"All labels {whose}of the {split} split are the same: normalized entropy and AUC say "
             "nothing. Evaluate a log of positives by a ranking of all items"
         )
-    longer = "Train longer, or with another training.learning_rate"
-    if split == "train":
-        advice = longer
-    elif train is None:
-        advice = f"If training rows are predicted better, {_OVERFITS}. If not: {longer.lower()}"
-    elif train < 1:
-        advice = f"Training rows are predicted better ({train:.5f}): {_OVERFITS}"
-    else:
-        advice = f"{longer}; or the {split} split differs from training"
+    advice = "Train longer, or with another training.learning_rate"
+    if train is not None and train < 1:
+        advice = (
+            f"Training rows are predicted better ({train:.5f}): the model overfits. Use more data, "
+            "fewer epochs or regularisation"
+        )
     return (
         f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
         f"than predicting the base rate, the mean label, for every row. {advice}"
@@ -443,7 +420,7 @@ class Variants:
 
     @property
     def first(self) -> str:
-        """The variant that others are compared with."""
+        """The baseline variant."""
         return next(iter(self.results))
 
     @property
@@ -473,7 +450,7 @@ class Variants:
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
     def ratios(self, variant: str) -> dict[str, Spread | None]:
-        """Return each figure over that of the first; None if one is missing or the base zero."""
+        """Return the ratio of each figure to the first variant; None if it is not defined."""
         found = [figures(each[variant]) for each in self.rounds]
         bases = [figures(each[self.first]) for each in self.rounds]
         return {

@@ -1,4 +1,4 @@
-"""Runs jobs on ranks: processes of its own, or those that torchrun started."""
+"""Run jobs on ranks: new processes, or the ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from recd_plugins.planning.topologies import (
     is_file_name,
     machine_of,
     read_topology,
-    this_machine,
     topology_of,
 )
 from recd_plugins.runtime.activity import doing
@@ -44,7 +43,7 @@ from recd_plugins.runtime.launch import (
     torchrun_ranks_per_node,
 )
 from recd_plugins.runtime.plugin_modules import qualified
-from recd_plugins.runtime.rank_agreement import check_agreement, check_started_alike, together
+from recd_plugins.runtime.rank_agreement import check_agreement, check_started_alike, from_rank_0
 from recd_plugins.runtime.signals import passed_on
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.evaluation import check_evaluation, splits_of
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
 #: Beside checkpoints: the topology that the run was planned for.
 KEPT = "topology.yaml"
-# Equal hosts have at least this share of each other's memory: kernels differ in what they keep.
-_ALIKE = 0.99
 # A pipeline trains on a batch while it sends the next two.
 _READ_AHEAD = 2
 
@@ -74,7 +71,7 @@ class Session:
     hang_limits: HangLimits
 
     def train(self, side: Variant, sharding: str | None = None) -> Result:
-        """Train on all ranks, in new processes; under torchrun in those that are there."""
+        """Train on all ranks: in new processes, or on the ranks of torchrun."""
         job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
@@ -240,7 +237,7 @@ def topology_at_start(
     """Measure the topology of a run on several nodes, the same on every rank. Collective.
 
     A resumed run takes the one beside its checkpoints, so that its plan stays, unless the number of
-    nodes changed or they have less memory.
+    nodes or ranks changed.
 
     Args:
         training: nothing is measured if it names a topology.
@@ -258,54 +255,47 @@ def topology_at_start(
     folder = training.checkpoint.path
     path = None if folder is None else Path(folder) / KEPT
     first = dist.get_rank() == 0
-    here = this_machine(ranks_per_node, nodes=nodes, device=device_of_rank(device))
-    least = [min(each) for each in zip(*together(lambda: _memory(here)), strict=True)]
-    told: list[Any] = [None]
+    spec: TopologySpec | None = None
     if first and resume and path is not None and path.exists():
         kept = read_topology(path)
         if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
-            if all(now >= _ALIKE * then for now, then in zip(least, _memory(kept), strict=True)):
-                click.echo(f"planned for the nodes as {path} has them, as before", err=True)
-                told = [kept.model_dump()]
-            else:
-                click.echo(f"{path} is of nodes with more memory: planned anew", err=True)
-    dist.broadcast_object_list(told)
-    if told[0] is None:
-        measured_by, start = measurement(plugins_dir), time.monotonic()
-        by = None if measured_by is None else qualified(type(measured_by))
-        check_agreement("measuring the nodes", {"what measures them": by})
-        if measured_by is None:
-            if first:
-                spec = machine_of(training, device=torch.device(device))
-                click.echo(
-                    f"no installed plugin measures the {spec.nodes} nodes: tables are planned for "
-                    f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. "
-                    "training.topology names a file with other figures",
-                    err=True,
-                )
-            return None
+            click.echo(f"planned for the nodes as {path} has them, as before", err=True)
+            spec = kept
+    if (found := _shared(spec)) is not None:
+        return found
+    measured_by, start = measurement(plugins_dir), time.monotonic()
+    by = None if measured_by is None else qualified(type(measured_by))
+    check_agreement("measuring the nodes", {"what measures them": by})
+    if measured_by is None:
         if first:
-            click.echo(f"measuring {nodes} nodes first", err=True)
-        with doing("measuring the cluster"):
-            spec = measured_by.cluster(device_of_rank(device))
-        if first:
-            latency = spec.collective_rates.a2a_global.seconds
+            spec = machine_of(training, device=torch.device(device))
             click.echo(
-                f"measured {nodes} nodes in {time.monotonic() - start:.0f} s: "
-                f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them, "
-                f"{latency * 1e3:.2f} ms for the least all-to-all. training.topology names a file "
-                "of recd calibrate instead, or machine, which measures nothing",
+                f"no installed plugin measures the {spec.nodes} nodes: tables are planned for "
+                f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. "
+                "training.topology names a file with other figures",
                 err=True,
             )
-            if path is not None:
-                write_topology(path, spec, "Measured at the start of the run.")
-        told = [spec.model_dump()]
-        dist.broadcast_object_list(told)
-    return topology_of(told[0])
+        return None
+    if first:
+        click.echo(f"measuring {nodes} nodes first", err=True)
+    with doing("measuring the cluster"):
+        spec = measured_by.cluster(device_of_rank(device))
+    if first:
+        click.echo(
+            f"measured {nodes} nodes in {time.monotonic() - start:.0f} s: "
+            f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. Set "
+            "training.topology to a file of recd calibrate, or to machine, to measure nothing",
+            err=True,
+        )
+        if path is not None:
+            write_topology(path, spec, "Measured at the start of the run.")
+    return _shared(spec)
 
 
-def _memory(spec: TopologySpec) -> tuple[int, int]:
-    return spec.ddr_bytes, spec.hbm_bytes or 0
+def _shared(spec: TopologySpec | None) -> TopologySpec | None:
+    """Return rank 0's topology. Collective."""
+    values = from_rank_0(spec and spec.model_dump())
+    return None if values is None else topology_of(values)
 
 
 def refuse_other_names(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One rank's training run, from the registry to its figures."""
+"""The training loop of one rank, from the registry to the figures of the run."""
 
 from __future__ import annotations
 
@@ -424,7 +424,6 @@ class Trainer:
                 self.dmp.module, self.dmp.plan, parts.tables, parts.setting, sent, observed=()
             )
             sections |= sections_of(parts.prepared.checked_parts, run, ranks)
-        ingestion = self.registry.ingestion
         result = Result(
             samples_per_second=self.step_samples * len(seconds) / sum(seconds) if seconds else None,
             step_seconds=statistics.median(seconds) if seconds else None,
@@ -442,12 +441,10 @@ class Trainer:
                 default=None,
             ),
             sections=sections,
-            stalls=StallReport.of(
-                [rank.stalls for rank in ranks],
-                self.training.workers,
-                None if ingestion is None else ingestion.plugin.name,
-            ),
-            ingestion=None if ingestion is None else together(lambda: dict(self.loader.report())),
+            stalls=StallReport.of([rank.stalls for rank in ranks]),
+            ingestion=together(lambda: dict(self.loader.report()))
+            if self.registry.ingestion is not None
+            else None,
             validation=None if self.validation is None else self.validation.report(),
             first_step=self.first_step,
         )
@@ -492,7 +489,7 @@ class Trainer:
         return validation
 
     def _curve(self) -> ValidationCurve | None:
-        """Return the validation curve; that of the checkpoint if the run is not validated."""
+        """Return the validation curve, or the checkpoint's if the run is not validated."""
         return self.first_curve if self.validation is None else self.validation.curve
 
     def _restore_generators_at_first_forward(self) -> None:
