@@ -294,7 +294,7 @@ def topology_at_start(
 
 def _shared(spec: TopologySpec | None) -> TopologySpec | None:
     """Return rank 0's topology. Collective."""
-    values = from_rank_0(spec and spec.model_dump())
+    values = from_rank_0(None if spec is None else spec.model_dump())
     return None if values is None else topology_of(values)
 
 
