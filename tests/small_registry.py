@@ -1,7 +1,8 @@
-"""Fixtures of a small table and of registries over it."""
+"""A small table and registries for tests."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,44 @@ def make_registry(table: Path, tmp_path: Path) -> MakeRegistry:
         return load_registry(path)
 
     return make
+
+
+def random_rows(rows: int = 64, **options: Any) -> dict[str, Any]:
+    return {
+        "use": "dlrm.random",
+        "options": {"rows": rows, "sparse": {"user": 90, "item": 90}, **options},
+    }
+
+
+def papercal(folder: Path, rows: int, row_group_rows: int, **options: Any) -> dict[str, Any]:
+    """A generated table of sessions in ``folder/table``."""
+    generate = {"rows": rows, "row_group_rows": row_group_rows}
+    return {
+        "use": "recd.session_parquet",
+        "options": {"path": f"{folder}/table", "generate": generate, **options},
+    }
+
+
+def hashed(buckets: int) -> list[dict[str, Any]]:
+    return [{"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": buckets}}]
+
+
+def write_registry(folder: Path, name: str = "registry.yaml", **sections: Any) -> Path:
+    """Write a small registry, one section a line.
+
+    Sections replace the usual ones; ``model`` and ``training`` are merged, and None drops one.
+    """
+    document: dict[str, Any] = {
+        "version": 1,
+        "dataset": random_rows(),
+        "converter": {"use": "recd.kjt"},
+        "model": {"embedding_dim": 4, "num_embeddings": 100, "bottom_mlp": [4], "top_mlp": [4]},
+        "training": {"batch_size": 16, "device": "cpu"},
+    }
+    for section, value in sections.items():
+        merged = section in ("model", "training") and value is not None
+        document[section] = {**document[section], **value} if merged else value
+    lines = [f"{key}: {json.dumps(each)}\n" for key, each in document.items() if each is not None]
+    path = folder / name
+    path.write_text("".join(lines), encoding="utf-8")
+    return path

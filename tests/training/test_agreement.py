@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from tests.small_registry import random_rows, write_registry
 from tests.training.test_deferred import Model, sharded
 from torch import nn
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -97,12 +98,10 @@ def counted(rank: int, world_size: int) -> tuple[int, str]:
     raise AssertionError
 
 
-REGISTRY = """version: 1
-dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
-converter: {use: recd.ikjt}
-training: {batch_size: 16, device: cpu}
-model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
-"""
+SMALL: dict[str, Any] = {
+    "dataset": random_rows(sparse={"a": 9, "b": 40}),
+    "converter": {"use": "recd.ikjt"},
+}
 OF_TRAINERS = {
     plan: (
         '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
@@ -145,12 +144,11 @@ def constrains(_: bool, path: Any) -> None:
 
 
 def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY)
+    path = write_registry(tmp_path, **SMALL)
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
-    entry = "sharding: [{use: acme.constrains, tables: [t_b]}]\n"
-    (tmp_path / "constrains.yaml").write_text(REGISTRY + entry)
+    entry = {"use": "acme.constrains", "tables": ["t_b"]}
+    write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
     for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
         assert "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1" in seeds
         assert "give all ranks one installation, one command, one registry file" in seeds
@@ -161,8 +159,7 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY + "sharding: [{use: auto}]\n")
+    path = write_registry(tmp_path, **SMALL, sharding=[{"use": "auto"}])
     for told in run_on_ranks(said, 2, [auto_finds_nothing], path):
         assert told == ["nothing fits here"]
     first, second = run_on_ranks(chosen, 2, path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.small_registry import random_rows, write_registry
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins import load_registry
@@ -23,21 +24,19 @@ from recd_plugins.training import assembly
 from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")
-REGISTRY = """version: 1
-dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
-converter: {use: recd.ikjt}
-pooling: [{use: recd.attention, features: [b]}]
-sharding: [{use: torchrec.row_wise, tables: [t_b]}]
-training: {batch_size: 16, device: cpu}
-model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
-"""
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Any:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY)
-    registry = load_registry(path)
+    registry = load_registry(
+        write_registry(
+            tmp_path,
+            dataset=random_rows(sparse={"a": 9, "b": 40}),
+            converter={"use": "recd.ikjt"},
+            pooling=[{"use": "recd.attention", "features": ["b"]}],
+            sharding=[{"use": "torchrec.row_wise", "tables": ["t_b"]}],
+        )
+    )
     registry.dataset.prepare()
     return registry
 

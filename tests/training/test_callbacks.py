@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.small_registry import random_rows, write_registry
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
@@ -178,26 +179,22 @@ def register_plugins():
     return [Watch, Both, Wraps, Look]
 '''
 
-REGISTRY = """version: 1
-dataset:
-  use: dlrm.random
-  options: {rows: 4, sparse: {user: 9, item: 9}}
-  wrap: [{use: acme.wraps}]
-converter: {use: recd.kjt}
-sharding: [{use: acme.both, tables: [t_item]}]
-callbacks:
-  - {use: acme.look}
-  - {use: acme.look, enabled: false}
-  - {use: acme.look}
-watch: [{use: acme.watch, tables: ["t_*"]}]
-"""
+
+def write(folder: Path, watched: str) -> Path:
+    look = {"use": "acme.look"}
+    return write_registry(
+        folder,
+        dataset={**random_rows(), "wrap": [{"use": "acme.wraps"}]},
+        sharding=[{"use": "acme.both", "tables": ["t_item"]}],
+        callbacks=[look, {**look, "enabled": False}, look],
+        watch=[{"use": "acme.watch", "tables": [watched]}],
+    )
 
 
 def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
-    (tmp_path / "r.yaml").write_text(REGISTRY)
-    registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
+    registry = load_registry(write(tmp_path, "t_*"), plugins_dir=tmp_path / "plugins")
     tables = [Table(name, (name,), 9, 4, pooled=True) for name in ("t_user", "t_item")]
     found = callbacks_of(registry, tables)
     assert [(each.entry.plugin.name, each.entry.field, each.claimed) for each in found] == [
@@ -209,11 +206,8 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     ]
     assert len({each.key for each in found}) == 5
     assert isinstance(found[1].entry.plugin, Sharding)
-    (tmp_path / "r.yaml").write_text(REGISTRY.replace("t_*", "t_nobody"))
-    registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
-    with pytest.raises(
-        RegistryError, match=r"r.yaml:12 watch\[0\].tables: t_nobody matches no tab"
-    ):
+    registry = load_registry(write(tmp_path, "t_nobody"), plugins_dir=tmp_path / "plugins")
+    with pytest.raises(RegistryError, match=r"yaml:8 watch\[0\].tables: t_nobody matches no tab"):
         callbacks_of(registry, tables)
 
 
@@ -237,13 +231,9 @@ def test_an_entry_goes_on_from_the_state_of_its_options(
     (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
 
     def called_of(places: str) -> list[Called]:
-        looks = [f"{{use: acme.look, options: {{place: {place}}}}}" for place in places]
-        (tmp_path / "r.yaml").write_text(
-            "version: 1\ndataset: {use: dlrm.random, options: {rows: 4, sparse: {user: 9}}}\n"
-            f"converter: {{use: recd.kjt}}\ncallbacks: [{', '.join(looks)}]\n"
-        )
-        registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
-        return callbacks_of(registry, TABLES)
+        looks = [{"use": "acme.look", "options": {"place": place}} for place in places]
+        path = write_registry(tmp_path, callbacks=looks)
+        return callbacks_of(load_registry(path, plugins_dir=tmp_path / "plugins"), TABLES)
 
     saved = {each.key: [{"of": at}] for each, at in zip(called_of(before), before, strict=True)}
     found = called_of(now)

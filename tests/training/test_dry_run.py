@@ -8,22 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from click.testing import CliRunner
+from tests.small_registry import hashed, write_registry
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.training.dry_run import unused_line
-
-REGISTRY = """version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {folder}/t.parquet, sparse: [user, clicks], dense: [price]}}
-converter: {{use: recd.kjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
-pooling: [{{use: recd.attention, features: [clicks]}}]
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 4, ranks: 2, epochs: 3, checkpoint: {{path: {folder}/checkpoints}}}}
-"""
 
 
 def write(folder: Path) -> Path:
@@ -41,9 +30,16 @@ def write(folder: Path) -> Path:
     }
     table = pa.table({name: list(values) for name, values in columns.items()})
     pq.write_table(table, folder / "t.parquet")
-    path = folder / "r.yaml"
-    path.write_text(REGISTRY.format(folder=folder))
-    return path
+    path, checkpoints = f"{folder}/t.parquet", {"path": f"{folder}/checkpoints"}
+    options = {"path": path, "sparse": ["user", "clicks"], "dense": ["price"]}
+    return write_registry(
+        folder,
+        dataset={"use": "recd.session_parquet", "options": options},
+        preprocessing=hashed(50),
+        pooling=[{"use": "recd.attention", "features": ["clicks"]}],
+        model={"num_embeddings": 50},
+        training={"batch_size": 4, "ranks": 2, "epochs": 3, "checkpoint": checkpoints},
+    )
 
 
 def test_what_each_column_is_for(tmp_path: Path) -> None:
@@ -72,7 +68,7 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
     assert "columns of the data" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "figures.json",
-        "r.yaml",
+        "registry.yaml",
         "t.parquet",
     ]
 

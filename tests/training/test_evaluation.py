@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.small_registry import random_rows, write_registry
 from torch import Tensor, nn
 
 from recd_plugins import load_registry
@@ -62,16 +63,6 @@ class Sessions(Metric):
 @hookimpl
 def register_plugins():
     return [Sessions]
-"""
-
-REGISTRY = """
-version: 1
-dataset: {{use: recd.session_parquet, options: {{path: {folder}/train, test_path: {test}}}}}
-converter: {{use: {converter}}}
-pooling: [{{use: recd.mean, features: [tags]}}]
-model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [1]}}
-metrics: [{{use: acme.sessions}}]
-training: {{batch_size: 8, workers: {workers}, device: cpu}}
 """
 
 
@@ -166,10 +157,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(SESSIONS)
     for case, (test, converter, workers) in CASES.items():
-        text = REGISTRY.format(
-            folder=folder, test=folder / test, converter=converter, workers=workers
+        options = {"path": f"{folder}/train", "test_path": f"{folder}/{test}"}
+        write_registry(
+            folder,
+            f"{case}.yaml",
+            dataset={"use": "recd.session_parquet", "options": options},
+            converter={"use": converter},
+            pooling=[{"use": "recd.mean", "features": ["tags"]}],
+            metrics=[{"use": "acme.sessions"}],
+            training={"batch_size": 8, "workers": workers},
         )
-        (folder / f"{case}.yaml").write_text(text)
     return folder
 
 
@@ -251,7 +248,7 @@ def results(
 
 
 SAID = {
-    "taken": ":5 metrics[0]: acme.wrong: log_loss is measured already",
+    "taken": ":6 metrics[0]: acme.wrong: log_loss is measured already",
     "results": "acme.wrong: results failed at ",
     "twice": ":6 metrics[1]: acme.wrong: error_rate is measured already",
 }
@@ -263,13 +260,8 @@ def metrics_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(METRIC)
     for fault in (*SAID, ""):
-        entry = f"  - {{use: acme.wrong, options: {{fault: '{fault}'}}}}\n"
-        (folder / f"{fault}.yaml").write_text(
-            "version: 1\n"
-            "dataset: {use: dlrm.random, options: {rows: 64, sparse: {user: 9}}}\n"
-            "converter: {use: recd.kjt}\n"
-            f"metrics:\n{entry * (1 + (fault == 'twice'))}"
-        )
+        entry = {"use": "acme.wrong", "options": {"fault": fault}}
+        write_registry(folder, f"{fault}.yaml", metrics=[entry] * (1 + (fault == "twice")))
     return folder
 
 
@@ -418,28 +410,28 @@ def curve(*values: float | None, every: int = 2) -> ValidationCurve:
 
 
 @pytest.mark.parametrize(
-    ("validation", "known", "step", "taken", "said"),
+    ("every", "known", "step", "taken", "said"),
     [
-        ("{every: 2}", curve(0.8, 0.7, 0.9), 6, 4, "the best is taken; --checkpoint newest"),
-        ("null", curve(0.8, 0.7, 0.9), 9, 9, ""),
-        ("{every: 2}", curve(0.8, 0.7, 0.6), 6, 6, ""),
-        ("{every: 2}", None, 1, 1, ""),
-        ("{every: 1}", curve(0.8, 0.9, every=1), 2, 2, ""),
-        ("null", None, 3, 3, ""),
+        (2, curve(0.8, 0.7, 0.9), 6, 4, "the best is taken; --checkpoint newest"),
+        (None, curve(0.8, 0.7, 0.9), 9, 9, ""),
+        (2, curve(0.8, 0.7, 0.6), 6, 6, ""),
+        (2, None, 1, 1, ""),
+        (1, curve(0.8, 0.9, every=1), 2, 2, ""),
+        (None, None, 3, 3, ""),
     ],
 )
 def test_the_best_checkpoint_of_a_validated_run_is_taken(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    validation: str,
+    every: int | None,
     known: ValidationCurve | None,
     step: int,
     taken: int,
     said: str,
 ) -> None:
-    path = tmp_path / "r.yaml"
-    kept = f"{validation}, checkpoint: {{path: {tmp_path / 'kept'}}}"
-    path.write_text(VALIDATED.format(test_rows=4, validation=kept))
+    path = write_validated(
+        tmp_path, every and {"every": every}, checkpoint={"path": str(tmp_path / "kept")}
+    )
     for each in {4, step} if known and known.best_step == 4 else {step}:
         write_progress(tmp_path / "kept", each, known)
     registry = load_registry(path)
@@ -450,12 +442,27 @@ def test_the_best_checkpoint_of_a_validated_run_is_taken(
     assert not capsys.readouterr().err
 
 
+def write_overfitted(folder: Path, kept: Path, steps: int) -> Path:
+    kept.mkdir(exist_ok=True)
+    return write_registry(
+        folder,
+        dataset=random_rows(64, test_rows=50),
+        metrics=[{"use": "torchrec.rec_metrics", "options": {"names": ["accuracy"]}}],
+        model={"top_mlp": [16]},
+        training={
+            "batch_size": 8,
+            "ranks": 2,
+            "epochs": 9,
+            "steps": steps,
+            "learning_rate": 0.3,
+            "validation": {"every": 4, "metric": "accuracy", "mode": "max"},
+            "checkpoint": {"path": str(kept), "keep": 1},
+        },
+    )
+
+
 def test_test_figures_are_those_of_the_best_step(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    kept, without_end = tmp_path / "kept", tmp_path / "whole"
-    kept.mkdir()
-    without_end.mkdir()
-    path.write_text(OVERFITTED.format(folder=kept))
+    path = write_overfitted(tmp_path, tmp_path / "kept", 18)
     result = run_on_ranks(run, 2, path)[0]
     found = result["validation"]
     assert found["steps"] == [4, 8, 12, 16, 18]
@@ -467,46 +474,27 @@ def test_test_figures_are_those_of_the_best_step(tmp_path: Path) -> None:
     assert again["test"] == pytest.approx(result["test"], abs=1e-9)
     assert again["validation"] == found
     longer = run_on_ranks(run, 2, path, ("training.steps=22",))[0]
-    whole = path.read_text().replace(str(kept), str(without_end))
-    path.write_text(whole.replace("steps: 18", "steps: 22"))
+    path = write_overfitted(tmp_path, tmp_path / "whole", 22)
     assert longer["losses"] == run_on_ranks(run, 2, path)[0]["losses"]
 
 
-OVERFITTED = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 64, test_rows: 50, sparse: {{user: 90, item: 90}}}}}}
-converter: {{use: recd.kjt}}
-metrics: [{{use: torchrec.rec_metrics, options: {{names: [accuracy]}}}}]
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [16]}}
-training:
-  {{batch_size: 8, ranks: 2, device: cpu, epochs: 9, steps: 18, learning_rate: 0.3,
-   validation: {{every: 4, metric: accuracy, mode: max}}, checkpoint: {{path: {folder}, keep: 1}}}}
-"""
-
-
-VALIDATED = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 8, test_rows: {test_rows}, sparse: {{user: 9}}}}}}
-converter: {{use: recd.kjt}}
-model: {{}}
-training: {{batch_size: 2, validation: {validation}}}
-"""
-
-
-def load_and_check(path: Path) -> None:
-    check_evaluation(load_registry(path))
+def write_validated(folder: Path, validation: Any, test_rows: int = 4, **training: Any) -> Path:
+    dataset = random_rows(8, test_rows=test_rows)
+    training |= {"batch_size": 2, "validation": validation}
+    return write_registry(folder, dataset=dataset, training=training)
 
 
 @pytest.mark.parametrize(
     ("test_rows", "validation", "wrong"),
     [
-        (4, "{every: 2, metric: gauc}", "metric gauc needs mode: min or max, which is known of no"),
-        (4, "{every: 2, metric: auc, mode: min}", "mode: min of auc is its worst; leave out mode"),
-        (0, "{every: 2}", "measures the test split, and dlrm.random has no test split"),
+        (4, {"metric": "gauc"}, "metric gauc needs mode: min or max, which is known of no"),
+        (4, {"metric": "auc", "mode": "min"}, "mode: min of auc is its worst; leave out mode"),
+        (0, {}, "measures the test split, and dlrm.random has no test split"),
     ],
 )
 def test_what_could_measure_nothing(
-    tmp_path: Path, test_rows: int, validation: str, wrong: str
+    tmp_path: Path, test_rows: int, validation: dict[str, str], wrong: str
 ) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(VALIDATED.format(test_rows=test_rows, validation=validation))
+    path = write_validated(tmp_path, {"every": 2, **validation}, test_rows)
     with pytest.raises(RegistryError, match=wrong):
-        load_and_check(path)
+        check_evaluation(load_registry(path))

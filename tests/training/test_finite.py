@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from tests.training.test_checkpoint import Trainer
+from tests.small_registry import write_registry
+from tests.training.checkpoint_cases import Trainer
 
 from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
@@ -19,21 +21,6 @@ from recd_plugins.training.trainer import Job, train
 
 RANKS, BATCH_SIZE = 2, 8
 DENSE = [f"x_{number}" for number in range(16)]
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {folder}/train.parquet, test_path: {test}, dense: ["x_*"], sparse: [ids]}}
-converter: {{use: recd.ikjt}}
-sharding:
-  - {{use: torchrec.row_wise, tables: ["*"]}}
-model: {{embedding_dim: 4, num_embeddings: 16, bottom_mlp: [16], top_mlp: [16]}}
-training:
-  batch_size: 8
-  ranks: 2
-  device: cpu
-  checkpoint: {{path: {folder}/checkpoints, every: 2, keep: 2}}
-"""
 
 
 def registry(
@@ -41,39 +28,39 @@ def registry(
     *,
     steps: int = 8,
     large: dict[int, list[str]] | None = None,
-    broken: int | None = None,
     large_in_test: list[str] | None = None,
 ) -> Path:
-    """Data whose numbers are finite and too large for the model.
+    """Write data with numbers that are too large for the model.
 
     Args:
-        folder: where it lies.
-        steps: of the run.
-        large: dense features that are too large, by step, in two rows of rank 1.
-        broken: the step in which rank 1 meets a NaN.
-        large_in_test: the same of the test split's first batch.
+        large: too large dense features by step, in two rows of rank 1.
+        large_in_test: too large features of the first test batch.
     """
     half = steps * BATCH_SIZE  # rank 0 reads the first half of the rows
     rows = {half + (step - 1) * BATCH_SIZE: names for step, names in (large or {}).items()}
-    write_table(folder / "train.parquet", 2 * half, rows, broken and half + broken * BATCH_SIZE)
-    test = "null"
+    write_table(folder / "train.parquet", 2 * half, rows)
+    test = None
     if large_in_test is not None:
         test = str(folder / "test.parquet")
         write_table(folder / "test.parquet", 2 * half, {0: large_in_test})
-    path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=folder, test=test), encoding="utf-8")
-    return path
+    options: dict[str, Any] = {"path": f"{folder}/train.parquet", "test_path": test}
+    options |= {"dense": ["x_*"], "sparse": ["ids"]}
+    checkpoint = {"path": f"{folder}/checkpoints", "every": 2, "keep": 2}
+    return write_registry(
+        folder,
+        dataset={"use": "recd.session_parquet", "options": options},
+        converter={"use": "recd.ikjt"},
+        sharding=[{"use": "torchrec.row_wise", "tables": ["*"]}],
+        model={"num_embeddings": 16, "bottom_mlp": [16], "top_mlp": [16]},
+        training={"batch_size": BATCH_SIZE, "ranks": RANKS, "checkpoint": checkpoint},
+    )
 
 
-def write_table(
-    path: Path, num_rows: int, large: dict[int, list[str]], broken: int | None = None
-) -> None:
+def write_table(path: Path, num_rows: int, large: dict[int, list[str]]) -> None:
     dense = {name: np.zeros(num_rows, np.float32) for name in DENSE}
     for row, names in large.items():
         for name in names:
             dense[name][row : row + 2] = 3e38
-    if broken:
-        dense["x_0"][broken] = np.nan
     number = np.arange(num_rows)
     ids = pa.array([[each % 16, 3] for each in range(num_rows)])
     columns = {"session_id": number, "ts": number, "ids": ids, "label": number % 2, **dense}

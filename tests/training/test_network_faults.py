@@ -20,22 +20,10 @@ import psutil
 import pytest
 from benchmarks.shaped_network import ShapedNetwork, unavailable
 from hypothesis import settings
+from tests.small_registry import hashed, papercal, write_registry
 
 NODES, STEPS, TIMEOUT = 3, 200, 30
 RECD = str(Path(sys.executable).with_name("recd"))
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 32}}}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4], bag_pooling: mean}}
-training:
-  {{batch_size: 16, ranks: 3, epochs: 100, steps: {steps}, evaluate: false, device: cpu,
-    hang_notice: 4, hang_timeout: {timeout}, checkpoint: {{path: {folder}/checkpoints, every: 20}}}}
-"""
 #: How often each is tried in a night, of all that RECD_FAULTS multiplies.
 FAULTS = {"kill": 4, "stop": 1, "cut": 1, "lose": 1}
 TIMES = int(os.environ.get("RECD_FAULTS", "1"))
@@ -49,21 +37,30 @@ pytestmark = [
 
 
 class Run:
-    """A run on three nodes, which goes on from its checkpoints.
+    """A run on three nodes that resumes from the checkpoints in ``folder``."""
 
-    Args:
-        folder: of its data, checkpoints and logs.
-        timeout: seconds that ranks wait for each other.
-    """
-
-    def __init__(self, network: ShapedNetwork, folder: Path, timeout: int = TIMEOUT) -> None:
+    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
         self.network = network
         self.folder = folder
         (folder / "logs").mkdir(exist_ok=True)
-        text = REGISTRY.format(folder=folder, steps=STEPS, timeout=timeout)
-        (folder / "registry.yaml").write_text(text)
-        registry, report = str(folder / "registry.yaml"), str(folder / "figures.json")
-        command = [RECD, "run", registry, "--resume", "--json", report]
+        registry = write_registry(
+            folder,
+            dataset=papercal(folder, 512, 32),
+            converter={"use": "recd.ikjt"},
+            preprocessing=hashed(50),
+            model={"num_embeddings": 50, "bag_pooling": "mean"},
+            training={
+                "ranks": 3,
+                "epochs": 100,
+                "steps": STEPS,
+                "evaluate": False,
+                "hang_notice": 4,
+                "hang_timeout": TIMEOUT,
+                "checkpoint": {"path": f"{folder}/checkpoints", "every": 20},
+            },
+        )
+        report = str(folder / "figures.json")
+        command = [RECD, "run", str(registry), "--resume", "--json", report]
         self.programs = network.start(network.torchrun(command), folder / "logs")
 
     def reaches(self, step: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
@@ -14,27 +15,8 @@ from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Job, train
 
 PLUGINS = Path(__file__).parent / "plugins"
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    test_path: {folder}/table
-    sparse: [seq_0_0, usr_0, item_0]
-    generate: {{rows: 320, row_group_rows: 64}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}
-pooling:
-  - {{use: recd.mean, features: [seq_0_0]}}
-{cache}
-{pipeline}
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 32, learning_rate: 0.1, ranks: 2}}
-"""
-PIPELINES = ["{use: test.loop}", "{use: torchrec.base}", "{use: torchrec.sparse_dist}"]
-CACHE = "cache: [{use: scars.cache, tables: [t_item_0, t_seq_0_0], options: {rows: 10}}]"
+PIPELINES = ["test.loop", "torchrec.base", "torchrec.sparse_dist"]
+CACHE = {"use": "scars.cache", "tables": ["t_item_0", "t_seq_0_0"], "options": {"rows": 10}}
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +31,19 @@ def plain(folder: Path) -> Result:
     return trained(write(folder))
 
 
-def write(folder: Path, pipeline: str = "", cache: str = "") -> Path:
-    section = f"pipeline: {pipeline}" if pipeline else ""
-    path = folder / "registry.yaml"
-    text = REGISTRY.format(folder=folder, pipeline=section, cache=cache)
-    path.write_text(text, encoding="utf-8")
-    return path
+def write(folder: Path, pipeline: str = "", fault: str = "", **sections: Any) -> Path:
+    sparse, test = ["seq_0_0", "usr_0", "item_0"], f"{folder}/table"
+    if pipeline:
+        sections["pipeline"] = {"use": pipeline, "options": {"fault": fault} if fault else {}}
+    return write_registry(
+        folder,
+        dataset=papercal(folder, 320, 64, test_path=test, sparse=sparse),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(100),
+        pooling=[{"use": "recd.mean", "features": ["seq_0_0"]}],
+        training={"batch_size": 32, "learning_rate": 0.1, "ranks": 2, "device": "auto"},
+        **sections,
+    )
 
 
 def trained(path: Path, side: Any = "plugins", **overrides: Any) -> Result:
@@ -71,7 +60,7 @@ def test_losses_are_those_of_the_default(folder: Path, plain: Result, pipeline: 
 
 @pytest.mark.parametrize("pipeline", ["", PIPELINES[0]])
 def test_caches_need_no_lookahead(folder: Path, plain: Result, pipeline: str) -> None:
-    found = trained(write(folder, pipeline, CACHE))
+    found = trained(write(folder, pipeline, cache=[CACHE]))
     assert found.losses == pytest.approx(plain.losses, abs=1e-6)
     assert found.test == plain.test
 
@@ -83,8 +72,8 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
         with session(path, plugins_dir=PLUGINS, overrides=overrides, resume=resume) as trainer:
             return trainer.train("plugins")
 
-    run(write(folder, "{use: torchrec.base}"), steps=5)
-    assert run(write(folder, "{use: test.loop}")).losses == plain.losses
+    run(write(folder, "torchrec.base"), steps=5)
+    assert run(write(folder, "test.loop")).losses == plain.losses
 
 
 @pytest.mark.parametrize(
@@ -95,6 +84,6 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
     ],
 )
 def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
-    path = write(folder, f"{{use: test.loop, options: {{fault: {fault}}}}}")
+    path = write(folder, "test.loop", fault)
     with pytest.raises(Exception, match=message):
         trained(path, steps=2)

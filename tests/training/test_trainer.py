@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forked
+from tests.small_registry import write_registry
 
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files import Progress
@@ -74,38 +75,17 @@ def test_an_epoch_that_was_just_finished() -> None:
     assert list(source(loader, Progress(3, 0), 2)) == [Batch(1), Batch(2), Batch(3)]
 
 
-REGISTRY = """version: 1
-dataset: {{use: {dataset}, options: {{rows: 64, test_rows: 0, sparse: {{user: 90}}}}}}
-converter: {{use: recd.kjt}}
-callbacks: [{{use: trackers.jsonl, options: {{path: {folder}/run.jsonl}}}}]
-sharding: [{{use: torchrec.table_wise, tables: ["*"]}}]
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 16, ranks: 1, steps: 3, device: cpu}}
-"""
-
-
-def write(folder: Path, dataset: str = "dlrm.random") -> Path:
-    path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(dataset=dataset, folder=folder), encoding="utf-8")
-    return path
-
-
 def test_ranks_have_what_the_run_began_with(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    tracker = {"use": "trackers.jsonl", "options": {"path": f"{tmp_path}/run.jsonl"}}
+    path = write_registry(tmp_path, callbacks=[tracker], training={"steps": 3})
     text = path.read_text()
-    path.write_text(text.replace("steps: 3", "steps: 5"))
+    path.write_text(text.replace('"steps": 3', '"steps": 5'))
     (result,) = run_on_ranks(train, 1, Job(path, text=text))
     assert len(result.losses) == 3
     first, *_ = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
     assert first["registry"] == text
 
 
-OF_TORCHRUN = """
-version: 1
-dataset: {use: recd.session_parquet, options: {path: train}}
-converter: {use: recd.kjt}
-training: {device: cpu}
-"""
 #: Each rank finds a checkpoint of its own to be the newest.
 PROGRAM = """
 import os
@@ -127,7 +107,7 @@ trained_models.on_ranks(load_registry(path), tell, job)
 
 
 def test_all_ranks_take_the_checkpoint_of_rank_0(tmp_path: Path) -> None:
-    (tmp_path / "registry.yaml").write_text(OF_TORCHRUN, encoding="utf-8")
+    write_registry(tmp_path)
     done = forked.torchrun([sys.executable, "-c", PROGRAM], ranks=2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = ["prepares step-000000000", *["scores by step-000000000"] * 2]

@@ -99,6 +99,7 @@ def assemble(
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
+    tables = tuple(tables_of(model))  # the sharded model has none
     profile = prepared.measured_profile() if setting is None else setting.data.profile()
 
     def activations() -> int:
@@ -145,7 +146,7 @@ def assemble(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return Assembled(prepared, dmp, optimizer, tuple(tables_of(model)), setting)
+    return Assembled(prepared, dmp, optimizer, tables, setting)
 
 
 def _prepared(
