@@ -97,6 +97,7 @@ def assemble(
     check_agreement("looking at the data", seen)
     prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
+    tables = tuple(tables_of(model))  # sharding replaces its modules in place
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
     tables = tuple(tables_of(model))  # the sharded model has none
