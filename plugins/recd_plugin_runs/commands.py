@@ -326,14 +326,17 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """
     from recd_plugin_runs.report import read_runs
 
+    if output is not None:
+        cli_options.check_output(output, force, begins=rb"\s*<")
     found = read_runs(runs)  # refuses a folder, which has no name with a suffix
-    path = output or runs[0].with_suffix(".html")
-    cli_options.check_output(path, force, begins=rb"\s*<")
+    if output is None:
+        output = runs[0].with_suffix(".html")
+        cli_options.check_output(output, force, begins=rb"\s*<")
     # Takes a second to import.
     from recd_plugin_runs.report import page
 
-    file_utils.write_text(path, page(found))
-    click.echo(f"{path}: {', '.join(run.name for run in found)}")
+    file_utils.write_text(output, page(found))
+    click.echo(f"{output}: {', '.join(run.name for run in found)}")
 
 
 class RunPage(RunReport):
