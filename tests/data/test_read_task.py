@@ -8,7 +8,6 @@ import pickle
 import sys
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,11 +23,10 @@ from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, read_task
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.reader import Piece
-from recd_plugins.data.workers import hand_out
 from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model
-from recd_plugins.runtime.errors import DataError, PluginError
+from recd_plugins.runtime.errors import PluginError
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
 BATCH = 8
@@ -88,10 +86,7 @@ class Locked(PlainConverter):
 
 
 def registry_of(dataset: Numbers, **parts: Any) -> RunConfig:
-    spec = {
-        "version": 1,
-        "training": {"batch_size": BATCH},
-    }
+    spec = {"version": 1, "training": {"batch_size": BATCH}}
     parts = {
         "converter": Unrepeatable(Unrepeatable.Options(trainer=os.getpid())),
         "preprocessing": (Entry(Noise(Noise.Options()), ("item",), "preprocessing[0]", 1),),
@@ -163,17 +158,6 @@ def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
 
 
-def test_blocks_of_workers_are_those_one_by_one(made):
-    _, start, _, readers = made
-    one_by_one = [readers[0].block(start, number) for number in range(8)]
-    for worker in range(2):
-        blocks = list(readers[1].blocks(start, worker, 2))
-        assert [block.number for block in blocks] == [*range(worker, 2 * len(blocks), 2)]
-        for block in blocks:
-            expected = one_by_one[block.number]
-            assert (contents(block), block.end) == (contents(expected), expected.end)
-
-
 def test_a_block_reads_its_row_groups_alone():
     registry = registry_of(Recorded(Recorded.Options()))
     task = read_task(registry, 0, 1)
@@ -199,48 +183,10 @@ def test_a_dataset_that_only_iterates():
     assert blocks[-1].end == expected[-1][1] | {"epoch": 1, "history": []}
 
 
-def test_another_process_transforms_as_the_trainer_would():
-    """Where fitting again is refused, and each object of a preprocessing differs."""
-    registry = registry_of(Numbers(Numbers.Options()))
-    expected = list(alone(registry))
-    assert list(alone(registry.with_training({"workers": 1}))) == expected
-
-
 def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
         read_task(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
-
-
-def test_errors_stand_behind_the_batches_before_them():
-    registry = registry_of(Numbers(Numbers.Options(broken_row=50)))
-    read: list[tuple[list[int], State]] = []
-    with pytest.raises(DataError, match="row 50 is broken"):
-        read.extend(alone(registry))
-    task = read_task(registry, 0, 1)
-    start, reader = start_of(task), task.open()
-    blocks = list(reader.blocks(start, 0, 1))
-    assert [batch for block in blocks for batch in contents(block)] == read
-    assert [block.end for block in blocks[:-1]] == [None] * (len(blocks) - 1)
-    assert isinstance(blocks[-1].end, DataError)
-    target = Numbers(Numbers.Options()).reader(
-        rank=0, world_size=1, batch_size=BATCH, split="train"
-    )
-    with pytest.raises(DataError, match="row 50"):
-        list(hand_out(blocks, target))
-    assert target.state_dict() == read[-1][1]
-
-
-def test_handing_out_moves_the_reader(made):
-    epoch, start, _, readers = made
-    target = Numbers(Numbers.Options()).reader(
-        rank=1, world_size=2, batch_size=BATCH, split="train"
-    )
-    assert target.state_dict() == start
-    with closing(readers[0].blocks(start, 0, 1)) as blocks:
-        moved = [(sparse(batch), target.state_dict()) for batch in hand_out(blocks, target)]
-    assert moved == epoch
-    assert target.state_dict() == {**start, "epoch": 1}
 
 
 REGISTRY = """
@@ -251,7 +197,6 @@ training: {batch_size: 4}
 """
 
 PLUGINS = '''
-from recd_plugins.data import reader as reader_module
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.config.hookspecs import hookimpl
 

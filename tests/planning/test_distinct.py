@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.access import sent_reads
+from recd_plugins.data.access import table_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch
@@ -64,7 +64,7 @@ def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:
     candidate = with_plugins(make_registry(sharding=coalescing()))
     registry, tables = candidate.prepared.registry, candidate.tables
     size = registry.training.batch_size
-    batches = [reads.ids for reads in sent_reads(registry, tables, None)][:32]
+    batches = [reads.ids for reads in table_reads(registry, tables, None, deduplicated=True)][:32]
     assert len(batches) > 1
     for name, distinct in distinct_reads(registry, tables).items():
         counts = [len(np.unique(np.concatenate(ids[name]))) for ids in batches]

@@ -23,7 +23,7 @@ class Change(Preprocessing):
     fault = ""
     @property
     def scope(self):
-        return "id" if self.fault.endswith("under_scope_id") else "row"
+        return "id" if self.fault == "cuts_under_scope_id" else "row"
     @property
     def takes(self):
         return {"takes_nothing": (), "doubles_numbers": ("numbers",)}.get(self.fault, ("ids",))
@@ -35,10 +35,6 @@ class Change(Preprocessing):
     def kept_lengths(self, lengths):
         return lengths.clamp(max=1) if self.fault == "keeps_the_last" else None
     def transform(self, values, offsets):
-        if self.fault == "adds_up_under_scope_id":
-            sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-            starts = torch.repeat_interleave(sums[offsets[:-1]], offsets.diff())
-            return sums[1:] - starts, offsets.clone()
         if self.fault in ("cuts_under_scope_id", "keeps_the_last"):
             full = offsets.diff() > 0
             places = offsets[1:] - 1 if self.fault == "keeps_the_last" else offsets[:-1]
@@ -51,8 +47,6 @@ class Change(Preprocessing):
             keep = torch.ones_like(offsets, dtype=torch.bool)
             keep[1:] = offsets.diff() > 0
             return values.clone(), offsets[keep]
-        if self.fault == "numbers_values":
-            return torch.arange(values.numel()), offsets.clone()
         if self.fault == "looks_at_other_rows":
             return values % max(values.unique().numel(), 1), offsets.clone()
         if self.fault == "works_in_place":
@@ -63,8 +57,6 @@ class Change(Preprocessing):
             seen = vars(self).setdefault("seen", {})
             numbers = [seen.setdefault(value, len(seen)) for value in values.tolist()]
             return torch.tensor(numbers, dtype=torch.int64), offsets
-        if self.fault == "gives_negative_ids":
-            return -values, offsets
         if self.fault == "gives_more_than_it_says":
             return values % 11, offsets
         if self.fault == "returns_one_memory":
@@ -95,8 +87,7 @@ class AtMost(Preprocessing):
             self.most = max([self.most, *values.tolist()])
             if self.fault == "clears_rows":
                 values.zero_()
-        of_numbers = self.fault == "counts_pieces_of_numbers" and values.is_floating_point()
-        if self.fault == "counts_pieces" or of_numbers:
+        if self.fault == "counts_pieces":
             self.most = pieces
         if self.fault == "draws":
             self.most = torch.randint(1, 1 << 60, ()).item()
@@ -279,7 +270,6 @@ class Split(Sharding):
     """Split."""
     name = "test.split"
     fault = ""
-    OTHER = Table("t_other", ("other",), 200, 16, pooled=True)
     def constraints(self, tables):
         names = [table.name for table in tables]
         if self.fault == ("constrains_others" if tables else "constrains_without_tables"):
@@ -291,11 +281,7 @@ class Split(Sharding):
             return nn.ModuleDict()
         if self.fault == "reads_values":
             float(next(model.parameters())[0, 0])
-        if self.fault == "renames_its_tables" and tables:
-            return nn.ModuleDict({"inner": model, "pooled": model["pooled"]})
         for name, value in model.state_dict().items():
-            if self.fault == "changes_others" and "t_other" in name:
-                value.zero_()
             if self.fault == "changes_without_tables" and not tables:
                 value.zero_()
             if self.fault == "clears_its_tables" and any(each in name for each in names):
@@ -354,4 +340,98 @@ class Loose(Converter):
         if self.fault == "hides_factors":
             return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
         return Batch(dense, labels, kjt)
+
+
+class Looker(Callback):
+    """Look on, with a fault."""
+    name = "faulty.looker"
+    fault = ""
+    def on_start(self, start):
+        self.ids, self.last = 0, [0] * (self.fault != "needs_a_step")
+        self.rank = start.rank
+    def on_batch(self, batch):
+        self.ids += len(batch.ids("user"))
+        if self.fault == "wants_a_row_for_each_label":
+            batch.batch.labels * batch.batch.sequence_features["history"].lengths()
+        if self.fault == "changes_a_batch":
+            batch.ids("history").zero_()
+    def on_step(self, step):
+        self.last.append(step.step)
+        if self.fault == "changes_a_loss":
+            step.loss.mul_(2)
+    def on_end(self, end):
+        self.last.pop()
+    def state_dict(self):
+        if self.fault == "keeps_tensors":
+            return {"ids": torch.tensor(self.ids)}
+        if self.fault == "says_late_what_it_counts" and self.last[-1] < 4:
+            return {}
+        return {"ids": self.ids}
+    def load_state_dict(self, states):
+        if self.fault == "takes_its_rank":
+            state = states[self.rank]
+        if self.fault == "adds_up_at_each_rank":
+            self.ids = sum(state["ids"] for state in states)
+            return
+        if self.fault != "forgets":
+            self.ids = states[0]["ids"]
+
+
+class Stepper(Optimizer):
+    """SGD."""
+    name = "test.stepper"
+    fault = ""
+    def update(self, table):
+        arguments = {"lr": 0.1}
+        if self.fault == "has_momentum":
+            arguments["momentum"] = 0.9
+        if self.fault == "has_no_rate":
+            arguments = {"rate": 0.1}
+        if self.fault == "draws_rates":
+            arguments["lr"] = float(torch.rand(()))
+        if self.fault == "stands_still":
+            arguments["lr"] = 0.0
+        if self.fault == "gives_a_dict":
+            return arguments
+        if self.fault == "is_unknown":
+            return RowUpdate(torch.optim.Adamax, arguments)
+        return RowUpdate(torch.optim.SGD, arguments)
+
+
+class MeanLabel(Metric):
+    """The mean label."""
+    name = "test.mean_label"
+    fault = ""
+    def start(self):
+        self.total = 0.0
+        return [] if self.fault == "needs_samples" else [(0.0, 0)]
+    def update(self, state, batch):
+        if self.fault == "works_in_place":
+            batch.labels.zero_()
+        if self.fault == "numbers_sessions":
+            batch.sessions.add_(1)
+        if self.fault == "means_of_batches":
+            return [*state, (float(batch.labels.double().mean()), 1)]
+        self.total += float(batch.labels.sum())
+        if self.fault == "stays":
+            return [*state, (float(batch.labels.sum()), len(batch.labels)), lambda: 0]
+        return [*state, (float(batch.labels.sum()), len(batch.labels))]
+    def results(self, states):
+        if self.fault == "gives_nothing":
+            return {}
+        if self.fault == "needs_samples":
+            states = [state for state in states if max(state)]
+        if self.fault == "takes_the_last_rank":
+            states = states[-1:]
+        if self.fault == "stays":
+            states = [[each for each in state if isinstance(each, tuple)] for state in states]
+        sums = [(sum(x for x, _ in state), sum(n for _, n in state)) for state in states]
+        total, seen = map(sum, zip(*sums))
+        if self.fault == "keeps_to_itself":
+            total = self.total
+        if self.fault == "needs_both_labels":
+            return {"odds": total / seen / (1 - total / seen)}
+        name = "mean label" if self.fault == "has_a_title" else "mean_label"
+        found = {"gives_nan": float("nan"), "gives_tensors": torch.tensor(0.5)}
+        return {name: found.get(self.fault, total / seen)}
 '''

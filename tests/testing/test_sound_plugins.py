@@ -8,51 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torch import Tensor
 
-from recd_plugins.interfaces import (
-    Callback,
-    PluginOptions,
-    Preprocessing,
-    RunStep,
-    TargetPooling,
-)
+from recd_plugins.interfaces import Callback, PluginOptions, Preprocessing, RunStep
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.testing.contracts import (
-    CallbackContract,
-    PreprocessingContract,
-    TargetPoolingContract,
-)
-
-
-class Wide(TargetPoolingContract):
-    """Of vectors of another dimension, as the page says."""
-
-    embedding_dim = 16
-
-
-class SumForTarget(TargetPooling):
-    """Sum, times the target."""
-
-    name = "test.sum_for_target"
-    target = "item"  # type: ignore[assignment]
-
-    def build(self, embedding_dim: int) -> nn.Module:
-        return SumForTargetModule()
-
-
-class SumForTargetModule(nn.Module):
-    def forward(self, rows: JaggedTensor, targets: Tensor, inverse: Tensor) -> Tensor:
-        row = torch.repeat_interleave(rows.lengths())
-        sums = rows.values().new_zeros(rows.lengths().numel(), rows.values().shape[1])
-        return sums.index_add(0, row, rows.values())[inverse] * targets
-
-
-@pytest.mark.parametrize("batch_size", [0, 4])
-def test_a_target_pooling_of_another_dimension(batch_size: int) -> None:
-    plugin = SumForTarget(PluginOptions())
-    Wide().test_takes_input_without_values(plugin, plugin.build(16), batch_size)
+from recd_plugins.testing.contracts import CallbackContract, PreprocessingContract
 
 
 class Scaled(Preprocessing):

@@ -1,8 +1,8 @@
-"""Access profiles of the tables that a registry's data is looked up in."""
+"""Counts of the table rows that training reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.checks import check_ids
 from recd_plugins.data.lower import lower
-from recd_plugins.data.prepared import RegistryLookups, dataset_in_order
+from recd_plugins.data.prepared import RegistryLookups, read_first_rows
 from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.rows import training_rows
@@ -44,17 +44,16 @@ def measure_access(
 ) -> AccessProfile:
     """Count how often the training split reads each row of ``tables``, after preprocessing.
 
-    It streams, and is the same in every process. Tables with features that the converter
-    deduplicates count the ids of the unique rows of a batch.
+    The data is streamed, and every process gets the same result. Tables with deduplicated features
+    count the ids of the unique rows of a batch.
 
     Args:
-        registry: its dataset, converter, preprocessing and batch size are used, its model is not.
+        registry: dataset, converter, preprocessing and batch size.
         tables: with their features; ids of all features of a table are added up.
-        rows: number of rows of the training split to read; None: all. With deduplication only whole
-            batches are read.
-        bound: distinct rows of a table that are counted exactly; beyond it a sketch is kept. None:
-            the tables share ``EXACT_ROWS`` evenly.
-        deduplicated: False counts all rows, as they are stored.
+        rows: rows of the training split to read; None: all. With deduplication, whole batches.
+        bound: distinct rows of a table to count exactly; beyond it a sketch is kept. None: the
+            tables share ``EXACT_ROWS`` evenly.
+        deduplicated: False counts all rows as they are stored.
         progress: gets the number of rows of each batch.
 
     Raises:
@@ -67,7 +66,7 @@ def measure_access(
     every_row = dict.fromkeys(counters, 0)
     shared = deduplicated_tables(registry, tables) if deduplicated else set()
     samples = 0
-    for reads in (sent_reads if shared else stored_reads)(registry, tables, rows):
+    for reads in table_reads(registry, tables, rows, deduplicated=bool(shared)):
         for name, ids in reads.ids.items():
             for of_feature in ids:
                 counters[name].add(of_feature)
@@ -118,35 +117,56 @@ def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str
     return {table.name for table in tables if not features.isdisjoint(table.features)}
 
 
-def sent_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
-    """Yield the deduplicated reads of the training split's whole batches, as one rank cuts them.
-
-    Features are looked up as ``lower`` arranges them: sequences and pooled ones apart.
-    """
-    fit_converter(registry)
+def table_reads(
+    registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
+) -> Iterator[Reads]:
+    """Yield lookups of the training split: whole deduplicated batches of one rank, or all rows."""
+    num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
-    transforms = Transforms.of(registry, placement, rows_by_feature(tables))
-    pipeline = RowPipeline(registry, transforms)
+    if deduplicated:
+        batches = _converted(registry, placement, num_embeddings)
+    else:
+        batches = _stored(registry, num_embeddings, rows)
     samples = 0
-    dataset = dataset_in_order(registry)
-    for batch_rows in pipeline.reading(
-        dataset.reader(rank=0, world_size=1, batch_size=registry.training.batch_size, split="train")
-    ):
-        batch = pipeline.batch(batch_rows)
+    for batch in batches:
         lowered = lower(batch, placement)
         pooled, sequences = _ids(lowered.sparse_features), _ids(lowered.sequence_features)
         every_row = _ids_of_every_row(batch)
         yield Reads(
-            len(batch_rows),
+            batch.batch_size,
             {
                 table.name: [(pooled if table.pooled else sequences)[f] for f in table.features]
                 for table in tables
             },
             {table.name: sum(every_row[f] for f in table.features) for table in tables},
         )
-        samples += len(batch_rows)
+        samples += batch.batch_size
         if rows is not None and samples >= rows:
             return
+
+
+def _converted(
+    registry: RunConfig, placement: Placement, num_embeddings: Mapping[str, int]
+) -> Iterator[Batch]:
+    fit_converter(registry)
+    pipeline = RowPipeline(registry, Transforms.of(registry, placement, num_embeddings))
+    dataset = read_first_rows(registry).dataset if registry.wrappers else registry.dataset
+    reader = dataset.reader(
+        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
+    )
+    yield from map(pipeline.batch, pipeline.reading(reader))
+
+
+def _stored(
+    registry: RunConfig, num_embeddings: Mapping[str, int], rows: int | None
+) -> Iterator[Batch]:
+    preprocess = Preprocess(fitted_steps(registry, registry.dataset.schema()))
+    for read in training_rows(registry, rows):
+        columns = {name: sparse_column(read, name) for name in num_embeddings}
+        nothing = torch.empty(len(read), 0)
+        batch = preprocess(Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(read))))
+        check_ids(batch, num_embeddings, read, preprocess.made_by)
+        yield batch
 
 
 def _features(tables: Sequence[Table], pooled: bool) -> tuple[str, ...]:
@@ -174,26 +194,11 @@ def _ids_of_every_row(batch: Batch) -> dict[str, int]:
     return counts
 
 
-def stored_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
-    """Yield the reads of the first ``rows`` rows, duplicates included, after preprocessing."""
-    num_embeddings = rows_by_feature(tables)
-    preprocess = Preprocess(fitted_steps(registry, registry.dataset.schema()))
-    for read in training_rows(registry, rows):
-        columns = {name: sparse_column(read, name) for name in num_embeddings}
-        nothing = torch.empty(len(read), 0)
-        batch = preprocess(Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(read))))
-        check_ids(batch, num_embeddings, read, preprocess.made_by)
-        ids = _ids(batch.kjt)
-        of_tables = {table.name: [ids[f] for f in table.features] for table in tables}
-        every_row = {name: sum(map(len, each)) for name, each in of_tables.items()}
-        yield Reads(len(read), of_tables, every_row)
-
-
 def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
     """Count the positive training rows by id of a feature after preprocessing.
 
-    All rows of the training split are read, without wrappers, once in a process. Ids outside the
-    table do not count. Without a dataset all are 0: the checkpoint has the result.
+    Reads the whole training split without wrappers, once in a process. Ids outside the table do not
+    count. Without a dataset all counts are 0: the checkpoint has the result.
 
     Returns:
         int64 ``[num_embeddings]``.

@@ -1,4 +1,4 @@
-"""A prepared model, its placement of features, and the dataset in its wrappers."""
+"""Prepared models, placements of features, and datasets in their wrappers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from recd_plugins.interfaces import (
     Lookups,
     PlanContext,
     PluginOptions,
+    Reader,
     Rows,
     Sharding,
     Table,
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the placement for the demo model: sequences are features of a pooling entry."""
+    """Return the placement for the demo model: features of pooling entries are sequences."""
     # Readers need no modules of torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
     if registry.entries("model"):
         raise SetupError(
-            f"{registry.path}: the lookups of its model are known when prepare has seen it: read "
-            "by what that returns, as prepared.dataloader()"
+            f"{registry.path}: a model plugin's lookups are known after prepare; read by "
+            "prepared.dataloader()"
         )
     sequence = registry.claim("pooling", schema.sparse)
     sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
@@ -71,13 +72,20 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
     Args:
         modules: ``embedding_modules`` of the model.
         sharding: plugins by table name.
+
+    Raises:
+        ExactnessError: a module has replicated and other tables.
     """
     pooled: list[str] = []
     replicated: list[str] = []
     sequence: list[str] = []
     for module in modules:
         bags = [table for table in module.tables if table.pooled]
-        copies = [table.name for table in bags if _replicates(sharding.get(table.name))]
+        copies = [
+            table.name
+            for table in bags
+            if (plugin := sharding.get(table.name)) is not None and plugin.replicates
+        ]
         if copies and len(copies) < len(bags):
             raise ExactnessError(
                 f"{module.path}: tables {', '.join(copies)} are replicated on every rank, the "
@@ -89,15 +97,7 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
                 sequence.extend(table.features)
             else:
                 (replicated if copies else pooled).extend(table.features)
-    return Placement(_once(pooled), _once(replicated), _once(sequence))
-
-
-def _replicates(plugin: Sharding | None) -> bool:
-    return plugin is not None and plugin.replicates
-
-
-def _once(features: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(features))
+    return Placement(*(tuple(dict.fromkeys(each)) for each in (pooled, replicated, sequence)))
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class PreparedModel:
 
     Attributes:
         registry: that prepared it.
-        model: unsharded, with poolings and modules that sharding plugins replaced.
+        model: unsharded, after sharding and pooling plugins replaced modules.
         placement: the lookup of each feature.
-        num_embeddings: rows of the table of each feature.
-        tables: of the model, before sharding plugins replaced any.
+        num_embeddings: table rows by feature.
+        tables: of the model before sharding plugins replaced any.
         parts: strategies of sharding and cache entries, by ``Entry.field``.
         coalesced: names of tables whose ids are made unique before they are sent.
-        batch_parts: ``parts`` for wrappers of the dataset. A baseline is fed the batches of the
-            model that it is compared with.
-        setting: given to sharding plugins; None of a baseline.
+        batch_parts: ``parts`` for wrappers of the dataset; a baseline gets the batches of the model
+            that it is compared with.
+        setting: given to sharding plugins; None for a baseline.
         chosen: the choice of a chooser; None without one.
     """
 
@@ -145,7 +145,7 @@ class PreparedModel:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Lookup kernels that replace TorchRec's, those of caches first."""
+        """Lookup kernels that replace TorchRec's, with caches first."""
         caches = {entry.field for entry in self.registry.cache}
         parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
@@ -153,21 +153,21 @@ class PreparedModel:
 
     @property
     def lookups(self) -> RegistryLookups:
-        """The lookups that wrappers of the dataset may ask for."""
+        """The lookups for wrappers of the dataset."""
         parts = self.parts if self.batch_parts is None else self.batch_parts
         return RegistryLookups(self.registry, self.tables, tuple(parts.values()))
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """The dataset in its wrappers, which know the model."""
+        """The dataset in wrappers that know the model."""
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """Return the same with fields of the ``training`` section set."""
+        """Return a copy with fields of the ``training`` section set."""
         return replace(self, registry=self.registry.with_training(overrides))
 
     def check_wrappers(self) -> None:
-        """Let each wrapper of the dataset check whether it suits the model."""
+        """Call ``check`` of each wrapper of the dataset."""
         dataset = self.wrapped_dataset
         for entry in reversed(self.registry.wrappers):
             assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
@@ -177,7 +177,7 @@ class PreparedModel:
 
 
 class RegistryLookups(Lookups):
-    """The table rows that samples look up, after a registry's preprocessing. It can be pickled.
+    """The table rows that samples look up, after preprocessing. Can be pickled.
 
     Args:
         registry: has the preprocessing.
@@ -254,16 +254,16 @@ def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> Feature
     return FeatureLookups(values.numpy(), offsets, None if inverse is None else inverse.numpy())
 
 
-class _AskedTooEarly(SetupError):
-    """A wrapper asks for what is known when the model is prepared."""
+class _NotPrepared(SetupError):
+    """A wrapper asks for lookups before the model is prepared."""
 
 
 class UnknownLookups(Lookups):
     """The lookups of a model that is not prepared yet."""
 
     def of(self, *_: object) -> Never:
-        """Not known."""
-        raise _AskedTooEarly("a sample is read before the model is prepared")
+        """Raise: not known."""
+        raise _NotPrepared("a sample is read before the model is prepared")
 
     tables = parts = property(of)
 
@@ -275,7 +275,7 @@ class FirstRows:
     Attributes:
         rows: of the batch.
         dataset: in the wrappers that have ordered them.
-        left_out: wrappers that order rows by the model's lookups, which are not known yet.
+        left_out: wrappers that need the model's lookups, which are not known yet.
     """
 
     rows: Rows
@@ -283,23 +283,23 @@ class FirstRows:
     left_out: tuple[Entry[DatasetWrapper], ...] = ()
 
     def batches(self, count: int) -> Iterator[Rows]:
-        """Yield the batches after it, of as many rows, until there are ``count`` with it."""
-        batch_size = len(self.rows)
-        reader = self.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+        """Yield the next batches of as many rows, until there are ``count`` with the first."""
         with plugin_call(self.dataset, "reading"):
-            yield from islice(reader, 1, count)
+            yield from islice(_reader(self.dataset, len(self.rows)), 1, count)
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
-    """Read the first batch in the order of the dataset's wrappers, as many as can be asked yet."""
-    for count in range(len(registry.wrappers), 0, -1):
+    """Read the first batch in the order of as many wrappers as need no model."""
+    for count in range(len(registry.wrappers), -1, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())
         try:
-            return FirstRows(_read(registry, dataset), dataset, registry.wrappers[count:])
-        except _AskedTooEarly:
+            with plugin_call(dataset, "reading"):
+                rows = next(iter(_reader(dataset, registry.training.batch_size)))
+        except _NotPrepared:
             continue
-    return FirstRows(_read(registry, registry.dataset), registry.dataset, registry.wrappers)
+        return FirstRows(rows, dataset, registry.wrappers[count:])
+    raise AssertionError("a dataset without wrappers needs no model")
 
 
 def first_rows(registry: RunConfig) -> Rows:
@@ -307,38 +307,30 @@ def first_rows(registry: RunConfig) -> Rows:
     return read_first_rows(registry).rows
 
 
-def dataset_in_order(registry: RunConfig) -> Dataset:
-    """Return the dataset in those wrappers that can be asked before the model is prepared."""
-    return read_first_rows(registry).dataset if registry.wrappers else registry.dataset
-
-
-def _read(registry: RunConfig, dataset: Dataset) -> Rows:
-    size = registry.training.batch_size
-    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")
-    with plugin_call(dataset, "reading"):
-        return next(iter(reader))
+def _reader(dataset: Dataset, batch_size: int) -> Reader:
+    return dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
 
 
 def wrapped_dataset(registry: RunConfig) -> Dataset:
-    """Return the dataset of a registry in its wrappers, which know no model."""
+    """Return the dataset in wrappers that know no model."""
     return registry.wrap_dataset(RegistryLookups(registry))
 
 
 def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
-    """Return the wrapper whose rows say their sessions; none where the dataset knows none."""
+    """Return the wrapper that adds the session column; nothing if the dataset has no sessions."""
     if dataset.session_keys() is None or type(dataset).session_reader is Dataset.session_reader:
         return ()
     return (Entry(WithSessions(PluginOptions()), (), "dataset", 0),)
 
 
 def session_column(dataset: Dataset) -> str | None:
-    """Return the column of the session, of a dataset wrapped by ``with_sessions``."""
+    """Return the session column of a dataset wrapped by ``with_sessions``, else None."""
     keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
     return None if keys is None else keys.session
 
 
 def smallest_batch(dataset: Dataset) -> int:
-    """Return the number of rows that training batches of a dataset are multiples of."""
+    """Return the number of rows that every training batch is a multiple of."""
     size = 1
     while isinstance(dataset, DatasetWrapper):
         size *= dataset.rows_together

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recd_plugins.config import Entry, RunConfig
 from recd_plugins.config.run_config import NoDataset
-from recd_plugins.data.access import sent_reads
+from recd_plugins.data.access import table_reads
 from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.interfaces import PlanContext, Table
@@ -202,7 +202,7 @@ def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, Di
         return {}
     size = registry.training.batch_size
     found: dict[str, list[_Ids]] = {table.name: [] for table in tables}
-    for reads in islice(sent_reads(registry, tables, None), _BATCHES):
+    for reads in islice(table_reads(registry, tables, None, deduplicated=True), _BATCHES):
         for name, ids in reads.ids.items():
             found[name].append(_distinct(ids))
 
