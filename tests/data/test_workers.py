@@ -59,7 +59,7 @@ class Shared(Ingestion):
 
 
 class TestWorkers(IngestionContract):
-    test_module_imports_without_torch = None
+    test_module_imports_without_torch = None  # type: ignore[assignment]
 
     @pytest.fixture
     def plugin(self) -> Ingestion:

@@ -119,7 +119,7 @@ FAULTS = {
     "converter": {
         "swaps_ids": "test_changes_no_value",
         "ignores_offsets": "test_takes_part_of_a_batch[3-5]",
-        "takes_nulls": "test_refuses_a_null_in_a_list",
+        "takes_nulls": "test_refuses_a_null[history-null2]",
         "sorts_dense_features": "test_takes_features_in_the_order_of_the_schema",
         "needs_dense_features": "test_takes_data_without_dense_features",
         "stores_all_rows": "test_stores_equal_rows_once",

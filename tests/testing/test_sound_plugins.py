@@ -54,6 +54,8 @@ class MeanLoss(Callback):
 
 
 class TestCallbackWithCollectiveCalls(CallbackContract):
+    test_module_imports_without_torch = None  # type: ignore[assignment]
+
     @pytest.fixture
     def plugin(self) -> Callback:
         return MeanLoss(MeanLoss.Options())

@@ -1,4 +1,4 @@
-"""Preprocessing of a batch: each feature in the form it has, over the rows that are stored."""
+"""Preprocessing of batches: each step runs over the stored rows of a feature."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
-# Bytes of feature rows that one pass over the table keeps in memory.
+# Most bytes of feature rows to keep in memory during one pass over the table.
 _KEPT_BYTES = 1 << 28
 
 _Chain = tuple[Preprocessing, ...]
@@ -38,13 +38,13 @@ _Chain = tuple[Preprocessing, ...]
 _Jagged = tuple[Tensor, Tensor]
 _Partial = PartialInverseKeyedJaggedTensor
 Steps = dict[str, _Chain]
-#: Tensors by number of the entry, feature ("" where all share one) and name, in a name as JSON.
+#: Tensors by the JSON list of entry number, feature ("" if all share one) and name.
 FittedState = Mapping[str, Tensor]
 
 
 @contextmanager
 def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
-    """Call code of a step; errors name its entry."""
+    """Name the entry in errors of a step."""
     try:
         with plugin_call(step, what):
             yield
@@ -56,10 +56,9 @@ def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
         raise DataError(f"{step.title}: {error}") from error
 
 
-def apply_steps(
+def _apply_steps(
     steps: Sequence[Preprocessing], features: Sequence[str], values: Tensor, lengths: Tensor
 ) -> _Jagged:
-    """Return new values and lengths of the rows of ``features``, one feature after the other."""
     for step in steps:
         if step.scope == "id":
             values = _apply_to_ids(step, features, values)
@@ -70,7 +69,7 @@ def apply_steps(
 
 
 def _apply_to_ids(step: Preprocessing, features: Sequence[str], values: Tensor) -> Tensor:
-    """Apply a step of scope ``id``: rows do not matter, so all values go as one row."""
+    """Apply a step of scope ``id`` to all values as one row."""
     return _apply(step, features, values, torch.tensor([0, values.numel()]))[0]
 
 
@@ -82,13 +81,13 @@ def _apply(
 
 
 class Preprocess:
-    """Runs the steps of each feature, in order, over the rows that are stored.
+    """Applies the steps of each feature, in order, to the stored rows of a batch.
 
-    Neighbouring features with the same steps are transformed in one call, as more rows.
+    Neighbouring features with the same steps are transformed in one call.
 
     Args:
         steps: by feature.
-        dense: names of the columns of a batch's dense features, in order.
+        dense: names of the dense features, in the order of a batch's columns.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Preprocess:
     ) -> None:
         self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
         self._dense = tuple(dense)
-        #: The last step of each feature that has some, by its title in messages.
+        #: Title of the last step, by feature.
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
@@ -113,7 +112,7 @@ class Preprocess:
     def _transform_ikjts(
         self, ikjts: Sequence[InverseKeyedJaggedTensor]
     ) -> Iterator[InverseKeyedJaggedTensor]:
-        """Transform those with the same steps in one call, if they are adjacent in memory."""
+        """Transform IKJTs with the same steps in one call, if they are adjacent in memory."""
         for steps, run in groupby(ikjts, self._common_steps):
             group = list(run)
             if steps:
@@ -124,7 +123,7 @@ class Preprocess:
                 yield from map(self._transform_ikjt, group)
 
     def _common_steps(self, ikjt: InverseKeyedJaggedTensor) -> _Chain | None:
-        """Return the steps of its features, or None if they differ."""
+        """Return the steps of all features of an IKJT, or None if they differ."""
         chains = {self._steps.get(key, ()) for key in ikjt.keys()}  # noqa: SIM118
         return chains.pop() if len(chains) == 1 else None
 
@@ -146,35 +145,30 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Return partials, and features that are exact now as a step looked beyond one id."""
+        """Return partials, and features that are exact now because of a step of scope ``row``."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
-            if self._steps.keys().isdisjoint(partial.keys()):
-                shared.append(partial)
-                continue
-            parts, first = [], 0
+            first = 0
             for features, steps in self._runs(partial.keys()):
-                part: _Partial | None = _features(partial, first, first + len(features))
+                part = _features(partial, first, first + len(features))
                 first += len(features)
                 for at, step in enumerate(steps):
-                    assert part is not None
                     changed = _apply_to_partial(step, part)
                     if changed is None:
                         exact += _transform_together(steps[at:], part.to_ikjt())
-                    part = changed
-                    if part is None:
                         break
-                parts += [] if part is None else [part]
-            shared += _concat(parts)
+                    part = changed
+                else:
+                    shared.append(part)
         return tuple(shared), tuple(exact)
 
     def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Jagged:
-        """Return values and lengths of the stored rows, feature by feature."""
+        """Return new values and lengths of the stored rows."""
         keys, values, lengths = rows.keys(), rows.values(), rows.lengths()
         runs = list(self._runs(keys))
         if len(runs) == 1:
-            return apply_steps(runs[0][1], keys, values, lengths)
+            return _apply_steps(runs[0][1], keys, values, lengths)
         by_feature = lengths.view(len(keys), -1)
         ids_per_feature = by_feature.sum(1).tolist()
         parts: list[_Jagged] = []
@@ -183,7 +177,7 @@ class Preprocess:
             last = feature + len(features)
             end = value + sum(ids_per_feature[feature:last])
             parts.append(
-                apply_steps(steps, features, values[value:end], by_feature[feature:last].flatten())
+                _apply_steps(steps, features, values[value:end], by_feature[feature:last].flatten())
             )
             feature, value = last, end
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -199,7 +193,7 @@ class Preprocess:
         changed = [key for key in rows.keys() if key in self._steps]  # noqa: SIM118
         raise DataError(
             f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
-            "of preprocessing, or give them no weights (no step tells the weights of its ids)"
+            "of preprocessing, or give them no weights"
         )
 
     def _transform_dense(self, dense: Tensor, rows: Rows | None) -> Tensor:
@@ -216,10 +210,8 @@ class Preprocess:
 def _transform_together(
     steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
 ) -> list[InverseKeyedJaggedTensor]:
-    """Transform all features by the same steps, in one call for IKJTs that are adjacent in memory.
-
-    A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
-    """
+    """Transform IKJTs by the same steps, in one call for those that are adjacent in memory."""
+    # A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
     transformed: list[InverseKeyedJaggedTensor] = []
     for count, values in adjacent_runs([ikjt.values() for ikjt in ikjts]):
         transformed += _transform_run(steps, ikjts[len(transformed) :][:count], values)
@@ -239,10 +231,10 @@ def _transform_run(
     ((_, all_lengths), *others) = adjacent_runs([ikjt.lengths() for ikjt in ikjts])
     if others:
         return [
-            _with_rows(ikjt, *apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
+            _with_rows(ikjt, *_apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
             for ikjt in ikjts
         ]
-    values, lengths = apply_steps(steps, keys, all_values, all_lengths)
+    values, lengths = _apply_steps(steps, keys, all_values, all_lengths)
     num_rows = [ikjt.lengths().numel() for ikjt in ikjts]
     ends = offsets_of(lengths)[list(accumulate(num_rows))].tolist()
     num_ids = [end - start for start, end in pairwise([0, *ends])]
@@ -263,7 +255,7 @@ def _with_rows(
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
-    """Return the features after ``step``, or None if that looks beyond one id."""
+    """Return the features after ``step``, or None if it needs whole rows."""
     if step.scope == "id":
         values = _apply_to_ids(step, part.keys(), part.values())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
@@ -277,20 +269,17 @@ def _shortened(part: _Partial, lengths: Tensor) -> _Partial:
     values, offsets, length_per_key = [], [], []
     new_lengths = lengths.view(len(part.keys()), -1)
     for (_, ids, starts, _), kept in zip(part.split(), new_lengths, strict=True):
-        used = _used(ids.numel(), starts.long(), kept)
-        places = torch.cumsum(used, 0) - used  # of an id among those that are used
+        # Rows that begin at each id, less those that end before it; rows may start at the end.
+        change = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
+        first = starts.long()
+        change.index_add_(0, first, torch.ones_like(first))
+        change.index_add_(0, first + kept, torch.full_like(first, -1))
+        used = (torch.cumsum(change, 0) > 0).long()
+        places = torch.cumsum(used, 0) - used  # of an id among the used ones
         values.append(ids[used[:-1].bool()])
         offsets.append(places.index_select(0, starts).to(starts.dtype))
         length_per_key.append(values[-1].numel())
     return _Partial(part.keys(), torch.cat(values), torch.cat(offsets), lengths, length_per_key)
-
-
-def _used(num_ids: int, starts: Tensor, lengths: Tensor) -> Tensor:
-    """1 for each id that a row has, else 0, int64 ``[num_ids + 1]``: rows may start at the end."""
-    change = torch.zeros(num_ids + 1, dtype=torch.int64, device=starts.device)
-    change.index_add_(0, starts, torch.ones_like(starts))
-    change.index_add_(0, starts + lengths, torch.full_like(starts, -1))
-    return (torch.cumsum(change, 0) > 0).long()
 
 
 def _features(partial: _Partial, first: int, last: int) -> _Partial:
@@ -306,26 +295,10 @@ def _features(partial: _Partial, first: int, last: int) -> _Partial:
     )
 
 
-def _concat(parts: Sequence[_Partial]) -> Sequence[_Partial]:
-    if len(parts) < 2:
-        return parts
-    joined = _Partial(
-        [key for part in parts for key in part.keys()],  # noqa: SIM118
-        torch.cat([part.values() for part in parts]),
-        torch.cat([part.offsets() for part in parts]),
-        torch.cat([part.lengths() for part in parts]),
-        [size for part in parts for size in part.length_per_key()],
-    )
-    return [joined]
-
-
 def _transform_columns(
     steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor, rows: Rows | None
 ) -> Tensor:
-    """Apply steps to dense features, each a jagged feature with one number in each row.
-
-    Steps compute in the dtype of ``columns``; the result is rounded to float32.
-    """
+    """Apply steps to dense features in the dtype of ``columns``, and round to float32."""
     num_rows, num_features = columns.shape
     values = columns.t().flatten()
     offsets = torch.arange(values.numel() + 1)
@@ -347,8 +320,8 @@ def _transform_columns(
 def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     """Return the steps of each feature that has some, in the order of the file.
 
-    A pattern chooses among the features that the step takes: ``*`` stands for all sparse features
-    where a step takes ids.
+    A pattern chooses among the features that its step takes: sparse ones for ids, dense ones for
+    numbers.
 
     Raises:
         RegistryError: a pattern matches no feature, or none that its step takes; or a feature has
@@ -381,8 +354,8 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
             known = first.setdefault(entry.plugin.name, entry)
             if known is not entry and num_ids_of(entry.plugin) is not None:
                 message = (
-                    f"{name} has its {entry.plugin.name} in {known.field} (line {known.line}), and "
-                    "this one would number its ids again; leave the feature out of one of them"
+                    f"{name} already has {entry.plugin.name} in {known.field} (line {known.line}); "
+                    "leave the feature out of one of them"
                 )
                 problems.append(_problem(registry, entry, message))
     if problems:
@@ -395,13 +368,13 @@ def _problem(registry: RunConfig, entry: Entry[Preprocessing], message: str) -> 
 
 
 def num_ids_of(step: Preprocessing) -> int | None:
-    """Return how many ids a step makes; it need not be fitted."""
+    """Return the number of ids that a step makes, fitted or not."""
     with plugin_call(step, "num_ids, which is asked before fit,"):
         return step.num_ids
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
-    """Refuse to number the features of one table apart: an id would have several rows."""
+    """Refuse separate vocabularies for features of one table: an id would have several rows."""
     numbering = [
         entry for entry in _fitted_entries(registry) if num_ids_of(entry.plugin) is not None
     ]
@@ -412,9 +385,9 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
         if not those or len(table.features) == 1 or together:
             continue
         message = (
-            f"{' and '.join(table.features)} look up the rows of one table, {table.name}, and "
-            f"{entry.plugin.name} numbers the ids of {' and of '.join(those)} apart: the same id "
-            "would be another row. Name all of them in one entry with shared: true"
+            f"{' and '.join(table.features)} share the table {table.name}, and {entry.plugin.name} "
+            f"numbers the ids of {' and of '.join(those)} apart; name all of them in one entry "
+            "with shared: true"
         )
         problems.append(Problem(str(registry.path), entry.line, entry.field, message))
     if problems:
@@ -433,10 +406,9 @@ def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
 
 
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return the steps of each feature that has some, in file order, fitting those that are not.
+    """Return ``feature_steps``, fitted.
 
-    An entry is fitted to the training rows as the entries before it leave them, the same in every
-    process.
+    Each entry is fitted once in a process, to the training rows after the entries before it.
 
     Raises:
         DataError: the data is missing or wrong, or a step refuses it.
@@ -447,12 +419,12 @@ def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
         plugin = entry.plugin
         claimed = {name: chain for name, chain in steps.items() if plugin in chain}
         if plugin.fitted is None:
-            # Not the plugin itself: if fitting fails and is tried again, it begins with nothing.
+            # A copy, so that fitting can be tried again after it failed.
             shared, fitted = _unfitted(plugin), {}
             for name, rows in _training_rows(registry, schema, list(claimed), plugin.fit_rows):
                 step = shared if plugin.fits_together else _unfitted(plugin)
                 before = claimed[name][: claimed[name].index(plugin)]
-                _fit(step, name, (apply_steps(before, [name], *part) for part in rows))
+                _fit(step, name, (_apply_steps(before, [name], *part) for part in rows))
                 fitted[name] = step
             plugin.fitted = fitted
         for name, step in (plugin.fitted or {}).items():
@@ -482,8 +454,8 @@ def _training_rows(
 ) -> Iterator[tuple[str, Iterable[_Jagged]]]:
     """Yield each feature with its first ``limit`` training rows, as they are stored.
 
-    To read one column of a table takes about as long as to read all, so a pass over the table keeps
-    as many features as fit into ``_KEPT_BYTES``. A feature that does not fit alone is streamed.
+    Reading one column takes about as long as reading all, so a pass over the table keeps as many
+    features as fit into ``_KEPT_BYTES``. A feature that does not fit alone is streamed.
     """
     left = list(features)
     while left:
@@ -511,7 +483,7 @@ def _num_bytes(parts: Sequence[_Jagged]) -> int:
 
 
 def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """Show a bar of rows, in one of the ranks that all do the same."""
+    """Show a progress bar of rows on rank 0."""
     if dist.is_initialized() and dist.get_rank():
         return nullcontext(lambda _: None)
     return row_progress(what, rows)
@@ -541,7 +513,7 @@ def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
 
 
 def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
-    """Load the state of entries in place of fitting; one that ``state`` lacks is left unfitted."""
+    """Load the state of entries in place of fitting. Entries that it lacks stay unfitted."""
     to_load = [
         (number, entry.plugin)
         for number, entry in _entries_with_state(registry)

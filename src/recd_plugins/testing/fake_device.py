@@ -1,7 +1,6 @@
-"""A device that computes on the CPU and mixes with it no more than a CUDA device does.
+"""A device that computes on the CPU and refuses to mix with CPU tensors, as CUDA does.
 
-What forgets ``device=``, or reads a tensor as numpy, works on the CPU and fails on the first
-accelerator. On this device it fails on any machine.
+Code that forgets ``device=``, or reads a tensor as numpy, fails on it on any machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = ["fake_device"]
 
 _NAME = "fake_device"
-#: What takes tensors of two devices on CUDA too: copies, and indices from the CPU.
+#: Operators that take tensors of two devices on CUDA too: copies, and indices from the CPU.
 _MIXED = {
     *("aten::copy_", "aten::_to_copy", "aten::index"),
     *("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
@@ -29,14 +28,17 @@ _MIXED = {
 
 @contextmanager
 def fake_device() -> Iterator[torch.device]:
-    """The device, while it can be named: ``with fake_device() as device: model.to(device)``.
+    """Register the fake device and return it as a context.
 
-    In a process of its own, as ``launch(check, 1)`` gives one: a backward pass before it keeps
-    torch from any on it. Its type is neither ``cpu`` nor ``cuda``: kernels that are chosen for CUDA
-    alone, as those of FBGEMM's tables, are not reached. It has no streams and no generators.
+    Use a process of its own, as by ``launch(check, 1)``: after a backward pass torch lets no new
+    device have one. The type is neither ``cpu`` nor ``cuda``, so FBGEMM's CUDA kernels are not
+    reached. The device has no streams and no generators. Within the context, mixing it with CPU
+    tensors raises RuntimeError.
 
-    Raises:
-        RuntimeError: in the code within: tensors of the CPU and of the device meet.
+    Example::
+
+        with fake_device() as device:
+            model.to(device)
     """
     _register()
     before = torch._C._only_lift_cpu_tensors()
@@ -49,11 +51,7 @@ def fake_device() -> Iterator[torch.device]:
 
 
 class _OnDevice(Tensor):
-    """A tensor of the device.
-
-    Args:
-        stored: its values, on the CPU.
-    """
+    """A tensor of the device; ``stored`` has its values on the CPU."""
 
     stored: Tensor
 
@@ -75,7 +73,6 @@ class _OnDevice(Tensor):
         return f"{self.stored}, device={self.device}"
 
     def tolist(self) -> Any:
-        """The values, as of any device."""
         return self.stored.tolist()
 
     @classmethod
@@ -86,7 +83,7 @@ class _OnDevice(Tensor):
 
 
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes tensors of the device where it is named; all else is as without it."""
+    """Makes tensors for ``device=`` of the fake device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -99,12 +96,12 @@ class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    # A tensor of no dimension is a number to CUDA's kernels.
+    # A tensor without dimensions is a number to CUDA's kernels.
     strange = [each for each in tensors if each.dim() and not isinstance(each, _OnDevice)]
     if strange and len(strange) < len(tensors) and func._schema.name not in _MIXED:
         raise RuntimeError(
-            f"{func} has tensors of {strange[0].device} and of {_NAME}:0: "
-            f"{[tuple(each.shape) for each in strange]} are of the former"
+            f"{func} has tensors of {strange[0].device} and of {_NAME}:0; the shapes of the former "
+            f"are {[tuple(each.shape) for each in strange]}"
         )
     device = kwargs.get("device")
     inner = {**kwargs, "device": torch.device("cpu")} if device is not None else kwargs
@@ -129,13 +126,13 @@ def _is_fake(device: Any) -> bool:
 
 @cache
 def _register() -> None:
-    """Once a process: torch knows one device that is made in Python."""
+    """Register the device once in a process: torch knows one Python device."""
     setup: Callable[..., None] = backend_registration._setup_privateuseone_for_python_backend
     setup(_NAME, backend_module=_Unavailable())
 
 
 class _Unavailable(backend_registration._DummyBackendModule):
-    """Keeps code that looks for any accelerator from taking this one."""
+    """Hides the device from code that looks for any accelerator."""
 
     def is_available(self) -> bool:
         return False

@@ -18,22 +18,19 @@ T = TypeVar("T")
 _ranks: dict[tuple[int, int], Ranks] = {}
 # A test that hangs in a collective fails after this time.
 _TIMEOUT = timedelta(seconds=60)
-# Those that wait cost, too: gloo's threads, one or two a process group, look up 100 times a second.
+# Waiting ranks cost, too: gloo's threads wake up 100 times a second.
 _MOST_RANKS = 6
 
 
 def run_on_ranks(
     function: Callable[..., T], world_size: int, *args: Any, local_world_size: int | None = None
 ) -> list[T]:
-    """``function(rank, world_size, *args)`` on ranks that later calls use again.
+    """Call ``function(rank, world_size, *args)`` on ranks that later calls use again.
 
-    Their process group moves CPU tensors and those of ``recd_plugins.testing.device.DEVICE``. Where
-    that is a GPU each rank is a node of its own, as plans give each of a node another GPU.
-
-    The function, what it is called with and the results, by rank, travel by pickle. State that it
-    leaves behind in its process is there in the next call: a test about such state uses
-    ``recd_plugins.api.launch``. A failure ends the processes; the next call starts new
-    ones.
+    The process group moves CPU tensors and tensors of ``testing.device.DEVICE``. On a GPU each rank
+    is a node of its own. Function, arguments and results are pickled. State that a function leaves
+    in its process stays for the next call; tests of such state use ``recd_plugins.api.launch``. A
+    failure ends the processes, and the next call starts new ones.
 
     Example::
 
@@ -44,11 +41,14 @@ def run_on_ranks(
 
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
 
+    Returns:
+        The results by rank.
+
     Raises:
         RankError: a rank raised; carries its traceback.
-        RecdError: a rank raised one, which is passed on as it is.
+        RecdError: raised by a rank.
         SetupError: a rank was killed or ended by itself.
-        unittest.SkipTest: several ranks a node are asked for, and ``DEVICE`` is a GPU.
+        unittest.SkipTest: several ranks per node are asked for, and ``DEVICE`` is a GPU.
     """
     if DEVICE.type == "cuda":
         if (local_world_size or 1) > 1:
@@ -57,7 +57,7 @@ def run_on_ranks(
     key = (world_size, local_world_size or world_size)
     ranks = _ranks.pop(key, None)
     if ranks is None or not ranks.alive:
-        # Not atexit, which knows nothing of the end of a process that multiprocessing started.
+        # Not atexit: processes of multiprocessing end without it.
         Finalize(None, end_ranks, exitpriority=10)
         _end_longest_unused(_MOST_RANKS - world_size)
         ranks = Ranks(
@@ -72,13 +72,13 @@ def run_on_ranks(
 
 
 def _end_longest_unused(most: int) -> None:
-    """End processes until at most so many wait."""
+    """End the longest unused ranks until at most ``most`` wait."""
     while _ranks and sum(world_size for world_size, _ in _ranks) > most:
         _ranks.pop(next(iter(_ranks))).close()
 
 
 def end_ranks() -> None:
-    """End the processes of ``run_on_ranks``. Happens by itself when the interpreter ends."""
+    """End the processes of ``run_on_ranks``; called when the interpreter ends."""
     for ranks in _ranks.values():
         ranks.close()
     _ranks.clear()

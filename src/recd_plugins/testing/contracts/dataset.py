@@ -17,34 +17,33 @@ from recd_plugins.interfaces import (
     FeatureSchema,
     Reader,
     Rows,
-    SessionKeys,
     Split,
 )
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
 
-#: File, row in the file, and number among the rows that a wrapper makes of it.
+#: File, row in the file, and number among the rows that a wrapper makes from it.
 RowId = tuple[str, int, int]
 Contents = dict[RowId, dict[str, Any]]
 
 
 class DatasetContract(PluginContract):
-    """Tests of a dataset plugin: override the fixture ``plugin``.
+    """Tests of a dataset: override the fixture ``plugin``.
 
-    The data should be small, a hundred rows or so, and enough for two batches on three ranks. For a
-    wrapper that adds rows, ``batch_size`` is a larger multiple of its ``rows_together``.
+    Use about a hundred rows, enough for two batches on each of three ranks. For a wrapper that adds
+    rows, ``batch_size`` is a larger multiple of its ``rows_together``.
     """
 
     batch_size: ClassVar[int] = 4
     split: ClassVar[Split] = "train"
 
     def rows_left_out(self, world_size: int, batch_size: int) -> int:
-        """Return the most rows that fill no batch on every rank; override it for larger pieces."""
+        """Return the most rows that may fill no batch; override it for larger pieces."""
         return world_size * batch_size - 1
 
     @pytest.fixture
     def dataset(self, plugin: Dataset) -> Dataset:
-        """The plugin, prepared twice: the second call finds everything there."""
+        """The plugin after two calls of ``prepare``."""
         plugin.prepare()
         plugin.prepare()
         return plugin
@@ -53,7 +52,7 @@ class DatasetContract(PluginContract):
         schema, left_out = dataset.schema(), dataset.left_out()
         assert isinstance(schema, FeatureSchema)
         assert isinstance(schema.sparse, tuple)
-        assert isinstance(schema.dense, tuple), "names of features are tuples"
+        assert isinstance(schema.dense, tuple), "feature names are tuples"
         columns = [*schema.sparse, *schema.dense, schema.label]
         assert len(set(columns)) == len(columns), "a column stands in the schema twice"
         assert not left_out.keys() & set(columns), "a column is left out and in the schema"
@@ -85,10 +84,9 @@ class DatasetContract(PluginContract):
     @pytest.mark.parametrize("world_size", [1, 2, 3])
     def test_every_rank_takes_as_many_steps(self, dataset: Dataset, world_size: int) -> None:
         readers = [self._reader(dataset, rank, world_size) for rank in range(world_size)]
-        announced = {len(reader) for reader in readers}
         batches = [list(reader) for reader in readers]
         read = {len(of_rank) for of_rank in batches}
-        assert announced == read, "len() is the number of batches"
+        assert {len(reader) for reader in readers} == read, "len() is the number of batches"
         assert len(read) == 1, f"ranks take {sorted(read)} steps; all must take the same number"
         for rows in (rows for of_rank in batches for rows in of_rank):
             assert len(rows) == self.batch_size, "every batch is full"
@@ -109,7 +107,7 @@ class DatasetContract(PluginContract):
             assert read.keys() == {*last}, "rows that fill no batch are not the last ones"
 
     def test_a_wrapper_keeps_each_row(self, dataset: Dataset) -> None:
-        """The data is measured by the inner dataset."""
+        """Measurements of the data read the inner dataset."""
         if not isinstance(dataset, DatasetWrapper) or dataset.rows_together > 1:
             return
         inner = _contents(self._reader(dataset.inner, batch_size=1))
@@ -126,7 +124,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_goes_on_where_a_state_was_taken(self, dataset: Dataset, world_size: int) -> None:
-        """From the state of every step, equal on every rank and passed through JSON."""
+        """The states of a step are equal on all ranks."""
         of_ranks = []
         for rank in range(world_size):
             reader = self._reader(dataset, rank, world_size)
@@ -154,7 +152,7 @@ class DatasetContract(PluginContract):
     def test_state_loads_at_another_number_of_ranks(
         self, dataset: Dataset, before: int, after: int
     ) -> None:
-        """The rest is dealt anew: no row twice, none lost but those that fill no batch."""
+        """The rest is dealt anew: no row comes twice, and few are lost."""
         everything = self._everything(dataset)
         batches: list[Rows] = []
         for rank in range(before):
@@ -204,10 +202,9 @@ class DatasetContract(PluginContract):
 
     def test_session_reader_adds_the_session(self, dataset: Dataset) -> None:
         """``session_reader`` is optional."""
+        size = self.batch_size
         try:
-            reader = dataset.session_reader(
-                rank=0, world_size=1, batch_size=self.batch_size, split=self.split
-            )
+            reader = dataset.session_reader(rank=0, world_size=1, batch_size=size, split=self.split)
         except DataError:
             return
         keys = dataset.session_keys()
@@ -218,15 +215,13 @@ class DatasetContract(PluginContract):
             assert keys.session in rows.data.schema.names, "session_reader lacks that column"
             assert _state(reader) == _state(plain), "states are those of reader"
 
-    def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:
-        reader = self._reader(dataset, batch_size=smallest_batch(dataset))
+    def test_refuses_another_batch_size_and_too_few_rows(self, dataset: Dataset) -> None:
+        step = smallest_batch(dataset)
+        reader = self._reader(dataset, batch_size=step)
+        rows = len(reader) * step
         next(iter(reader))
         with pytest.raises(DataError):
             self._reader(dataset).load_state_dict(_state(reader))
-
-    def test_refuses_a_split_with_too_few_rows(self, dataset: Dataset) -> None:
-        step = smallest_batch(dataset)
-        rows = len(self._reader(dataset, batch_size=step)) * step
         with pytest.raises(DataError):
             self._reader(dataset, batch_size=rows + step)
 
@@ -237,7 +232,6 @@ class DatasetContract(PluginContract):
             with pytest.raises(DataError):
                 list(dataset.scan(self.split))
             return
-        assert isinstance(keys, SessionKeys)
         assert all(isinstance(name, str) for pair in dataset.keys().items() for name in pair)
         schema = dataset.schema()
         wanted = {*schema.sparse, *schema.dense, schema.label, keys.session, keys.timestamp}
@@ -267,7 +261,7 @@ class DatasetContract(PluginContract):
             assert again.identity() == identity, "the same rows have another identity"
 
     def _everything(self, dataset: Dataset) -> Contents:
-        """Return all rows, as one rank reads them in the smallest batches."""
+        """Read all rows on one rank in the smallest batches."""
         size = smallest_batch(dataset)
         return _contents(self._reader(dataset, batch_size=size), size)
 
@@ -300,7 +294,7 @@ def _contents(batches: Iterable[Rows], together: int = 1) -> Contents:
 
 
 def _assert_rows(rows: Contents, source: Contents) -> None:
-    """Each of ``rows`` is the row of ``source`` with its origin, in the columns that both have."""
+    """Assert that rows equal those of ``source`` with their origins, in shared columns."""
     for row, content in rows.items():
         assert row in source, f"{_named(row)} is no row of the data"
         shared = content.keys() & source[row].keys()
@@ -310,13 +304,12 @@ def _assert_rows(rows: Contents, source: Contents) -> None:
 
 
 def _named(row: RowId) -> str:
-    """As ``clicks.parquet: row 3 (from 0)``."""
     path, number, place = row
     return f"{path}: row {number} (from 0)" + (f", number {place} of its rows" if place else "")
 
 
 def _state(reader: Reader) -> dict[str, Any]:
-    """Return the state as a checkpoint holds it."""
+    """Return the state after a round trip through JSON."""
     state = reader.state_dict()
     copy: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
     assert copy == state, "a state holds JSON values only"

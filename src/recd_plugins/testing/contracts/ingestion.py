@@ -50,7 +50,7 @@ Batches = list[tuple[ModelInput, dict[str, Any]]]
 
 
 class Numbers(Dataset):
-    """Rows that are their number; ``visits`` are those of a session of three rows."""
+    """Rows with their number as item; three rows of a session have the same visits."""
 
     name = "contract.numbers"
 
@@ -74,15 +74,12 @@ class Numbers(Dataset):
             Unit(0, group, first, min(_UNIT, num_rows - first))
             for group, first in enumerate(range(0, num_rows, _UNIT))
         ]
-        return PlannedReader(
+        plan, what = (
             ReadPlan(tuple(units), batch_size, shuffle=True),
-            self._read,
-            data={"split": split},
-            what=f"the {split} split of {_FILE}",
-            rank=rank,
-            world_size=world_size,
-            ahead=0,
+            f"the {split} split of {_FILE}",
         )
+        ranks = {"rank": rank, "world_size": world_size}
+        return PlannedReader(plan, self._read, data={"split": split}, what=what, **ranks, ahead=0)
 
     def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
         for piece in pieces:
@@ -90,19 +87,19 @@ class Numbers(Dataset):
             numbers = range(first, first + piece.num_rows)
             if self.options.broken_row in numbers:
                 raise DataError(f"{_FILE}: row {self.options.broken_row} is broken")
+            visits = [[row // 3, 7][: row // 3 % 3] for row in numbers]
             columns = {
                 "item": pa.array(numbers, pa.int64()),
-                "visits": pa.array([[row // 3, 7][: row // 3 % 3] for row in numbers]),
+                "visits": pa.array(visits, pa.list_(pa.int64())),
                 "number": pa.array(numbers, pa.float32()),
                 "label": pa.array([row % 2 for row in numbers], pa.int8()),
             }
-            columns["visits"] = columns["visits"].cast(pa.list_(pa.int64()))
             origin = Origin(_FILE, first, piece.num_rows)
             yield Rows(pa.RecordBatch.from_pydict(columns), (origin,))
 
 
 class Unrepeatable(Converter):
-    """Deduplicates ``visits``; it may be fitted in the trainer's process only."""
+    """Deduplicates ``visits``. Can be fitted once, in the trainer's process."""
 
     name = "contract.unrepeatable"
 
@@ -122,7 +119,7 @@ class Unrepeatable(Converter):
         from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
 
         if not hasattr(self, "_kept"):
-            raise DataError("what fit decided has not reached the reader")
+            raise DataError("the reader's converter is not fitted")
         visits = {"visits": sparse_column(rows, "visits")}
         return Batch(
             dense_features(rows, schema.dense),
@@ -133,7 +130,7 @@ class Unrepeatable(Converter):
 
 
 class Noise(Preprocessing):
-    """Adds a number to ids that every object draws anew, and fails at one id."""
+    """Adds a number to ids that each object draws, and fails at one id."""
 
     name = "contract.noise"
 
@@ -153,14 +150,14 @@ class Noise(Preprocessing):
 
 
 class IngestionContract(PluginContract):
-    """Tests of an ingestion plugin: override the fixture ``plugin``.
+    """Tests of an ingestion: override the fixture ``plugin``.
 
-    The data has 112 rows, a batch 8, and a block at most 20. Its plugins are those of this module,
+    The data has 112 rows, a batch 8, and a block at most 20. The other plugins are of this module,
     so readers need this package with its test dependencies.
     """
 
     def left_over(self) -> Sequence[object]:
-        """Return what exists while a feed is open and has to be gone soon after it is closed.
+        """Return what must be gone soon after a feed is closed.
 
         Override it for anything but processes of multiprocessing and Python threads.
         """
@@ -168,7 +165,6 @@ class IngestionContract(PluginContract):
 
     @pytest.fixture
     def registry(self, plugin: Ingestion) -> RunConfig:
-        """Three plugins that hold state, and the ingestion."""
         return _registry(plugin)
 
     @pytest.mark.parametrize("split", _SPLITS)
@@ -176,7 +172,6 @@ class IngestionContract(PluginContract):
     def test_batches_and_positions_are_those_of_the_rank_alone(
         self, registry: RunConfig, split: Split, rank: int, world_size: int
     ) -> None:
-        """Over two epochs; the position after the last batch of one is the start of the next."""
         alone = build_dataloader(replace(registry, ingestion=None), rank, world_size, split)
         with build_dataloader(registry, rank, world_size, split) as loader:
             for _epoch in range(2):
@@ -186,7 +181,7 @@ class IngestionContract(PluginContract):
                 assert loader.state_dict() == alone.state_dict()
 
     def test_goes_on_at_any_batch(self, registry: RunConfig) -> None:
-        """One feed takes any position, also after an iteration that was left early."""
+        """One feed starts at any position, also after an iteration that was left early."""
         alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
         expected = _read(alone)
@@ -199,7 +194,6 @@ class IngestionContract(PluginContract):
             _assert_same(_read(loader), expected[2:])
 
     def test_feeds_of_several_ranks_and_splits_at_once(self, registry: RunConfig) -> None:
-        """They read every row of an epoch once."""
         numbers: list[float] = []
         with (
             build_dataloader(registry, 0, 2) as first,
@@ -219,7 +213,7 @@ class IngestionContract(PluginContract):
     def test_errors_are_those_of_the_rank_alone(
         self, plugin: Ingestion, kind: type[Exception], options: Mapping[str, int]
     ) -> None:
-        """The same error at the same batch, and again when it is read again."""
+        """The same error comes at the same batch, at each attempt."""
         registry = _registry(plugin, **options)
         expected, before = _failure(build_dataloader(replace(registry, ingestion=None), 0, 1))
         assert type(expected) is kind
@@ -233,7 +227,7 @@ class IngestionContract(PluginContract):
                 before = []  # the second attempt starts at the error
 
     def test_nothing_is_left_when_it_is_closed(self, plugin: Ingestion) -> None:
-        """Also after an iteration that was left early, and of a feed that was never read."""
+        """One feed was left early, the other never read."""
         plugin.check()
         registry = _registry(plugin)
         with build_dataloader(registry, 0, 1) as warm_up:
@@ -251,7 +245,7 @@ class IngestionContract(PluginContract):
         assert not left, f"there are {left}"
 
     def test_nothing_is_left_of_a_killed_trainer(self, plugin: Ingestion) -> None:
-        """It closes no feed, so the processes that it started have to notice by themselves."""
+        """Nobody closes its feed: readers have to notice by themselves."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         trainer = WorkerContext().Process(target=_train, args=(plugin, sender))
         trainer.start()
@@ -265,12 +259,11 @@ class IngestionContract(PluginContract):
         left = _wait(lambda: [process for process in started if _runs(process)])
         for process in left:
             process.kill()
-        message = "call recd_plugins.api.processes.end_with_parent in each process"
-        assert not left, f"there are {left}; {message}"
+        assert not left, f"there are {left}; call end_with_parent in each process"
 
 
 def _wait(left: Callable[[], list[Any]]) -> list[Any]:
-    """Return what is still there after ten seconds."""
+    """Return the leftovers after at most ten seconds."""
     for _ in range(200):
         if not left():
             return []
@@ -279,7 +272,7 @@ def _wait(left: Callable[[], list[Any]]) -> list[Any]:
 
 
 def _train(plugin: Ingestion, sender: Connection) -> None:
-    """Be a trainer in the middle of an epoch, until it is killed."""
+    """Stop in the middle of an epoch, until killed."""
     batches = iter(build_dataloader(_registry(plugin), 0, 1))
     sender.send(len(next(batches).labels))
     threading.Event().wait()
@@ -337,7 +330,6 @@ def _assert_same(batches: Iterable[Any], expected: Iterable[Any]) -> None:
 
 
 def _contents(batch: ModelInput) -> dict[str, object]:
-    """Return the model's view of a batch as values that can be compared."""
     return {
         "dense": _bits(batch.dense_features),
         "labels": _bits(batch.labels),

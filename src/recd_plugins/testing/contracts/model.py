@@ -25,7 +25,7 @@ from recd_plugins.model.deferred_tables import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse import InverseKeyedJaggedTensor
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.plugin import PluginContract, pairs_of_rows
 from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.training.checkpoint import common_name
 
@@ -37,7 +37,7 @@ class ModelContract(PluginContract):
 
     @pytest.fixture
     def features(self) -> ModelFeatures:
-        """What the model is fed, of a dataset that suits the plugin."""
+        """Features of a dataset that suits the plugin."""
         return ModelFeatures(
             num_dense=2,
             pooled=("user", "item"),
@@ -47,7 +47,7 @@ class ModelContract(PluginContract):
 
     @pytest.fixture
     def loss_of_each_row(self) -> bool:
-        """Whether a row's share of the loss is its own: not so of a loss among all rows."""
+        """Whether the loss is a mean over rows; override it for losses among all rows."""
         return True
 
     @pytest.fixture
@@ -66,7 +66,7 @@ class ModelContract(PluginContract):
     def test_a_state_dict_restores_it(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
-        """Into one of other initial weights, whose features have never been counted."""
+        """The other model has other initial weights, and its features were not counted."""
         uncounted = features
         if features.positive_counts is not None:
             uncounted = replace(features, positive_counts=_no_counts)
@@ -99,7 +99,7 @@ class ModelContract(PluginContract):
         assert {*placement_of(embedding_modules(model), {}).sequence} >= pooled
 
     def test_gives_loss_and_logits(self, features: ModelFeatures, model: nn.Module) -> None:
-        """``loss, (loss, logits [B], labels [B])``, of which only the first has its graph."""
+        """Only the first loss of ``loss, (loss, logits [B], labels [B])`` has a graph."""
         batch = _batch(model, features, deduplicated=False)
         loss, (again, logits, labels) = model(batch)
         assert loss.dim() == again.dim() == 0
@@ -118,30 +118,25 @@ class ModelContract(PluginContract):
         self, features: ModelFeatures, model: nn.Module, loss_of_each_row: bool
     ) -> None:
         if not loss_of_each_row:
-            pytest.skip("the loss is one among all rows, as loss_of_each_row says")
+            pytest.skip("loss_of_each_row is False")
         model.eval()
         once, twice = (
             model(_batch(model, features, deduplicated=False, times=times))[0] for times in (1, 2)
         )
+        message = (
+            "repeating a batch changes the loss: take the mean over rows, or let the fixture "
+            "loss_of_each_row return False"
+        )
         torch.testing.assert_close(
-            twice,
-            once,
-            rtol=1e-4,
-            atol=1e-6,
-            msg=lambda difference: (
-                "a batch that is there twice has another loss: take the mean of rows, or say by "
-                f"the fixture loss_of_each_row that it is no loss of rows: {difference}"
-            ),
+            twice, once, rtol=1e-4, atol=1e-6, msg=lambda difference: f"{message}: {difference}"
         )
 
     def test_deduplicated_batches_have_the_same_loss(
         self, features: ModelFeatures, model: nn.Module
     ) -> None:
-        """And the same gradients."""
         model.eval()
         plain, unique = (_step(model, features, deduplicated=of) for of in (False, True))
         torch.testing.assert_close(unique[0], plain[0], rtol=1e-5, atol=1e-6)
-        # Tells by name which parameter learns otherwise.
         torch.testing.assert_close(unique[1], plain[1], rtol=1e-4, atol=1e-6)
 
     def test_mixes_no_devices(self, plugin: Model, features: ModelFeatures) -> None:
@@ -149,25 +144,25 @@ class ModelContract(PluginContract):
             pickle.dumps(features)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             pytest.fail(
-                f"the fixture features does not travel to another process ({error}): make "
-                "positive_counts a function of the module"
+                f"the fixture features cannot be pickled ({error}): make positive_counts a "
+                "function of the module"
             )
         (lack,) = launch(_on_another_device, 1, plugin, features)
         if lack:
-            pytest.skip(f"the model uses what the fake device has not: {lack}")
+            pytest.skip(f"the fake device lacks an operator: {lack}")
 
     def test_replicated_tables_stand_apart(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
-        """And are fed ``batch.replicated_features``: deduplicated input would be refused."""
+        """Their collections take ``batch.replicated_features``."""
         bags = [table.name for table in tables_of(model) if table.pooled]
         each = [(name,) for name in bags]
         for names in [*each, tuple(bags)] if len(bags) > 1 else each:
             apart = _model(plugin, replace(features, replicated=names))
             found = {common_name(name) for name in apart.state_dict()}
             assert found == {*model.state_dict()}, (
-                "checkpoints of this placement go on with no other: name the collection of "
-                "replicated tables as that of the others, with replicated_ before it"
+                "checkpoints would not load at another placement: name the collection of "
+                "replicated tables replicated_ and the name of the other one"
             )
             batch = _batch(apart, features, deduplicated=True, replicated=names)
             assert batch.replicated_features is not None
@@ -202,12 +197,12 @@ class _Replicating(Sharding):
 
 
 def _on_another_device(_rank: int, _world_size: int, plugin: Model, features: ModelFeatures) -> str:
-    """A step's loss and gradients are those of the CPU; what the device lacks, if anything."""
+    """Compare loss and gradients with the CPU; return an error of the device, or nothing."""
     with fake_device() as device:
         for deduplicated in (False, True):
-            model = _model(plugin, features).eval()  # what is drawn on a device is its own
+            model = _model(plugin, features).eval()  # dropout draws other numbers on a device
             batch = _batch(model, features, deduplicated=deduplicated)
-            # Before it is used: TorchRec's tensors keep what they computed where it was.
+            # Moved before use: TorchRec's tensors cache what they compute.
             moved, there = deepcopy(model).to(device), batch.to(device)
             loss = model(batch)[0]
             loss.backward()
@@ -256,7 +251,7 @@ def _model(plugin: Model, features: ModelFeatures, seed: int = 0) -> nn.Module:
 def _step(
     model: nn.Module, features: ModelFeatures, *, deduplicated: bool
 ) -> tuple[Any, dict[str, Tensor | None]]:
-    """What the model says of a batch, and the gradients by parameter."""
+    """Return the model's output, and gradients by parameter."""
     model.zero_grad()
     loss, said = model(_batch(model, features, deduplicated=deduplicated))
     loss.backward()
@@ -272,30 +267,27 @@ def _batch(
     most_ids: int | None = None,
     times: int = 1,
 ) -> ModelInput:
-    """Rows of which every second is the one before, some of them empty, as a loader gives them.
-
-    All of them as often as ``times`` says.
-    """
+    """Return pairs of equal rows, some of them empty; the whole batch ``times`` over."""
     generator = torch.Generator().manual_seed(0)
-    rows = {table: table.num_embeddings for table in tables_of(model)}
     ids: dict[str, JaggedTensor] = {}
-    for table, num_rows in rows.items():
+    for table in tables_of(model):
+        most = min(table.num_embeddings, most_ids or 50)
         for name in table.features:
-            lengths = torch.randint(4, (_ROWS // 2,), generator=generator).repeat_interleave(2)
-            each = [
-                torch.randint(min(num_rows, most_ids or 50), (int(n),), generator=generator)
-                for n in lengths[::2]
-            ]
-            values = torch.cat([torch.cat([x, x]) for x in each])
-            ids[name] = JaggedTensor(values.repeat(times), lengths=lengths.repeat(times))
-    kjt = KeyedJaggedTensor.from_jt_dict(ids)
+            ids[name] = pairs_of_rows(
+                torch.randint(4, (_ROWS // 2,), generator=generator), most, generator
+            )
+    kjt = KeyedJaggedTensor.from_jt_dict(
+        {
+            name: JaggedTensor(each.values().repeat(times), lengths=each.lengths().repeat(times))
+            for name, each in ids.items()
+        }
+    )
+    unique = InverseKeyedJaggedTensor.from_kjt(kjt, [[n] for n in ids]) if deduplicated else ()
     batch = Batch(
         dense_features=torch.rand(_ROWS, features.num_dense, generator=generator).repeat(times, 1),
         labels=torch.randint(2, (_ROWS,), generator=generator).float().repeat(times),
         kjt=None if deduplicated else kjt,
-        ikjts=tuple(InverseKeyedJaggedTensor.from_kjt(kjt, [[n] for n in ids]))
-        if deduplicated
-        else (),
+        ikjts=tuple(unique),
     )
     plugins: dict[str, Sharding] = {name: _Replicating(PluginOptions()) for name in replicated}
     placement: Placement = placement_of(embedding_modules(model), plugins)

@@ -1,4 +1,4 @@
-"""What every plugin promises, of whatever kind."""
+"""The contract of all plugins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from pydantic import ValidationError
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.interfaces import Plugin, PluginOptions
 
@@ -30,10 +33,18 @@ else:
 
 
 def check_identity(plugin: Plugin) -> None:
-    """Assert that ``identity`` says the same of a plugin and its pickled copy, in JSON values."""
+    """Assert that a plugin and its pickled copy have one ``identity``, in JSON values."""
     identity = plugin.identity()
     assert json.loads(json.dumps(identity, allow_nan=False)) == identity, "JSON values only"
     assert pickle.loads(pickle.dumps(plugin)).identity() == identity
+
+
+def pairs_of_rows(lengths: Tensor, num_embeddings: int, generator: torch.Generator) -> JaggedTensor:
+    """Return rows of random ids; each of ``lengths`` is the length of two equal rows."""
+    rows = [
+        torch.randint(num_embeddings, (int(n),), generator=generator).repeat(2) for n in lengths
+    ]
+    return JaggedTensor(torch.cat(rows), lengths=lengths.repeat_interleave(2))
 
 
 class PluginContract:
@@ -59,7 +70,6 @@ class PluginContract:
                 setattr(plugin.options, name, values[name])
 
     def test_options_are_json(self, plugin: Plugin) -> None:
-        """Registry files hold plain values, so these must be all that options need."""
         options = plugin.options
         assert type(options).model_validate_json(options.model_dump_json()) == options
 
@@ -72,7 +82,7 @@ class PluginContract:
 
 @functools.cache
 def _errors_without_torch(module: str, file: str) -> str | None:
-    """What importing it says where there is no torch; None where that goes well."""
+    """Return the errors of importing a module without torch, or None."""
     path = [entry for entry in sys.path if entry]
     command = [sys.executable, "-P", "-c", _IMPORT_WITHOUT_TORCH, module, file, *path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

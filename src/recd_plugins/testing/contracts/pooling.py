@@ -1,4 +1,4 @@
-"""The contracts of pooling."""
+"""The contracts of poolings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
-#: Lengths of the rows of each group: mixed, far apart, all empty, equal, no rows.
+#: Row lengths of each group: mixed, far apart, all empty, equal, no rows.
 _GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
-_GROUP_SIZES = [3, 1, 2, 3, 2]  # features of each, where all groups are pooled together
+_GROUP_SIZES = [3, 1, 2, 3, 2]  # features of each group in one call of pool_groups
 #: The unique row of each batch row.
 _INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
 
 
 class PoolingContract(PluginContract):
-    """Tests of a pooling plugin: override the fixture ``plugin``."""
+    """Tests of a pooling: override the fixture ``plugin``."""
 
     embedding_dim: ClassVar[int] = 8
 
@@ -65,7 +65,7 @@ class PoolingContract(PluginContract):
         _assert_trained_if_always(plugin, module, pooled)
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
-        """Pooling unique rows and repeating the vectors must equal pooling all rows."""
+        """Vectors of unique rows are repeated for equal rows."""
         values = torch.cat(rows).requires_grad_()
         pooled = module(_jagged(rows, values))
         for row, vector in zip(rows, pooled, strict=True):
@@ -85,7 +85,6 @@ class PoolingContract(PluginContract):
             _assert_same(plugin, pooled, torch.stack(expected, dim=1), modules, sequences)
 
     def test_groups_are_pooled_as_one_by_one(self, plugin: Pooling) -> None:
-        """Each group has its own modules and number of features."""
         modules = iter(_modules(plugin, self.embedding_dim, sum(_GROUP_SIZES)))
         groups = [
             (list(islice(modules, size)), _group(lengths, self.embedding_dim)[:size])
@@ -120,7 +119,7 @@ class PoolingContract(PluginContract):
 
 
 class TargetPoolingContract(PluginContract):
-    """Tests of a pooling plugin that needs targets: override the fixture ``plugin``."""
+    """Tests of a pooling that needs targets: override the fixture ``plugin``."""
 
     embedding_dim: ClassVar[int] = 8
 
@@ -131,7 +130,7 @@ class TargetPoolingContract(PluginContract):
 
     @pytest.fixture
     def targets(self) -> Tensor:
-        """One for each place of ``_INVERSE``."""
+        """One target for each row of ``_INVERSE``."""
         generator = torch.Generator().manual_seed(2)
         return torch.randn(len(_INVERSE), self.embedding_dim, generator=generator)
 
@@ -226,7 +225,7 @@ def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
 def _on_another_device(
     _rank: int, _world_size: int, plugin: Pooling, dim: int, targets: Tensor | None
 ) -> None:
-    """Vectors and gradients are those of the CPU."""
+    """Compare vectors and gradients with the CPU."""
 
     def pooled(device: torch.device) -> Tensor:
         on = list(deepcopy(nn.ModuleList(modules)).to(device))

@@ -20,10 +20,10 @@ _DTYPES = {"ids": torch.int64, "numbers": torch.float32}
 
 
 class PreprocessingContract(PluginContract):
-    """Tests of a preprocessing plugin: override the fixture ``plugin``.
+    """Tests of a preprocessing: override the fixture ``plugin``.
 
-    They run on ids, on numbers or on both, as the plugin's ``takes`` says. A plugin with ``fit`` is
-    fitted to the rows first.
+    They run on ids, numbers or both, as ``takes`` says. A plugin with ``fit`` is fitted to the rows
+    first.
     """
 
     #: The largest id that the plugin takes.
@@ -38,7 +38,7 @@ class PreprocessingContract(PluginContract):
 
     @pytest.fixture(params=["ids", "numbers"])
     def rows(self, plugin: Preprocessing, request: pytest.FixtureRequest) -> Rows:
-        """Rows with duplicates; those of ids are of different lengths, some of them empty."""
+        """Rows with duplicates; rows of ids have several lengths, 0 among them."""
         if request.param not in plugin.takes:
             pytest.skip(f"{plugin.name} takes no {request.param}")
         return self._rows_of(request.param)
@@ -58,7 +58,6 @@ class PreprocessingContract(PluginContract):
         assert plugin.scope in ("id", "row")
 
     def test_transform_returns_rows(self, plugin: Preprocessing, rows: Rows) -> None:
-        """The same number of rows, in jagged form; ids are below ``num_ids``."""
         values, offsets = _jagged(rows)
         for given in (offsets, offsets.int()):
             result = plugin.transform(values, given)
@@ -92,18 +91,18 @@ class PreprocessingContract(PluginContract):
         assert ends.diff().tolist() == [plugin.width] * 3, "width is not the numbers per row"
 
     def test_a_row_depends_on_itself_alone(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Only unique rows are transformed, so equal rows must give equal rows."""
+        """Only unique rows are transformed."""
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
             assert _apply(plugin, [row]) == [result]
 
     def test_scope_id_looks_at_nothing_but_an_id(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Rows then share ids, and each id is transformed once."""
+        """An id that rows share is transformed once."""
         if plugin.scope != "id":
             return
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
             alone = [_apply(plugin, [[value]]) for value in row]
             assert [[[value]] for value in result] == alone, (
-                f"values of {row} are transformed differently alone; the scope is row"
+                f"values of {row} are transformed differently alone: set scope to row"
             )
 
     def test_kept_lengths_are_those_of_rows_cut_at_their_end(
@@ -123,12 +122,11 @@ class PreprocessingContract(PluginContract):
         for batch, result, again in zip(batches, forwards, reversed(backwards), strict=True):
             assert _bits(result) == _bits(again), (
                 f"{plugin.name} keeps state between calls of transform: {batch} becomes "
-                f"{_rows(*result)} or {_rows(*again)}, depending on earlier batches. No checkpoint "
-                "keeps that state. Learn it in fit, and return it by fitted_state and identity"
+                f"{_rows(*result)} or {_rows(*again)}. No checkpoint keeps that state: learn it in "
+                "fit, and return it by fitted_state and identity"
             )
 
     def test_leaves_tensors_alone(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Neither its input nor what it returned before is written to."""
         values, offsets = given = _jagged(rows)
         before = deepcopy(given)
         result = plugin.transform(values, offsets)
@@ -143,14 +141,13 @@ class PreprocessingContract(PluginContract):
 
     def test_nothing_is_fitted_before_fit(self, plugin: Preprocessing) -> None:
         made = type(plugin)(plugin.options)
-        assert made.fitted is None, "rename the attribute fitted: who calls fit sets it"
+        assert made.fitted is None, "rename the attribute fitted: the framework sets it"
         assert made.num_ids == plugin.num_ids, "num_ids is asked before fit: derive it from options"
 
     @pytest.mark.parametrize("size", [1, 4, 100])
     def test_fit_takes_rows_in_pieces_of_any_size(
         self, plugin: Preprocessing, rows: Rows, size: int
     ) -> None:
-        """Every rank fits, and a resumed run fits again."""
         if not _has_fit(plugin):
             return
         again = _fit(type(plugin)(plugin.options), rows, size)
@@ -171,7 +168,7 @@ class PreprocessingContract(PluginContract):
         torch.testing.assert_close(given, before, rtol=0, atol=0)
 
     def test_a_state_stands_for_fitting(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Checkpoints keep it; a plugin without one is fitted anew."""
+        """Checkpoints keep it."""
         if type(plugin).fitted_state is Preprocessing.fitted_state:
             return
         assert _has_fit(plugin), "fitted_state without fit is never kept in a checkpoint"
@@ -219,7 +216,7 @@ def _rows(values: Tensor, offsets: Tensor) -> Rows:
 
 
 def _bits(result: tuple[Tensor, Tensor]) -> tuple[bytes, list[int]]:
-    """Results that are equal bit for bit, NaN among them, have equal ones."""
+    """Return a result in a form that compares bit for bit, NaN included."""
     values, offsets = result
     return values.numpy().tobytes(), offsets.tolist()
 

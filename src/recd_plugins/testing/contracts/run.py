@@ -50,7 +50,7 @@ from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.plugin_modules import load_file, modules_of_files
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.sparse import InverseKeyedJaggedTensor
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.plugin import PluginContract, pairs_of_rows
 from recd_plugins.testing.device import backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import LearningRates, build_optimizer
@@ -64,7 +64,7 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables of the model: one of pooled features, one of a sequence."""
+        """Tables of the model, pooled and not."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_history", ("history",), 500, 16, pooled=False),
@@ -72,7 +72,7 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def claimed(self) -> Sequence[str]:
-        """What the plugin's entry is for, of a kind that claims features or tables."""
+        """Features or tables that the plugin's entry claims, if its kind claims any."""
         return ()
 
     @pytest.fixture
@@ -82,12 +82,12 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def batches(self, tables: Sequence[Table]) -> Sequence[ModelInput]:
-        """One a step, every second of them deduplicated; the first has an empty row."""
+        """One batch a step, every second one deduplicated."""
         return [_batch(tables, step) for step in range(_STEPS)]
 
     @pytest.fixture
     def process_group(self) -> Iterator[None]:
-        """A process group of one rank: callbacks may make collective calls."""
+        """A process group of one rank, for collective calls."""
         dist.init_process_group(backend_of_tests(1), store=HashStore(), rank=0, world_size=1)
         yield
         dist.destroy_process_group()
@@ -148,19 +148,9 @@ class CallbackContract(PluginContract):
     def test_states_of_other_ranks_are_kept_or_refused(
         self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
     ) -> None:
-        """Those of two ranks at one, and those of one at two, where these are in one process."""
-        try:
-            self._go_on_at_other_ranks(plugin, start, batches)
-        except ValueError as error:
-            if "process group" in str(error):
-                pytest.skip("it makes collective calls, and both ranks are in one process")
-            raise
-
-    def _go_on_at_other_ranks(
-        self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
-    ) -> None:
+        """A run of two ranks goes on at one, and one of one rank at two, in this process."""
         for world_size in (1, 2):
-            with contextlib.suppress(RecdError):  # refused by name
+            with contextlib.suppress(RecdError), _skipped_if_collective():
                 ranks = [copy(plugin) for _ in range(world_size)]
                 for rank, each in enumerate(ranks):
                     each.on_start(replace(start, rank=rank, world_size=world_size))
@@ -173,13 +163,23 @@ class CallbackContract(PluginContract):
                 assert back == states, "the state is another after it was at two ranks and back"
 
 
+@contextlib.contextmanager
+def _skipped_if_collective() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if "process group" in str(error):
+            pytest.skip("it makes collective calls, and both ranks are in one process")
+        raise
+
+
 def _resumed(
     plugin: Callback,
     start: RunStart,
     states: Sequence[Mapping[str, Any]],
     world_size: int = 1,
 ) -> list[Callback]:
-    """What goes on at each rank from a checkpoint of two steps."""
+    """Return the callback of each rank, resumed from a checkpoint of two steps."""
     ranks = [copy(plugin) for _ in range(world_size)]
     for rank, each in enumerate(ranks):
         each.on_start(replace(start, rank=rank, world_size=world_size, step=2))
@@ -204,18 +204,14 @@ def _train(
 
 
 def _batch(tables: Sequence[Table], step: int) -> ModelInput:
-    """Rows of which every second is the one before."""
+    """Return pairs of equal rows; one row of the first batch is empty."""
     generator = torch.Generator().manual_seed(step)
     rows: dict[str, JaggedTensor] = {}
     for table in tables:
         for name in table.features:
             lengths = torch.randint(3, (4,), generator=generator)
             lengths[0] = step
-            every = [
-                torch.randint(table.num_embeddings, (int(each),), generator=generator).repeat(2)
-                for each in lengths
-            ]
-            rows[name] = JaggedTensor(torch.cat(every), lengths=lengths.repeat_interleave(2))
+            rows[name] = pairs_of_rows(lengths, table.num_embeddings, generator)
     kjt = KeyedJaggedTensor.from_jt_dict(rows)
     unique = InverseKeyedJaggedTensor.from_kjt(kjt, [[name] for name in rows]) if step % 2 else ()
     return lower(
@@ -250,7 +246,7 @@ class MetricContract(PluginContract):
 
     @pytest.fixture
     def batches(self) -> Sequence[ScoredBatch]:
-        """Of several sizes, with labels 0 and 1, of five sessions; the last has one sample."""
+        """Batches of several sizes, of five sessions."""
         generator = torch.Generator().manual_seed(0)
         return [
             ScoredBatch(
@@ -276,7 +272,7 @@ class MetricContract(PluginContract):
     def test_it_does_not_matter_which_rank_saw_a_sample(
         self, plugin: Metric, batches: Sequence[ScoredBatch]
     ) -> None:
-        """Nor that a rank saw none, nor how samples are batched."""
+        """Batch sizes do not matter either, nor a rank without samples."""
         one = plugin.results([_seen(plugin, batches)])
         sessions = [batch.sessions for batch in batches if batch.sessions is not None]
         whole = ScoredBatch(
@@ -313,7 +309,7 @@ class MetricContract(PluginContract):
     def test_labels_of_one_kind_do_no_harm(
         self, plugin: Metric, batches: Sequence[ScoredBatch]
     ) -> None:
-        """What has no value then is NaN."""
+        """A result may be NaN then."""
         for label in (0.0, 1.0):
             same = [replace(b, labels=torch.full_like(b.labels, label)) for b in batches]
             assert all(
@@ -329,15 +325,15 @@ def _seen(plugin: Metric, batches: Iterable[ScoredBatch]) -> Any:
     return state
 
 
-#: Of iterators that follow one another: batches, and whether they are trained.
+#: Number of batches of each iterator, and whether they are trained.
 _Splits = Sequence[tuple[int, bool]]
 
 
 class PipelineContract(PluginContract):
     """Tests of a train pipeline: override the fixture ``plugin``.
 
-    A model is trained by it on two ranks, on CPU, and by a plain loop; learning rates fall step by
-    step.
+    The pipeline trains a model on two CPU ranks, and a plain loop trains another one; learning
+    rates fall with each step.
     """
 
     def test_trains_as_a_plain_loop(self, plugin: Pipeline) -> None:
@@ -355,7 +351,7 @@ class PipelineContract(PluginContract):
 
 
 def _assert_as_plain(plugin: Pipeline, splits: _Splits) -> None:
-    # Ranks import the plugin as this process did, where it is of a file of a folder of plugins too.
+    # Ranks import the plugin as this process did, also from a folder of plugins.
     files = modules_of_files([type(plugin)])
     found, expected = (
         run_on_ranks(_run, 2, files, pickle.dumps(by), splits) for by in (plugin, None)
@@ -374,14 +370,14 @@ def _assert_as_plain(plugin: Pipeline, splits: _Splits) -> None:
 def _run(
     rank: int, _world_size: int, files: Mapping[str, Path], pickled: bytes, splits: _Splits
 ) -> tuple[list[list[tuple[Tensor, ...]]], dict[str, Tensor]]:
-    """Outputs by iterator and batch, and this rank's weights."""
+    """Return outputs by iterator and batch, and this rank's weights."""
     for name, file in files.items():
         load_file(name, file)
     plugin: Pipeline | None = pickle.loads(pickled)
     device, training = torch.device("cpu"), TrainingSpec(learning_rate=0.5)
     torch.manual_seed(0)
     model, sharders = _Model(), stock_sharders(training)
-    # Ids of one travel, and it learns in the backward pass; the other may be on every rank.
+    # One table is sharded; the planner may replicate the other.
     travels = {"t_user": ParameterConstraints(sharding_types=["table_wise"])}
     planner = EmbeddingShardingPlanner(topology=default_topology(2), constraints=travels)
     dmp = DistributedModelParallel(
@@ -419,7 +415,7 @@ def _outputs(
 
 
 class _Loop:
-    """What a pipeline is to come to."""
+    """The plain training loop."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -467,7 +463,7 @@ def _batches(rank: int, number: int, batches: int) -> Iterator[ModelInput]:
 
 
 def _local(value: Any) -> Tensor:
-    """This rank's part of a tensor that may be sharded."""
+    """Return this rank's part of a tensor that may be sharded."""
     if hasattr(value, "local_shards"):
         parts = [shard.tensor.flatten() for shard in value.local_shards()]
         return torch.cat(parts).clone() if parts else torch.empty(0)

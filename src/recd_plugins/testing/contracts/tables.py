@@ -1,4 +1,4 @@
-"""The contracts of plugins for tables: shardings, caches and optimizers."""
+"""The contracts of shardings, caches and optimizers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.access import AccessProfile, TableAccess
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.tables import StepShape
-from recd_plugins.planning.topologies import this_machine
+from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
@@ -55,10 +55,9 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 
 
 class SkewedData(TrainingData):
-    """Data that reads an eighth of the rows of each table much more often than the others."""
+    """Data that reads an eighth of the rows of each table 400 times as often as the others."""
 
     def profile(self) -> DataProfile:
-        """The profile of features with one id a row."""
         return DataProfile({})
 
     def access(
@@ -68,31 +67,39 @@ class SkewedData(TrainingData):
         *,
         deduplicated: bool = True,  # noqa: ARG002
     ) -> AccessProfile:
-        """Counts of a thousand rows of data."""
         return AccessProfile({table.name: self._access(table) for table in tables}, "a test")
 
     def _access(self, table: Table) -> TableAccess:
         ids = np.arange(table.num_embeddings)
-        accesses = np.where(ids < table.num_embeddings // 8, 400.0, 1.0)
+        counts = np.where(ids < table.num_embeddings // 8, 400.0, 1.0)
         return TableAccess.from_counts(
             table.name,
             table.features,
             table.num_embeddings,
             samples=1000,
             rows=ids,
-            accesses=accesses,
+            accesses=counts,
         )
 
 
-_COPIED = ShardingType.DATA_PARALLEL.value
+def _setting(topology: TopologySpec) -> PlanContext:
+    return PlanContext(
+        world_size=topology.world_size,
+        ranks_per_node=topology.ranks_per_node,
+        batch_size=64,
+        optimizer="sgd",
+        device_type=topology.device,
+        rates=topology.collective_rates,
+        data=SkewedData(),
+    )
 
 
 class TablePartContract(PluginContract):
-    """Tests of what a plugin does to tables; override the fixture ``plugin``."""
+    """Tests of what a plugin does to tables: override the fixture ``plugin``."""
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin takes; the last is another's."""
+        """Tables that the plugin takes, and another plugin's as the last one."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_history", ("history",), 500, 16, pooled=False),
@@ -101,17 +108,8 @@ class TablePartContract(PluginContract):
 
     @pytest.fixture
     def setting(self) -> PlanContext:
-        """One rank, whose data is ``SkewedData``."""
-        topology = this_machine(1)
-        return PlanContext(
-            world_size=1,
-            ranks_per_node=1,
-            batch_size=64,
-            optimizer="sgd",
-            device_type=topology.device,
-            rates=topology.collective_rates,
-            data=SkewedData(),
-        )
+        """One rank with ``SkewedData``."""
+        return _setting(this_machine(1))
 
     @pytest.fixture
     def part(
@@ -143,24 +141,23 @@ class TablePartContract(PluginContract):
     ) -> None:
         if part is None:
             return
-        assert said_of(part, tables[-1]) == said_of(TableStrategy(), tables[-1])
+        assert _of_table(part, tables[-1]) == _of_table(TableStrategy(), tables[-1])
         if (kernels := type(part).kernels([part])) is not None:
             own = {table.name for table in tables[:-1]}
-            assert set(kernels.tables) <= own, "it looks up tables of others"
+            assert set(kernels.tables) <= own, "it looks up tables of other plugins"
 
     def test_every_rank_makes_the_same_part(
         self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        # Made anew from its options, as on each rank.
-        first, second = (_said_by(copy(plugin), tables, setting) for _ in range(2))
+        first, second = (_description(copy(plugin), tables, setting) for _ in range(2))
         assert first == second
 
     def test_another_process_makes_the_same_part(
         self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         """Sets have another order in each process, unless PYTHONHASHSEED is set."""
-        (there,) = launch(_said_on_a_rank, 1, plugin, tables, setting)
-        assert there == _said_by(plugin, tables, setting)
+        (there,) = launch(_described_on_rank, 1, plugin, tables, setting)
+        assert there == _description(plugin, tables, setting)
 
     def test_its_part_travels(
         self,
@@ -169,45 +166,45 @@ class TablePartContract(PluginContract):
         setting: PlanContext,
         part: TableStrategy | None,
     ) -> None:
-        """Readers in other processes have it where a wrapper of the dataset asks for it."""
+        """Readers in other processes have it if a wrapper of the dataset asks for it."""
         if part is not None:
             again = pickle.loads(pickle.dumps(part))
-            expected = _said(plugin, part, tables, setting)
-            assert _said(plugin, again, tables, setting) == expected
+            expected = _part_description(plugin, part, tables, setting)
+            assert _part_description(plugin, again, tables, setting) == expected
 
 
-def _said_on_a_rank(
+def _described_on_rank(
     _rank: int,
     _world_size: int,
     plugin: Sharding | Cache,
     tables: Sequence[Table],
     setting: PlanContext,
 ) -> object:
-    return _said_by(plugin, tables, setting)
+    return _description(plugin, tables, setting)
 
 
-def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
-    """What a plugin and its part say of its tables; numbers to the last bit."""
-    constraints = _figures_of(plugin.constraints(tables[:-1]))
+def _description(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
+    """Return all results of a plugin and its part for all tables but the last."""
+    constraints = _comparable(plugin.constraints(tables[:-1]))
     part = plugin.part(tables[:-1], setting)
-    return constraints, None if part is None else _said(plugin, part, tables[:-1], setting)
+    if part is None:
+        return constraints
+    return constraints, _part_description(plugin, part, tables[:-1], setting)
 
 
-def _said(
+def _part_description(
     plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], setting: PlanContext
 ) -> dict[str, Any]:
-    """All that a part says."""
     constraints = _merged(plugin, part, tables)
     free = ParameterConstraints()
     kernels = type(part).kernels([part])
     return {
-        "tables": [said_of(part, table) for table in tables],
-        "constraints": _figures_of(part.constraints(tables)),
+        "tables": [_of_table(part, table) for table in tables],
+        "constraints": _comparable(part.constraints(tables)),
         "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
         "memory_of_rank": dict(part.memory_of_rank(setting.ranks_per_node, setting.optimizer)),
         "of_a_shard": [
-            _said_of_a_shard(part, table, setting, constraints.get(table.name, free))
-            for table in tables
+            _of_shard(part, table, setting, constraints.get(table.name, free)) for table in tables
         ],
     }
 
@@ -215,7 +212,7 @@ def _said(
 def _merged(
     plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table]
 ) -> dict[str, ParameterConstraints]:
-    """What both ask for tables, of which neither contradicts the other."""
+    """Return the constraints of plugin and part, which must not contradict each other."""
     merged = dict(plugin.constraints(tables))
     for name, second in part.constraints(tables).items():
         first = merged.get(name, second)
@@ -225,8 +222,8 @@ def _merged(
     return merged
 
 
-def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
-    """Constraints with the figures of what a cache expects, which are equal to themselves alone."""
+def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
+    """Return constraints with numbers in place of cache statistics, which have no equality."""
     figures: dict[str, object] = {}
     for name, value in constraints.items():
         if (cache := value.cache_params) is None or (stats := cache.stats) is None:
@@ -238,10 +235,10 @@ def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
     return figures
 
 
-def _said_of_a_shard(
+def _of_shard(
     part: TableStrategy, table: Table, setting: PlanContext, constraints: ParameterConstraints
 ) -> object:
-    """What it says of a shard in a plan that obeys the constraints."""
+    """Return memory and work of a shard in a plan that obeys the constraints."""
     kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
     kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
     kernels = type(part).kernels([part])
@@ -286,8 +283,7 @@ def _said_of_a_shard(
     )
 
 
-def said_of(part: TableStrategy, table: Table) -> dict[str, Any]:
-    """What a part says of a table."""
+def _of_table(part: TableStrategy, table: Table) -> dict[str, Any]:
     return {
         "share": part.sharded_share(table.name),
         "bandwidth": part.fetch_bandwidth(table.name),
@@ -300,25 +296,16 @@ def said_of(part: TableStrategy, table: Table) -> dict[str, Any]:
 
 
 class ShardingContract(TablePartContract):
-    """Tests of a sharding plugin: override the fixture ``plugin``."""
+    """Tests of a sharding: override the fixture ``plugin``."""
 
     @pytest.fixture
     def setting(self) -> PlanContext:
-        """Two nodes of two ranks, whose data is ``SkewedData``."""
-        topology = this_machine(2, nodes=2)
-        return PlanContext(
-            world_size=topology.world_size,
-            ranks_per_node=topology.ranks_per_node,
-            batch_size=64,
-            optimizer="sgd",
-            device_type=topology.device,
-            rates=topology.collective_rates,
-            data=SkewedData(),
-        )
+        """Two nodes of two ranks with ``SkewedData``."""
+        return _setting(this_machine(2, nodes=2))
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin takes; the last stays with the planner."""
+        """Tables that the plugin takes, and one that stays with the planner as the last one."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_item", ("item", "item_seen"), 64, 16, pooled=True),
@@ -328,13 +315,12 @@ class ShardingContract(TablePartContract):
 
     @pytest.fixture
     def model(self, tables: Sequence[Table]) -> nn.Module:
-        """A model that holds ``tables``."""
         model = nn.ModuleDict()
-        kinds: list[tuple[str, Any, Any]] = [
-            ("pooled", EmbeddingBagCollection, EmbeddingBagConfig),
-            ("sequence", EmbeddingCollection, EmbeddingConfig),
+        kinds: list[tuple[bool, Any, Any]] = [
+            (True, EmbeddingBagCollection, EmbeddingBagConfig),
+            (False, EmbeddingCollection, EmbeddingConfig),
         ]
-        for kind, collection, config in kinds:
+        for pooled, collection, config in kinds:
             configs = [
                 config(
                     name=table.name,
@@ -343,16 +329,17 @@ class ShardingContract(TablePartContract):
                     embedding_dim=table.embedding_dim,
                 )
                 for table in tables
-                if table.pooled == (kind == "pooled")
+                if table.pooled == pooled
             ]
             if configs:
+                kind = "pooled" if pooled else "sequence"
                 model[kind] = collection(device=torch.device("cpu"), tables=configs)
         return model
 
     def test_rewrite_keeps_all_weights(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """Under the same names, by which checkpoints know them; other tables as they were."""
+        """Checkpoints know them by their names."""
         before = _weights(model)
         rewritten = plugin.rewrite(model, tables[:-1], setting)
         assert isinstance(rewritten, nn.Module)
@@ -363,7 +350,7 @@ class ShardingContract(TablePartContract):
     def test_rewrites_a_model_without_values(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """A plan has one on the meta device."""
+        """A plan is made with a model on the meta device."""
         meta = deepcopy(model).to("meta")
         found, expected = (
             {name: value.shape for name, value in each.state_dict().items()}
@@ -383,18 +370,15 @@ class ShardingContract(TablePartContract):
     def test_every_rank_comes_to_the_same(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        ranks = []
-        for rank in (copy(plugin), copy(plugin)):  # made anew from its options, as on each rank
-            weights = _weights(rank.rewrite(deepcopy(model), tables[:-1], setting))
-            ranks.append((weights, dict(rank.constraints(tables[:-1]))))
-        (first, *others), (second, *other_others) = ranks
+        first, second = (
+            _weights(copy(plugin).rewrite(deepcopy(model), tables[:-1], setting)) for _ in range(2)
+        )
         _assert_equal(first, second)
-        assert others == other_others
 
     def test_what_it_offers_are_options(
         self, plugin: Sharding, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """A chooser makes, prepares and plans each offer, on every rank by itself."""
+        """A chooser makes, prepares and plans each offer on every rank."""
         for pooled in (True, False):
             alike = [table for table in tables[:-1] if table.pooled == pooled]
             offers = [dict(options) for options in plugin.offers(alike, setting)]
@@ -423,7 +407,7 @@ def _assert_equal(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 
 class CacheContract(TablePartContract):
-    """Tests of a cache plugin: override the fixture ``plugin``."""
+    """Tests of a cache: override the fixture ``plugin``."""
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_check_returns_or_raises_setup_error(self, plugin: Cache, device: str) -> None:
@@ -438,7 +422,7 @@ class OptimizerContract(PluginContract):
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin trains: one of pooled features, one of a sequence."""
+        """Tables that the plugin trains, pooled and not."""
         return (
             Table("t_user", ("user",), 100, 16, pooled=True),
             Table("t_history", ("history",), 50, 8, pooled=False),
@@ -462,7 +446,6 @@ class OptimizerContract(PluginContract):
     def test_every_rank_comes_to_the_same(self, plugin: Optimizer, tables: Sequence[Table]) -> None:
         for table in tables:
             first = plugin.update(table)
-            # Again, and made anew from its options, as on each rank.
             assert plugin.update(table) == copy(plugin).update(table) == first
 
     def test_it_trains_the_rows_that_are_read(
@@ -477,7 +460,7 @@ class OptimizerContract(PluginContract):
 
 
 def _trained(update: RowUpdate, table: Table) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights before and after two steps that read rows 0 and 1."""
+    """Return weights before and after two steps that read rows 0 and 1."""
     kind = kind_of_update(update.optimizer, update.arguments)
     if kind not in ON_CPU:
         pytest.skip(f"FBGEMM has {kind.value} for CUDA alone")
