@@ -246,7 +246,8 @@ def _of_shard(
         kernel = kernels.compute_kernel
     else:
         kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
-    is_split, is_copied = kind == ShardingType.ROW_WISE.value, kind == _COPIED
+    is_split = kind == ShardingType.ROW_WISE.value
+    is_copied = kind == ShardingType.DATA_PARALLEL.value
     ranks = list(range(setting.world_size))
     if not (is_split or is_copied):
         ranks = ranks[:1]
