@@ -29,12 +29,12 @@ class AccessOptions(PluginOptions):
     def accesses(
         self, tables: Sequence[Table], setting: PlanContext, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return how often each row of ``tables`` is read.
+        """Return access counts of the rows of ``tables``.
 
         Args:
             tables: of the model.
-            setting: whose data is counted where there is no file.
-            deduplicated: as ``TrainingData.access`` takes it; a file is as it was counted.
+            setting: its data is counted if there is no file.
+            deduplicated: as in ``TrainingData.access``; a file is taken as it is.
 
         Raises:
             DataError: the data cannot be read, or the file is no access profile.

@@ -1,4 +1,4 @@
-"""Columns of a record batch as arrays and tensors, without a copy where Arrow allows it."""
+"""Columns of record batches as arrays and tensors, copied only if needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn
 
-# Commands that only look at columns go without torch.
+# Commands that only look at columns do not import torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,12 +27,12 @@ _NO_BYTES = np.empty(0, np.uint8)
 def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     """Return ids of a column and the offsets of its rows.
 
-    Lists of int64 are not copied; smaller integers are widened. A column of plain integers has one
-    id a row. A column in layout ``list_dict`` is decoded.
+    Lists of int64 are not copied, smaller integers are widened, and layout ``list_dict`` is
+    decoded. A column of plain integers has one id per row.
 
     Returns:
-        ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which need
-        not start at 0.
+        ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which
+        may not start at 0.
 
     Raises:
         DataError: the column is missing or of another type, or has a null.
@@ -61,13 +61,13 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
         row = int(np.searchsorted(offsets, first + _first_null(used), "right")) - 1
         raise DataError(
             f"{place(rows, name, row)}: a null in the list {_shown(column, row)}; "
-            "write lists without nulls, an empty one if there is nothing"
+            "write lists without nulls"
         )
     return _ids(used), offsets - first
 
 
 def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
-    """Return a column of type ``DECODED`` as stored, not copied; None for any other column.
+    """Return a column of type ``DECODED`` without a copy, or None for any other type.
 
     Raises:
         DataError: the column is missing or has a null.
@@ -90,19 +90,17 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
 
 
 def broken_list(rows: Rows, name: str) -> DataError:
-    """Return the error for a ``list_dict`` column with a value that is no whole number of ids."""
+    """Return the error for a damaged ``list_dict`` column."""
     lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
-        f"{place(rows, name, row)}: the value has {lengths[row]} bytes, which is no whole number "
-        f"of ids of {ID_BYTES} bytes; the table is damaged, write it anew"
+        f"{place(rows, name, row)}: the value has {lengths[row]} bytes, not a multiple of "
+        f"{ID_BYTES}; the table is damaged, write it anew"
     )
 
 
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
-    """Return columns of numbers as ``[B, len(names)]``.
-
-    float32, or float64 if float32 cannot hold every value of a column's type.
+    """Return columns of numbers as ``[B, len(names)]``, float32 or, for wider types, float64.
 
     Raises:
         DataError: a column is missing or not of numbers, or has a null.
@@ -126,7 +124,7 @@ def labels(rows: Rows, name: str) -> Tensor:
     import torch
 
     numbers = _numbers(rows, name)
-    # Before they are float32, which takes some for 1.
+    # Checked before float32 rounds some to 1.
     wrong = (numbers != 0) & (numbers != 1)
     if wrong.any():
         row = int(wrong.argmax())
@@ -138,12 +136,12 @@ def labels(rows: Rows, name: str) -> Tensor:
 
 
 def place(rows: Rows, column: str, row: int) -> str:
-    """Return file, row and column for an error message; ``row`` counts in the batch, from 0."""
+    """Return file, row and column for messages; ``row`` counts in the batch, from 0."""
     return f"{rows.place_of(row)}, column {column!r}"
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """Return a value for an error message, as stored and as it became."""
+    """Return a value for messages, as stored and as float32."""
     became = str(float(np.float32(value)))
     if name not in rows.data.schema.names:
         return became

@@ -1,4 +1,4 @@
-"""Checks for ids outside their table and numbers that are not finite, in one pass each."""
+"""Checks for ids outside their table and for numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_ids(
     rows: Rows,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse ids outside their table. The batch is in CPU memory."""
+    """Refuse ids outside their table. The batch must be on the CPU."""
     if batch.kjt is not None:
         _check_kjt(batch.kjt, None, num_embeddings, rows, made_by)
     for ikjt in batch.ikjts:
@@ -82,8 +82,7 @@ def _outside(
     return DataError(
         f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature has "
         f"{limit} rows, 0 to {limit - 1}; ids in this batch go from {int(used.min())} to "
-        f"{int(used.max())}: give the table more rows (num_embeddings), or map ids into it by "
-        "preprocessing, a hash or a vocabulary"
+        f"{int(used.max())}: raise num_embeddings, or preprocess ids with a hash or a vocabulary"
     )
 
 
@@ -103,8 +102,8 @@ def _first_outside(values: Any, start: Any, end: Any, limit: Any) -> Any:
 
 
 def all_finite(numbers: Tensor) -> bool:
-    """Return whether all numbers are finite; in CPU memory."""
-    # A sum over NaN or inf is not finite; that of large numbers need not be either.
+    """Return whether all numbers of a CPU tensor are finite."""
+    # A sum over NaN or inf is never finite; a sum of large numbers may overflow too.
     return math.isfinite(numbers.sum()) or bool(numbers.isfinite().all())
 
 
@@ -116,7 +115,7 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
         name = schema.dense[column]
         raise DataError(
             f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}; "
-            "dense features are finite float32 numbers: write another value, or leave the row out"
+            "write a finite float32 number, or leave the row out"
         )
     inside = (batch.labels >= 0) & (batch.labels <= 1)  # NaN is not
     if not bool(inside.all()):

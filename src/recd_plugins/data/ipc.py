@@ -1,7 +1,7 @@
-"""Objects with tensors as one piece of bytes, for other processes of one training run.
+"""Serialization of objects with tensors, for processes of one training run.
 
-A header with versions, then the tensors at multiples of 64 bytes, then the pickle of the object.
-Decoding runs pickle: decode only what your own readers send.
+Layout: a header with versions, tensors at multiples of 64 bytes, and a pickle. Decoding runs
+pickle: decode only bytes from your own readers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from torch import Tensor
 
 from recd_plugins.runtime.errors import SetupError
 
-#: Version of this layout; raised when it changes.
-WIRE_VERSION = 2
+_LAYOUT_VERSION = 2
 
-# A tensor starts where a cache line does, as in memory that torch allocates.
+# Tensors start at cache lines, as in memory of torch.
 _ALIGNMENT = 64
-# Where the pickle starts, and versions. As long as a multiple of _ALIGNMENT.
+# Start of the pickle, and versions; a multiple of _ALIGNMENT.
 _HEADER = struct.Struct("<Q184s")
 
 #: Start, dtype and shape of a tensor in the bytes.
@@ -37,9 +36,10 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 
 def encode(value: Any) -> np.ndarray:
-    """Return ``value`` with a copy of its CPU tensors, uint8 ``[bytes]``.
+    """Serialize ``value`` with its CPU tensors, each once.
 
-    A tensor that occurs twice is copied once.
+    Returns:
+        uint8 ``[bytes]``.
     """
     packing = _Packing(value)
     data = np.empty(packing.size, np.uint8)
@@ -48,14 +48,13 @@ def encode(value: Any) -> np.ndarray:
 
 
 def decode(buffer: Any) -> Any:
-    """Return the value of ``encode``. Its tensors are views of ``buffer``, and keep that alive.
+    """Return an encoded value. Its tensors are views of ``buffer`` and keep it alive.
 
     Args:
-        buffer: anything with the buffer protocol (bytes, memoryview, numpy array). It is copied if
-            it does not start at a multiple of 8 bytes.
+        buffer: bytes, memoryview or numpy array; copied if it does not start at a multiple of 8.
 
     Raises:
-        SetupError: it was made by another version of this package, torch or torchrec.
+        SetupError: another version of this package, torch or torchrec encoded it.
     """
     end, versions = _HEADER.unpack_from(buffer)
     theirs, ours = versions.rstrip(b"\0").decode(errors="replace"), _versions()
@@ -69,11 +68,10 @@ def decode(buffer: Any) -> Any:
 
 
 def encode_to_file(value: Any) -> tuple[int, int]:
-    """Encode ``value`` for another process of this machine.
+    """Encode ``value`` into an anonymous file in memory.
 
     Returns:
-        A descriptor of a file without a name, and its size. Its memory ends with the processes
-        that have it open.
+        Its file descriptor and its size in bytes.
     """
     packing = _Packing(value)
     file = _anonymous_file()
@@ -83,7 +81,7 @@ def encode_to_file(value: Any) -> tuple[int, int]:
 
 
 def decode_file(file: int, size: int, pin_memory: bool = False) -> Any:
-    """Return the value in a file, and close that. Tensors are views of its memory, or pinned."""
+    """Decode a file and close it. Tensors are views of its memory, or pinned."""
     data = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
     return decode((data.pin_memory() if pin_memory else data).numpy())
@@ -100,7 +98,7 @@ def _anonymous_file() -> int:
 def _versions() -> str:
     names = ("recd-plugins-core", "torch", "torchrec")
     versions = (f"{name} {importlib.metadata.version(name)}" for name in names)
-    return ", ".join([*versions, f"batches of version {WIRE_VERSION}"])
+    return ", ".join([*versions, f"batches of version {_LAYOUT_VERSION}"])
 
 
 class _Packing:

@@ -1,8 +1,7 @@
-"""Layout ``list_dict``: the ids of a row as one binary value, so that Parquet stores a list once.
+"""Layout ``list_dict``: Parquet stores each distinct id list of a row group once.
 
-A value holds the ids of one row, int64 little-endian. Parquet's dictionary encoding then stores the
-distinct lists of a row group and a code for each row: ``inverse_lookup``, straight from storage.
-Metadata of the field tells such a column from other binary data.
+A binary value holds the ids of one row, int64 little-endian. Dictionary encoding gives a code for
+each row: ``inverse_lookup``, straight from storage. Field metadata marks such columns.
 """
 
 from __future__ import annotations
@@ -14,35 +13,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-#: How the features of a table are stored: as list<int64>, or as above.
+#: Storage of a feature: list<int64>, or binary values.
 Layout = Literal["list", "list_dict"]
 
 ID_BYTES = 8
-#: What a feature in this layout is in memory, as readers hand it out.
+#: Type of these features in memory.
 DECODED = pa.dictionary(pa.int32(), pa.binary())
 _MARK = {b"recd.layout": b"list_dict"}
 _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """Return the field of a feature in layout ``list_dict``, as a file has it."""
+    """Return the field of a feature in layout ``list_dict`` in a file."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """Return a field as readers yield it: ``list_dict`` as dictionary<int32, binary>."""
+    """Return the field in memory: ``list_dict`` becomes dictionary<int32, binary>."""
     return field.with_type(DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
     """Return whether a field is in layout ``list_dict``, decoded to a dictionary or not."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
-    return is_marked(field) and (pt.is_binary(kind) or pt.is_large_binary(kind))
-
-
-def is_marked(field: pa.Field) -> bool:
-    """Return whether the metadata of a field calls it ``list_dict``, whatever its type is."""
-    return (field.metadata or {}).items() >= _MARK.items()
+    marked = (field.metadata or {}).items() >= _MARK.items()
+    return marked and (pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def is_id_list(kind: pa.DataType) -> bool:
@@ -55,12 +50,12 @@ def is_id_list(kind: pa.DataType) -> bool:
 
 
 def id_features(schema: pa.Schema) -> list[str]:
-    """Return the columns that are lists of integers but uint64, in either layout."""
+    """Return the columns of id lists, in either layout."""
     return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
 
 
 def to_list_dict(lists: pa.Array) -> pa.Array:
-    """Return lists of integers as binary values; int64 is not copied.
+    """Encode lists of integers as binary values, without a copy of int64.
 
     Raises:
         ValueError: a null, or more than 2 GiB of ids.
@@ -79,20 +74,20 @@ def to_list_dict(lists: pa.Array) -> pa.Array:
 
 
 def to_lists(array: pa.Array) -> pa.Array:
-    """Return binary values or a dictionary of them as list<int64>; nulls stay.
+    """Decode binary values, or a dictionary of them, as list<int64>. Nulls stay.
 
     Raises:
         ValueError: a value whose bytes are no whole number of ids.
     """
     if pt.is_dictionary(array.type):
-        # Lists are taken rather than bytes: 2 GiB of these are a quarter of a billion ids.
+        # Taking lists, not bytes, which would end at 2 GiB.
         return to_lists(array.dictionary).take(array.indices)
-    ids, offsets = packed_ids(array)
+    ids, offsets = _packed_ids(array)
     nulls = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids), mask=nulls)
 
 
-def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of binary values, int64 and not copied, and offsets, int32 ``[n + 1]``."""
     _, bounds, data = array.buffers()
     wide = np.int64 if pt.is_large_binary(array.type) else np.int32
@@ -103,8 +98,7 @@ def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if odd.size:
         row = int(odd[0])
         raise ValueError(
-            f"value {row} has {ends[row + 1] - ends[row]} bytes, which is no whole number of ids "
-            f"of {ID_BYTES} bytes"
+            f"value {row} has {ends[row + 1] - ends[row]} bytes, not a multiple of {ID_BYTES}"
         )
     first, last = int(ends[0]), int(ends[-1])
     count = (last - first) // ID_BYTES
@@ -114,10 +108,7 @@ def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate batches of one schema.
-
-    Dictionaries are joined without comparing values, so that one may occur twice.
-    """
+    """Concatenate batches of one schema. A value may occur twice in joined dictionaries."""
     parts = zip(*(batch.columns for batch in batches), strict=True)
     columns = [
         _concat_dictionaries(arrays)
@@ -136,7 +127,7 @@ def _concat_dictionaries(arrays: Sequence[Any]) -> pa.Array:
         if not len(array):
             continue
         indices = array.indices.to_numpy()
-        # Adjacent rows of a row group use adjacent values of its dictionary, or little more.
+        # Adjacent rows of a row group use adjacent values of its dictionary.
         first = int(indices.min())
         used = array.dictionary.slice(first, int(indices.max()) + 1 - first)
         dictionaries.append(used)

@@ -1,7 +1,7 @@
-"""The data loader of a rank, resumable, and read tasks for readers in other processes.
+"""Resumable data loader of a rank, and read tasks for readers in other processes.
 
-Of the registry a read task has the dataset and its wrappers, and the fitted converter and
-preprocessing of the trainer, so a reader makes the same batches to the bit.
+A read task carries the dataset in its wrappers, and the trainer's fitted converter and
+preprocessing, so readers make the same batches bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recd_plugins.data.prepared import (
 )
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.rows import concat_rows
-from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Rows, Split, TableStrategy
+from recd_plugins.interfaces import Dataset, Feed, Reader, Rows, Split, TableStrategy
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.interfaces.plugin import plugin_call
@@ -46,9 +46,7 @@ def read_task(
     split: Split = "train",
     prepared: PreparedModel | None = None,
 ) -> ReadTask:
-    """Make the task of one rank; fits the converter where nobody has yet.
-
-    Arguments are those of ``build_dataloader``.
+    """Make the task of one rank, with the arguments of ``build_dataloader``.
 
     Raises:
         PluginError: a plugin, or its state, cannot be pickled.
@@ -64,12 +62,13 @@ def read_task(
         pickled = pickle.dumps(reader)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise PluginError(
-            f"{registry.path}: its plugins cannot be sent to a reader: {error}. Define their "
-            "classes at the top of a module and leave such state out in Plugin.__getstate__; or "
-            "let the rank read by itself, with training.workers: 0 and no ingestion"
+            f"{registry.path}: its plugins cannot be pickled for readers: {error}. Define their "
+            "classes at the top of a module and leave such state out in Plugin.__getstate__, or "
+            "set training.workers: 0 and no ingestion"
         ) from error
-    # Parts too may be of a file, though the sharding or cache that made them stays here.
-    modules = modules_of_files(map(type, (*_plugins(registry), *parts)))
+    entries = (*registry.wrappers, *registry.preprocessing)
+    plugins = (registry.dataset, registry.converter, *(entry.plugin for entry in entries))
+    modules = modules_of_files(map(type, (*plugins, *parts)))
     return ReadTask(rank, world_size, split, Path.cwd(), modules, pickled)
 
 
@@ -118,7 +117,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """A reader for block after block, which keeps how it has cut the rest of the epoch."""
+        """A reader for single blocks, which keeps how it has cut the rest of the epoch."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
@@ -136,30 +135,14 @@ class _Reader(TaskReader):
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """Return the part of a registry that reading needs; transforms travel beside it."""
-    one = registry.with_training({"workers": 0})
-    return RunConfig(
-        one.path,
-        one.spec,
-        one.dataset,
-        one.converter,
-        one.preprocessing,
-        pooling=(),
-        sharding=(),
-        cache=(),
-        wrappers=one.wrappers,
-    )
-
-
-def _plugins(registry: RunConfig) -> Iterator[Plugin]:
-    yield registry.dataset
-    yield registry.converter
-    for entry in (*registry.wrappers, *registry.preprocessing):
-        yield entry.plugin
+    """Return the part of a registry that reading needs."""
+    spec = registry.with_training({"workers": 0}).spec
+    parts = registry.dataset, registry.converter, registry.preprocessing
+    return RunConfig(registry.path, spec, *parts, (), (), (), wrappers=registry.wrappers)
 
 
 def check_ingestion(registry: RunConfig) -> None:
-    """Refuse to start if the registry's ingestion cannot run."""
+    """Call ``check`` of the registry's ingestion, if it has one."""
     if (entry := registry.ingestion) is None:
         return
     with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
@@ -170,13 +153,11 @@ _END: Any = object()
 
 
 class DataLoader:
-    """Reads, converts, preprocesses and lowers one batch after the other.
-
-    Iterating goes on from the current position to the end of the epoch.
+    """Iterates over model inputs from the current position to the end of the epoch.
 
     Args:
         reader: at the position to start from.
-        feed: makes the batches from that position on; closed with the loader.
+        feed: makes the batches; closed with the loader.
         pin_memory: pin batches.
     """
 
@@ -189,7 +170,6 @@ class DataLoader:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        """Yield batches from the position on."""
         batches = iter(self._feed.read(self._reader))
         while True:
             with doing("reading data"):
@@ -199,14 +179,14 @@ class DataLoader:
             yield pinned(model_input) if self._pin_memory else model_input
 
     def num_left(self) -> int | None:
-        """Return the batches left in the epoch; None where the dataset cannot say."""
+        """Return the batches left in the epoch, or None if unknown."""
         return self._reader.num_left()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was handed out.
+        """Return the position after the last batch yielded.
 
         A train pipeline takes batches ahead: feed it from ``recd_plugins.BatchSource``, which
-        knows the position that training has reached.
+        knows the position of training.
         """
         return self._reader.state_dict()
 
@@ -214,11 +194,11 @@ class DataLoader:
         self._reader.load_state_dict(state)
 
     def report(self) -> Mapping[str, float]:
-        """Return figures of the ingestion by name, also when it is closed; none without one."""
+        """Return figures of the ingestion by name, also after ``close``."""
         return self._feed.report()
 
     def close(self) -> None:
-        """End processes that make batches. Left as a context, the loader is closed."""
+        """End processes that make batches. Leaving the context calls it."""
         self._feed.close()
 
     def __enter__(self) -> Self:
@@ -240,7 +220,7 @@ def build_dataloader(
     """Make a loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
     Batches are in host memory, pinned for a CUDA ``device``. ``training.workers`` processes or an
-    ingestion make the same ones in the same order as this process alone.
+    ingestion make the same batches as this process alone.
 
     Args:
         registry: names the data.
@@ -248,13 +228,11 @@ def build_dataloader(
         world_size: number of ranks that share the split.
         split: of the dataset.
         device: of the model.
-        prepared: the model that batches are for. Without it they are for the demo model, and ids
-            are not checked.
+        prepared: the model that batches are for; None: the demo model, without checks of ids.
 
     Raises:
         DataError: the data is missing or wrong.
-        RegistryError: a pattern matches no feature, or a wrapper of the dataset does not suit the
-            model.
+        RegistryError: a pattern matches no feature, or a wrapper does not suit the model.
     """
     if prepared is not None and split == "train":
         prepared.check_wrappers()
@@ -297,7 +275,7 @@ class _OwnFeed(Feed):
 
 
 def pinned(model_input: ModelInput) -> ModelInput:
-    """Return the same in pinned memory, whose copy to a device overlaps with compute."""
+    """Copy a batch to pinned memory, so that its copy to a device overlaps with compute."""
     start = time.perf_counter()
     copy = model_input.pin_memory()
     return replace(copy, making=copy.making.arrived(time.perf_counter() - start))
@@ -307,8 +285,7 @@ class EveryRow:
     """A rank's share of all rows of a split, in batches of ``training.batch_size``.
 
     Full batches come from the dataset's reader, without wrappers. The other rows are dealt to the
-    ranks, and their batches are filled up with one of the rows, since plans and kernels may know
-    batches of one size alone.
+    ranks, and their batches repeat a row at the end, since kernels may need one batch size.
 
     Args:
         prepared: the model.
@@ -316,7 +293,7 @@ class EveryRow:
         world_size: number of ranks.
         split: of the dataset.
         device: of the model.
-        sessions: read which rows are of one session, where the dataset knows.
+        sessions: read sessions, if the dataset has some.
     """
 
     def __init__(
@@ -351,11 +328,11 @@ class EveryRow:
         ]
 
     def __len__(self) -> int:
-        """Batches of each rank."""
+        """Return the number of batches of each rank."""
         return len(self._rest) + (0 if self._loader is None else len(self._loader))
 
     def __iter__(self) -> Iterator[tuple[ModelInput, int]]:
-        """Yield batches, and how many of their rows count: the first ones."""
+        """Yield batches and their number of rows before the repeated one."""
         if self._loader is not None:
             for batch in self._loader:
                 yield batch, self._batch_size
@@ -367,7 +344,7 @@ class EveryRow:
                 yield pinned(batch) if self._pin_memory else batch, len(rows)
 
     def _filled(self, wanted: range) -> Rows:
-        """Read some rows, at least one, and fill the batch up with the last one."""
+        """Read at least one row, and repeat the last one to fill the batch."""
         reader = self._row_by_row()
         reader.skip(min(wanted.start, self._num_rows - 1))
         rows = list(islice(reader, max(len(wanted), 1)))

@@ -1,14 +1,13 @@
-"""Arranges features in the forms that TorchRec's modules take exactly (docs/exactness.md).
+"""Lowers batches to the inputs of TorchRec's modules (docs/exactness.md).
 
-- Pooled features go to an EmbeddingBagCollection as a KJT with variable batch per feature (VBE):
-  unique rows are sent and looked up, and TorchRec expands after its output all-to-all.
-- Replicated features go to a data-parallel EmbeddingBagCollection as a plain KJT of all B rows.
-- Sequence features go to an EmbeddingCollection as a plain KJT of unique rows; the model pools
-  these and repeats the vectors with ``inverse_lookup``.
+- Pooled features: a KJT with variable batch per feature (VBE) for an EmbeddingBagCollection. Unique
+  rows are looked up, and TorchRec expands after its output all-to-all.
+- Replicated features: a plain KJT of all B rows for a data-parallel EmbeddingBagCollection.
+- Sequence features: a plain KJT of unique rows for an EmbeddingCollection. The model pools them and
+  repeats the vectors by ``inverse_lookup``. A partial IKJT is one row of stored ids, and
+  ``ModelInput.unique_rows`` takes the unique rows out of the embeddings.
 
-A sequence feature of a partial IKJT goes there as one row of its stored ids, so that shared ids are
-looked up once; ``ModelInput.unique_rows`` takes the unique rows out of the embeddings. Pooled and
-replicated ones become exact IKJTs first.
+Pooled and replicated features of partial IKJTs become exact IKJTs first.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class StoredFeature:
 
     Attributes:
         jagged: the rows; with ``segments`` one row of stored ids.
-        num_rows: number of rows.
-        inverse: stored row of each row of the batch; None if all B rows are stored.
-        segments: of a partial IKJT.
+        num_rows: number of stored rows.
+        inverse: stored row by row of the batch, ``[B]``; None if all B rows are stored.
+        segments: stored ids of each row, of a partial IKJT.
     """
 
     jagged: JaggedTensor
@@ -44,17 +43,17 @@ class StoredFeature:
     segments: Segments | None = None
 
     def expanded(self) -> JaggedTensor:
-        """All B rows."""
+        """Return all B rows."""
         if self.inverse is None:
             return self.jagged
         return jagged_index_select(self.jagged, self.inverse)
 
 
 def lower(batch: Batch, placement: Placement) -> ModelInput:
-    """Sort the features of ``batch`` into the three forms of this module.
+    """Lower a batch.
 
     Raises:
-        DataError: some features that are placed together have weights and some have none.
+        DataError: only some of the features placed together have weights.
     """
     features = dict(_split(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
@@ -105,7 +104,7 @@ def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, StoredFea
 def _exact(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
 ) -> dict[str, StoredFeature]:
-    """Features of partial IKJTs over unique rows."""
+    """Return features of partial IKJTs over unique rows."""
     return {
         key: feature
         for partial in partials
@@ -117,7 +116,7 @@ def _exact(
 def _stored(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
 ) -> Iterable[tuple[str, StoredFeature]]:
-    """Features of partial IKJTs as one row of stored ids."""
+    """Yield features of partial IKJTs as one row of stored ids."""
     for partial in partials:
         for key, values, offsets, lengths in partial.split():
             if key not in names:
@@ -132,7 +131,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT in which each feature has its own number of rows; plain if all have B."""
+    """Return a KJT with a number of rows per feature; plain if all have B rows."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
@@ -143,7 +142,7 @@ def variable_batch_kjt(
         lengths=torch.cat([feature.jagged.lengths() for feature in chosen]),
         weights=_weights(names, [feature.jagged for feature in chosen]),
         stride_per_key_per_rank=[[feature.num_rows] for feature in chosen],
-        # Known here; asked of tensors on a device it would wait for them.
+        # Given, as computing it would wait for the device.
         length_per_key=[feature.jagged.values().numel() for feature in chosen],
         inverse_indices=(
             list(names),
@@ -157,7 +156,7 @@ def variable_batch_kjt(
 def plain_kjt(
     names: Sequence[str], features: Sequence[JaggedTensor], stride: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with ``stride`` rows a key; shorter features get empty rows at their end."""
+    """Return a KJT with ``stride`` rows per key; shorter features get empty rows at their end."""
     if not names:
         return None
     lengths = []
@@ -188,6 +187,6 @@ def _weights(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor |
     if without:
         raise DataError(
             f"features {', '.join(weights)} have weights and {', '.join(without)} have none; give "
-            "every feature weights (1 changes nothing), or none"
+            "all of them weights (1 is neutral), or none"
         )
     return torch.cat(list(weights.values()))

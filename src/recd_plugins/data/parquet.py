@@ -1,4 +1,4 @@
-"""Tables of Parquet files, local or in an object store: row groups, row counts and reading."""
+"""Tables of Parquet files, local or in an object store."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from recd_plugins.runtime.files import parse_json, read_note, real_path, write_n
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
 
-# Files of a store that are read at once, where each takes a round trip or two.
+# Files of a store that are read in parallel.
 _FOOTERS_AT_ONCE, _COUNTED_AT_ONCE = 16, 8
 # Rows decoded at once: more costs page faults, less costs calls. Dictionaries are built anew for
-# every batch: then whole row groups, if they are not huge.
+# every batch, so these decode whole row groups.
 _DECODE_ROWS, _DECODE_DICTIONARY_ROWS = 2048, 16_384
-# Of names in a damaged footer pyarrow raises the last.
+# Damaged names in a footer raise UnicodeError.
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeError)
-# Bytes at a file's end that are read first, as pyarrow does; and those behind a footer.
+# Bytes at a file's end that are read first, and bytes behind a footer.
 _TAIL, _ENDING = 1 << 16, 8
 _FOOTER = "footer"
 # The folder of a Hive partition whose key is null.
@@ -54,21 +54,21 @@ _Counts = list[list[int]]
 
 
 class ParquetTable:
-    """One table: a Parquet file, or every ``*.parquet`` below a folder in the order of the names.
+    """A Parquet file, or every ``*.parquet`` below a folder in the order of the names.
 
-    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions, whose keys
-    are no columns, but conditions may name them. Features in layout ``list_dict`` come as
-    dictionaries of their values.
+    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions: their keys
+    are no columns, but conditions may name them. Features in layout ``list_dict`` are read as
+    dictionaries.
 
     Args:
         path: a local path, or a URL.
         storage: how the store of a URL is reached.
-        where: conditions on columns, or on keys of Hive partitions; rows for which all hold are the
-            table's. Files whose keys do not fit are not opened.
+        where: conditions that rows must meet, on columns or on keys of Hive partitions. Files whose
+            keys do not meet them are not opened.
 
     Raises:
         DataError: there is no such file, one is not Parquet, or two differ in their columns; a
-            condition names no column, or a value is not of its type.
+            condition names no column, or its value is of another type.
         SetupError: the store cannot be reached, or refuses.
     """
 
@@ -109,14 +109,11 @@ class ParquetTable:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups with rows.
-
-        With conditions on columns rows are counted first, unless ``counted`` did it before.
-        """
+        """Row groups with rows that meet the conditions, which are counted once."""
         return self.counted()
 
     def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
-        """Return ``units``; ``progress`` gets how many more row groups were counted."""
+        """Return ``units``; ``progress`` gets the number of newly counted row groups."""
         counts = None if self._filter is None else self._counts(self._filter, progress)
         units = [
             Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
@@ -127,13 +124,13 @@ class ParquetTable:
 
     @property
     def num_to_count(self) -> int:
-        """Row groups whose rows the filter has to count before training."""
+        """Row groups whose rows must be counted before training."""
         if self._filter is None or self._cached_counts() is not None:
             return 0
         return sum(map(len, self._groups))
 
     def identity(self) -> list[list[str | int]]:
-        """Return path, footer digest and rows of each row group of every file; JSON values."""
+        """Return path, footer digest and row counts of every file as JSON values."""
         rows: list[list[str | int]] = [
             [location.below(self._top), str(dict(location.seen)[_FOOTER])]
             for location in self.locations
@@ -143,7 +140,7 @@ class ParquetTable:
         return rows
 
     def contents(self) -> dict[str, dict[str, int | str | None]]:
-        """Return size and footer digest of every file, by its path below the table's."""
+        """Return size and footer digest of every file by its path in the table."""
         return {
             location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
             for location, footer in zip(self.locations, self._metadata, strict=True)
@@ -152,11 +149,11 @@ class ParquetTable:
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
         """Read pieces in order, with the columns and types of ``schema``.
 
-        Consecutive pieces of one file share an open file. Batches have any size, and hold rows of
-        one piece.
+        Yields:
+            Any number of rows of one piece.
 
         Raises:
-            DataError: a file was replaced since this table was made, or is damaged.
+            DataError: a file was replaced since this table was opened, or is damaged.
         """
         for number, in_file in groupby(pieces, key=lambda piece: piece.unit.file):
             with _open(self.locations[number], schema) as (file, check):
@@ -172,13 +169,13 @@ class ParquetTable:
         ranges: Sequence[tuple[int, int]],
         schema: pa.Schema,
     ) -> Iterator[Rows]:
-        """Read ranges, pairs of first row and number of rows, of the rows that the filter keeps."""
+        """Read ranges (first row, number of rows) of the rows that the filter keeps."""
         location, num_rows = self.locations[unit.file], self._groups[unit.file][unit.group][1]
         names = list(schema.names)
         if self._filter is not None:
             names += [name for name in self._filter.columns if name not in names]
         decoded = _DECODE_DICTIONARY_ROWS if any(map(is_list_dict, schema)) else _DECODE_ROWS
-        # Rows that the filter has kept so far, and rows of the row group.
+        # Rows kept by the filter so far, and rows read.
         row, group_row = 0, 0
         stop = sum(ranges[-1])
         with closing(_batches(file, location, unit.group, names, decoded)) as batches:
@@ -215,7 +212,7 @@ class ParquetTable:
         return found
 
     def _counts(self, row_filter: RowFilter, progress: Callable[[int], None]) -> _Counts:
-        """Rows that the filter keeps of each row group of each file, noted in the user's cache."""
+        """Count the kept rows of each row group of each file, with a cache in the user's folder."""
         if (cached := self._cached_counts()) is not None:
             return cached
         with ThreadPoolExecutor(_COUNTED_AT_ONCE) as threads:
@@ -235,7 +232,7 @@ class ParquetTable:
 
     @cached_property
     def _cache(self) -> Path:
-        """The note of the counts, named after the files as they are and the conditions."""
+        """The cache file of the counts, named by a hash of files and conditions."""
         files = [
             [each.below(self._top), each.size, each.changed, _digest(footer)]
             for each, footer in zip(self.locations, self._metadata, strict=True)
@@ -285,18 +282,17 @@ def read_metadata(path: Path | Location) -> pq.FileMetaData:
     """Return the footer of a file.
 
     Raises:
-        DataError: it is no Parquet file.
+        DataError: not a Parquet file.
         SetupError: its store cannot be reached, or refuses.
     """
     return _look(Location(path) if isinstance(path, Path) else path)[0]
 
 
 def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
-    """Return the statistics that the files of a table carry, None if one of them carries none.
+    """Return the statistics in the footers of a table's files, or None if a file has none.
 
     Raises:
-        DataError: a file is no Parquet file, its statistics cannot be read, or the files' features
-            differ.
+        DataError: a file is not Parquet, or the features of two files differ.
     """
     found = []
     for path in paths:
@@ -315,7 +311,7 @@ def _look_at_all(locations: Sequence[Location]) -> list[tuple[pq.FileMetaData, L
 
 
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
-    """Return the footer of a file, and the location with what identifies its content."""
+    """Return the footer of a file, and its location with properties of the content."""
     with _errors(location), location.open() as file:
         return _look_at(location, file)
 
@@ -350,9 +346,9 @@ def _errors(location: Location, what: str = "no readable Parquet file") -> Itera
 def _open(
     location: Location, columns: pa.Schema
 ) -> Iterator[tuple[pq.ParquetFile, Callable[[], None]]]:
-    """Open a file that was looked at; the function refuses a local one that was written over.
+    """Open a known file, with a function that refuses a local file if it was overwritten.
 
-    An object is checked at the end, as the requests that read it may have met different ones.
+    Objects are checked at the end, as each request may have read another one.
     """
     with _errors(location):
         source = location.open()
@@ -388,7 +384,7 @@ def _batches(
             num_rows, row_groups=[group], columns=list(names), use_threads=False
         ):
             for name, column in zip(names, map(batch.column, names), strict=True):
-                # No checksum guards the header of a dictionary page.
+                # Headers of dictionary pages have no checksum.
                 if pt.is_dictionary(column.type) and len(column):
                     code = pc.max(column.indices).as_py()
                     if code is not None and code >= len(column.dictionary):
@@ -409,7 +405,7 @@ def _count(location: Location, row_filter: RowFilter, progress: Callable[[int], 
         fragment = format_.make_fragment(path, files)
         for group in fragment.row_groups:
             part = fragment.subset(row_group_ids=[group.id])
-            if row_filter.floats:  # of a NaN the statistics say nothing
+            if row_filter.floats:  # statistics ignore NaN
                 keeps = part.to_table(columns={"keeps": where})["keeps"]
                 counts.append(pc.sum(keeps).as_py() or 0)
             else:
@@ -423,7 +419,7 @@ def _replaced(location: Location, what: str) -> DataError:
 
 
 def _check_same(location: Location, now: dict[str, str | int]) -> None:
-    """Refuse a file that is not the one that ``_look_at`` saw."""
+    """Refuse a file that differs from the one that ``_look_at`` saw."""
     before = dict(location.seen)
     if not before and location.size is not None:
         before = {"size": location.size}
@@ -443,7 +439,7 @@ def _kept(origin: Origin, kept: np.ndarray) -> Origin:
 
 def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordBatch:
     cast = []
-    for wanted in schema:  # projection keeps the order of the file
+    for wanted in schema:  # readers keep the order of the file
         column = data.column(wanted.name)
         try:
             cast.append(column if column.type == wanted.type else column.cast(wanted.type))
@@ -461,14 +457,14 @@ def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
 
 
 def _digest(footer: pq.FileMetaData) -> str:
-    """Digest row groups, places and statistics: not all file systems say when files change."""
+    """Return a digest of a footer, for file systems without modification times."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return hashlib.sha256(sink.getbuffer()).hexdigest()
 
 
 def _kinds(schema: pa.Schema) -> dict[str, str]:
-    """Types by column. Whether lists can hold nulls makes no difference."""
+    """Return types by column, without the nullability of list items."""
     return {
         field.name: "list_dict"
         if is_list_dict(field)

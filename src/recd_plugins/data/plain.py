@@ -1,4 +1,4 @@
-"""The plain path: every row as it is, as stock TorchRec takes it."""
+"""The converter of plain KeyedJaggedTensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PlainConverter(Converter):
-    """Plain KeyedJaggedTensor: every row as it is. What comparisons take as their baseline."""
+    """Plain KeyedJaggedTensor with every row, the baseline of comparisons."""
 
     name = "plain"
 

@@ -1,10 +1,8 @@
-"""Deals row ranges to ranks; reading can be resumed at any position, on any number of ranks.
+"""Deals row ranges to ranks. Reading resumes at any position, on any number of ranks.
 
-All rows of an epoch form one line, unit after unit. Each rank gets one range of it, of the same
-number of whole batches; the rest at the end is not read.
-
-A position is the history of the epoch: pairs (world size, steps). Rows that were read are cut out
-of the line, and the others are dealt anew.
+All rows of an epoch form one line, unit after unit. Each rank gets one range with the same number
+of whole batches, and the rest is not read. A position is the history of the epoch, as pairs (world
+size, steps): rows that were read are cut out of the line, and the others are dealt anew.
 """
 
 from __future__ import annotations
@@ -64,9 +62,9 @@ class ReadPlan:
     """The rows of every epoch.
 
     Args:
-        units: what there is to read, in order.
+        units: all data, in order.
         batch_size: rows of a batch of one rank.
-        shuffle: put the units in another order for each epoch.
+        shuffle: shuffle the units for each epoch.
         seed: of the shuffle.
     """
 
@@ -86,7 +84,7 @@ class ReadPlan:
     def pieces(
         self, epoch: int, history: History, rank: int, world_size: int, steps: int
     ) -> Iterator[Piece]:
-        """Yield what this rank reads after ``history`` and ``steps`` more at ``world_size``."""
+        """Yield the pieces of a rank after ``history`` and ``steps`` more at ``world_size``."""
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
         line = self._line(epoch)
@@ -117,8 +115,8 @@ def cut_into_blocks(
 ) -> Iterator[tuple[Piece, ...]]:
     """Cut pieces into blocks of whole batches, each for one worker.
 
-    A block ends where a batch begins in another unit, so two blocks share at most the unit that
-    completes a batch. Longer ranges of one unit are cut at ``most_rows`` rows, or one batch.
+    A block ends where a batch begins in another unit. Longer ranges of a unit are cut at
+    ``most_rows`` rows, or one batch.
     """
     most_rows = max(1, most_rows // batch_size) * batch_size
     block: list[Piece] = []
@@ -145,7 +143,7 @@ def _num_steps(ranges: Ranges, world_size: int, batch_size: int) -> int:
 
 
 def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    """Return rows ``first`` to ``last`` of those in ``ranges``."""
+    """Return rows ``first`` to ``last`` of ``ranges``."""
     ends = accumulate((stop - start for start, stop in ranges), initial=0)
     return tuple(
         (start + max(0, first - before), start + min(stop - start, last - before))
@@ -155,14 +153,14 @@ def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
 
 
 def _deal(ranges: Ranges, world_size: int, batch_size: int) -> list[Ranges]:
-    """Return the share of every rank, and the rest that is not read."""
+    """Return the share of every rank, and the unread rest."""
     share = _num_steps(ranges, world_size, batch_size) * batch_size
     bounds = [*(rank * share for rank in range(world_size + 1)), _size(ranges)]
     return [_cut(ranges, first, last) for first, last in pairwise(bounds)]
 
 
 def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Ranges:
-    """Return what is left when every rank has taken ``steps`` batches of its share."""
+    """Return the rest when every rank has taken ``steps`` batches of its share."""
     *shares, rest = _deal(ranges, world_size, batch_size)
     left = [_cut(share, steps * batch_size, _size(share)) for share in shares]
     return tuple(piece for share in [*left, rest] for piece in share)
@@ -170,11 +168,11 @@ def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Rang
 
 T = TypeVar("T")
 
-#: A generator function that yields the rows of pieces in order, in batches of any size.
+#: Yields the rows of pieces in order, in batches of any size.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
-# Rows of a block, which a worker holds in memory and hands over at once.
+# Most rows of a block, which a worker holds in memory.
 _MOST_ROWS = 16_384
 _END = object()
 
@@ -184,9 +182,9 @@ class PlannedReader(Reader):
 
     Args:
         plan: deals the rows.
-        read: reads them; a thread calls it unless ``ahead`` is 0.
-        data: identity of the data, JSON values by name; a state of other data is refused.
-        what: the data and split in an error message.
+        read: reads them, in a thread unless ``ahead`` is 0.
+        data: identity of the data, JSON values by name; states of other data are refused.
+        what: data and split, for messages.
         rank: of this process.
         world_size: processes that share the data.
         ahead: batches to read ahead in a thread, 0 for none.
@@ -233,7 +231,7 @@ class PlannedReader(Reader):
 
     @property
     def shuffles(self) -> bool:
-        """Whether each epoch has an order of its own."""
+        """Return whether epochs have different orders."""
         return self._plan.shuffle
 
     def __len__(self) -> int:
@@ -252,7 +250,7 @@ class PlannedReader(Reader):
             for block, end in zip(blocks[mine], ends[mine], strict=True):
                 num_steps = sum(piece.num_rows for piece in block) // size
                 yield self._block(batches, end - num_steps, num_steps)
-            next(batches, None)  # lets files be checked once more at their end
+            next(batches, None)  # files are checked once more at their end
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def num_blocks(self) -> int:
@@ -289,8 +287,8 @@ class PlannedReader(Reader):
             )
         if "data" not in state:
             raise DataError(
-                f"the state is none of {self._what}, but of a wrapper around it: go on with the "
-                "former dataset.wrap, or start anew"
+                f"the state is of a wrapper around {self._what}; go on with the former "
+                "dataset.wrap, or start anew"
             )
         for name, mine in self._data.items():
             if (theirs := state["data"].get(name)) != mine:
@@ -306,7 +304,7 @@ class PlannedReader(Reader):
         self._history = history
 
     def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
-        """Return the blocks to the end of the epoch and the steps after each; kept for a repeat."""
+        """Return the remaining blocks and the steps after each, cached by position."""
         position = self._epoch, self._history, self._steps
         if self._cut_from != position:
             pieces = self._plan.pieces(
@@ -331,14 +329,14 @@ class PlannedReader(Reader):
 
 
 def digest(value: object) -> str:
-    """Return sixteen hex digits that stand for a JSON value."""
+    """Return a digest of a JSON value, sixteen hex digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, None]:
-    """Iterate over ``make()`` in a thread that is at most ``size`` items ahead; 0 reads inline.
+    """Iterate over ``make()`` in a thread at most ``size`` items ahead; 0 iterates inline.
 
-    The thread's exception is raised here, in its turn. It ends when this iterator does.
+    An exception of the thread is raised in its turn. The thread ends with this iterator.
     """
     if size == 0:
         yield from make()
@@ -356,7 +354,7 @@ def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, N
             yield item  # type: ignore[misc]
     finally:
         stopped.set()
-        # Room for the one `put` in which the thread may be waiting.
+        # Makes room for a waiting put.
         while not items.empty():
             items.get_nowait()
         thread.join()

@@ -1,4 +1,4 @@
-"""Row filters: conditions on columns, as one Arrow expression."""
+"""Row filters: conditions on columns as one Arrow expression."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _ROW = "row number"
 
 
 class Condition(BaseModel):
-    """``[column, op, value]`` or the same by name. Where the column is null only ``is null`` holds.
+    """``[column, op, value]``, or the same by name. For nulls only ``is null`` holds.
 
-    NaN is unequal to every value and neither below nor above one, as everywhere.
+    NaN is unequal to every value, and neither below nor above one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,12 +74,12 @@ class Condition(BaseModel):
 
 
 class RowFilter:
-    """Conditions on the columns of a table, all of which have to hold.
+    """The conjunction of conditions on the columns of a table.
 
     Attributes:
         columns: names of the columns that it reads.
-        expression: the filter, for ``pyarrow.dataset``.
-        floats: whether it reads floats. Their statistics say nothing of NaN.
+        expression: for ``pyarrow.dataset``.
+        floats: whether it reads floats, whose statistics ignore NaN.
     """
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:
@@ -97,7 +97,7 @@ class RowFilter:
         )
 
     def kept(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return the numbers of the rows that are kept, int64 ``[num_kept]``."""
+        """Return the indices of the kept rows, int64 ``[num_kept]``."""
         columns = {name: batch.column(name) for name in self.columns}
         columns[_ROW] = pa.array(np.arange(batch.num_rows))
         kept = pa.record_batch(columns).filter(self.expression)
@@ -106,15 +106,15 @@ class RowFilter:
 
 
 def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
-    """Return whether a condition holds for the key of a Hive partition, text or a whole number."""
+    """Return whether a condition holds for a key of a Hive partition, text or integer."""
     values = condition.value if condition.op == "in" else [condition.value]
     kind = pa.int64() if values and all(type(value) is int for value in values) else pa.string()
     try:
         column = pa.array([key], pa.string()).cast(kind)
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{where}: the folder says {condition.column}={key}, which is no number as option "
-            f"where has it: {condition}"
+            f"{where}: option where compares the folder {condition.column}={key} with a number: "
+            f"{condition}"
         ) from error
     row = pa.record_batch({condition.column: column})
     return len(RowFilter([condition], row.schema, where).kept(row)) > 0
@@ -135,7 +135,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
         typed = pa.array([_typed(value, kind) for value in values], kind)
         if condition.op == "in":
             if pt.is_floating(kind):
-                # Arrow looks values up by their bits, and -0.0 equals 0.0.
+                # Arrow compares bits, and -0.0 equals 0.0.
                 zero = pa.scalar(0, kind)
                 column, typed = pc.add(column, zero), pc.add(typed, zero)
             expression = column.isin(typed)
@@ -151,7 +151,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
 
 
 def _typed(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Return a value of the column's type; refuse one that Arrow would change."""
+    """Return a value in the column's type; refuse one that Arrow would change."""
     is_datetime = isinstance(value, datetime)
     if isinstance(value, date) and not is_datetime and pt.is_timestamp(kind):
         value, is_datetime = datetime.combine(value, time()), True

@@ -1,16 +1,22 @@
-"""Turns a reader's rows into the input of a model, in the trainer or in a reader worker."""
+"""Conversion of rows to model inputs, in the trainer or in a reader worker."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from recd_plugins.config import RunConfig
 from recd_plugins.data.checks import check_ids, check_numbers
 from recd_plugins.data.lower import lower
-from recd_plugins.data.prepared import PreparedModel, first_rows, session_column, wrapped_dataset
+from recd_plugins.data.prepared import (
+    PreparedModel,
+    first_rows,
+    plan_placement,
+    session_column,
+    wrapped_dataset,
+)
 from recd_plugins.data.preprocess import Preprocess, build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.rows import session_ids
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
@@ -18,24 +24,20 @@ from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placem
 from recd_plugins.interfaces.plugin import plugin_call, plugin_items
 from recd_plugins.runtime.errors import Problem, RegistryError
 
-if TYPE_CHECKING:
-    from recd_plugins.interfaces.batch import Batch
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """The parts of ``RowPipeline``; readers get those of the trainer, pickled.
+    """The parts of ``RowPipeline``, pickled for readers.
 
     Attributes:
         schema: of the dataset.
         converter: fitted.
-        preprocess: the steps of every feature.
-        placement: lookups of features in the model.
-        num_embeddings: rows of the table of each feature, where known.
+        preprocess: with fitted steps.
+        placement: of features in the model.
+        num_embeddings: table rows by feature, as far as known.
     """
 
     schema: FeatureSchema
@@ -52,9 +54,6 @@ class Transforms:
         num_embeddings: Mapping[str, int] | None = None,
     ) -> Transforms:
         """Make the transforms of a registry whose converter is fitted."""
-        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
-        from recd_plugins.data.prepared import plan_placement
-
         schema = registry.dataset.schema()
         _check_tables(registry, schema, num_embeddings or {})
         return cls(
@@ -69,7 +68,7 @@ class Transforms:
 def _check_tables(
     registry: RunConfig, schema: FeatureSchema, num_embeddings: Mapping[str, int]
 ) -> None:
-    """Refuse tables that are too small before a run, not at the first id that is too large."""
+    """Refuse tables with fewer rows than the last step makes ids."""
     problems = []
     for feature, steps in feature_steps(registry, schema).items():
         made, rows = num_ids_of(steps[-1]) if steps else None, num_embeddings.get(feature)
@@ -78,7 +77,7 @@ def _check_tables(
         path, line, field = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
         message = (
             f"{steps[-1].name} makes {made:,} ids of {feature}, whose table has {rows:,} rows: "
-            "give it as many (num_embeddings), or make fewer"
+            "raise num_embeddings, or make fewer ids"
         )
         problems.append(Problem(path, line, field, message))
     if problems:
@@ -90,7 +89,7 @@ class RowPipeline:
 
     Args:
         registry: has the dataset.
-        transforms: for the model; without them for the demo model, with ids that are not checked.
+        transforms: None: of the demo model, without checks of ids.
     """
 
     def __init__(self, registry: RunConfig, transforms: Transforms | None = None) -> None:
@@ -99,7 +98,7 @@ class RowPipeline:
         self._session = session_column(self._dataset)
 
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
-        """Yield model inputs with the seconds they took; batches are read on demand."""
+        """Yield model inputs with their making times, reading on demand."""
         rows_of_batches = self.reading(batches)
         while True:
             start = time.perf_counter()
@@ -132,7 +131,7 @@ class RowPipeline:
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items; their errors name the dataset."""
+        """Yield the items, and name the dataset in errors."""
         return plugin_items(self._dataset, "reading", items)
 
 

@@ -1,4 +1,4 @@
-"""Slices, concatenation and selection of rows; and the rows of a whole split."""
+"""Slices, concatenation and selection of rows, and all rows of a split."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from recd_plugins.config.run_config import RunConfig
 
-# The rows that fill no batch are read in batches of which one is so much smaller.
+# Factor by which the batches of the last rows of a split get smaller.
 _FINER = 8
 
 
 def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
-    """Yield the same rows in batches of ``size``; without a copy where a part holds a whole batch.
+    """Yield the rows in batches of ``size``, without a copy if a part holds a whole batch.
 
     Args:
         parts: any number of rows each.
         size: of a batch.
-        rest: yield the rows that fill no batch, too, as the last one.
+        rest: yield the last rows as a smaller batch.
     """
     waiting: list[Rows] = []
     missing = size
@@ -52,7 +52,7 @@ def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator
 
 
 def slice_rows(rows: Rows, start: int, length: int) -> Rows:
-    """Return ``length`` of the rows from ``start`` on."""
+    """Return ``length`` rows from ``start`` on."""
     origins, before = [], 0
     for origin in rows.origins:
         first, last = max(start, before), min(start + length, before + origin.num_rows)
@@ -63,7 +63,7 @@ def slice_rows(rows: Rows, start: int, length: int) -> Rows:
 
 
 def concat_rows(parts: list[Rows]) -> Rows:
-    """Return the same rows as one batch."""
+    """Concatenate rows."""
     if len(parts) == 1:
         return parts[0]
     batch = concat_batches([part.data for part in parts])
@@ -71,10 +71,10 @@ def concat_rows(parts: list[Rows]) -> Rows:
 
 
 class RowTable:
-    """Rows in one piece, from which batches can be taken in any order.
+    """Rows in memory, to take batches from in any order.
 
     Args:
-        parts: of one schema, at least one.
+        parts: at least one, of one schema.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -91,9 +91,9 @@ class RowTable:
         return int(self._data.num_rows)
 
     def take(self, rows: NDArray[np.int64], groups: Mapping[str, int]) -> Rows:
-        """Return rows by their numbers, int64 ``[num_rows]``, as a batch; see ``Rows.groups``.
+        """Return a batch of rows by index, int64 ``[num_rows]``, with ``Rows.groups``.
 
-        A dictionary keeps the values that these rows use.
+        Dictionaries keep the values that these rows use.
         """
         indices = pa.array(rows)
         columns = [
@@ -106,7 +106,7 @@ class RowTable:
         return Rows(data, self._origins(rows), groups)
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return where rows came from, adjacent ones of a file as one origin."""
+        """Return origins, one for adjacent rows of a file."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
         file_rows = self._file_rows[rows]
@@ -137,14 +137,12 @@ def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.
 
 
 def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Iterator[Rows]:
-    """Yield every row of a split once, in stored order.
-
-    Readers have whole batches alone: without a scan the last rows come in smaller ones.
+    """Yield every row of a split once, in stored order, by ``scan`` or by readers.
 
     Args:
         dataset: with wrappers or without.
         split: of the dataset.
-        batch_size: rows of a batch, about; scans have sizes of their own.
+        batch_size: most rows of a reader's batch; the last batches are smaller.
     """
     if dataset.session_keys() is not None:
         yield from plugin_items(dataset, "scan", dataset.scan(split))
@@ -161,7 +159,7 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
 
 
 def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
-    """Yield the first rows of the training split as they are stored, without wrappers."""
+    """Yield the first rows of the training split in stored order, without wrappers."""
     dataset = registry.dataset
     batches = rows_of_split(dataset, "train", registry.training.batch_size)
     left = limit
@@ -179,13 +177,13 @@ def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
 
 
 def session_ids(rows: Rows, column: str) -> Tensor:
-    """Return a number by session, int64 ``[len(rows)]``: integers, or 64 bits of a hash."""
+    """Return the session of each row, int64 ``[len(rows)]``: integers, or a 64-bit hash."""
     import torch
 
     sessions = rows.data.column(column)
     if sessions.null_count:
         place = rows.place_of(sessions.is_valid().index(False).as_py())
-        raise DataError(f"{place} has no {column}; leave such rows out, or name them")
+        raise DataError(f"{place} has no {column}; fill it in, or leave the row out")
     if pt.is_integer(sessions.type):
         return torch.from_numpy(sessions.cast(pa.int64(), safe=False).to_numpy().copy())
     if not pt.is_dictionary(sessions.type):

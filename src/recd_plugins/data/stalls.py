@@ -1,8 +1,7 @@
-"""How long the trainer waits for data, and for which part of making a batch.
+"""Data stalls: the trainer's waits for batches, by cause (arXiv 2108.09373, section 3.2).
 
-A batch carries the times that making it took (:class:`MakingTimes`). Only what the trainer waits
-counts: batches that other threads or processes make while it trains cost nothing (arXiv 2108.09373,
-section 3.2). The causes are those of RecD's figure 10, and the way from the reader to the trainer.
+Batches carry their making times (:class:`MakingTimes`). Batches made while the trainer works cost
+nothing. The causes are those of RecD's figure 10, and the way from the reader to the trainer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.runtime.machine import Clock, clock_of
 
-#: Share of its time that a trainer may wait by default.
+#: Default of the share of time that a trainer may wait.
 STALL_TARGET = 0.05
 
 
@@ -28,7 +27,7 @@ class Made(Protocol):
 
     @property
     def making(self) -> MakingTimes:
-        """Seconds that it took."""
+        """Seconds of its making."""
 
 
 M = TypeVar("M", bound=Made)
@@ -36,13 +35,13 @@ M = TypeVar("M", bound=Made)
 
 @dataclass(frozen=True)
 class Stalls:
-    """Waits of the trainer for data, a mean over steps.
+    """Mean waits of the trainer for data.
 
     Attributes:
-        steps: number of steps, each with one batch taken.
+        steps: number of steps, with one batch each.
         step_seconds: wall time of a step, waiting included.
-        seconds: waited in a step, by cause in the order of ``STALL_CAUSES``.
-        making: of a batch.
+        seconds: waited per step, by cause in the order of ``STALL_CAUSES``.
+        making: mean of the batches.
     """
 
     steps: int
@@ -56,7 +55,7 @@ class Stalls:
         return sum(self.shares().values())
 
     def shares(self) -> dict[str, float]:
-        """Return the waiting shares of a step, by cause."""
+        """Return the waiting share of a step by cause."""
         step = self.step_seconds or math.inf
         return {cause: seconds / step for cause, seconds in self.seconds.items()}
 
@@ -67,7 +66,7 @@ class Stalls:
 
 
 class StallTotals:
-    """Sums over steps, in memory that does not grow."""
+    """Sums of stalls over steps."""
 
     def __init__(self) -> None:
         self._steps, self._seconds = 0, 0.0
@@ -82,7 +81,7 @@ class StallTotals:
         self._making = [*map(sum, zip(self._making, astuple(making), strict=True))]
 
     def mean(self) -> Stalls | None:
-        """Return the mean of all steps so far; None without any."""
+        """Return the mean of all steps; None without any."""
         if not (steps := self._steps):
             return None
         waits = [total / steps for total in self._waits]
@@ -110,7 +109,7 @@ class Wait:
 
 
 class StallMeter:
-    """Measures the time inside ``next`` of batches that it passes on.
+    """Measures the waits for batches.
 
     Wrap it around the iterator that the trainer takes batches from::
 
@@ -119,16 +118,15 @@ class StallMeter:
             train(batch)
             print(stalls.recent().share)
 
-    A *turn* is from one batch handed out to the next: training on the one and waiting for the next.
-    In a steady state a train pipeline takes one batch in a step, so that turns are steps.
+    A *turn* is the time from one batch to the next: a training step and a wait.
 
     Args:
-        device: of the trainer. On CUDA a wait is the time for which the device had nothing to do.
-        window: turns that ``recent`` looks at.
+        device: of the trainer. On CUDA a wait is the time in which the device was idle.
+        window: turns in ``recent``.
 
     Attributes:
-        taken: batches that were handed out.
-        newest: the wait for the last one; None before the first.
+        taken: number of batches yielded.
+        newest: the wait for the last batch; None before the first.
     """
 
     def __init__(self, device: torch.device | None = None, window: int = 32) -> None:
@@ -156,9 +154,9 @@ class StallMeter:
             yield batch
 
     def recent(self) -> Stalls | None:
-        """Return the stalls of the last turns, without the wait for the first batch.
+        """Return the stalls of the last turns; None before the second batch.
 
-        None before the second batch. On CUDA it waits for the device.
+        On CUDA it waits for the device.
         """
         totals = StallTotals()
         for seconds, wait in self._window:
@@ -171,9 +169,9 @@ class Pace:
     """Mean seconds per batch, of one reader and of the trainer.
 
     Attributes:
-        making: of a reader, until the batch is ready to be taken.
+        making: of a reader, until the batch is ready.
         training: of a step on a batch that is ready.
-        arrival: of the trainer's process, to unpack and pin a batch. No reader takes that away.
+        arrival: of the trainer's process, to unpack and pin a batch.
     """
 
     making: float
@@ -182,18 +180,18 @@ class Pace:
 
     @property
     def taking(self) -> float:
-        """Seconds of the trainer's process for a batch that is ready."""
+        """Seconds of the trainer's process for a ready batch."""
         return self.training + self.arrival
 
     def stall_share(self, readers: int) -> float:
-        """Return the waiting share of the trainer, 0 to 1; with 0 readers it reads itself."""
+        """Return the waiting share of the trainer, 0 to 1; with 0 readers it reads by itself."""
         step = max(self.taking, self.making / readers) if readers else self.taking + self.making
         return 1 - self.training / step if step else 0.0
 
     def readers_for(self, target: float) -> int | None:
-        """Return the fewest readers, at least 1, with which the trainer waits at most ``target``.
+        """Return the fewest readers, at least 1, for a waiting share of at most ``target``.
 
-        None if no number does because unpacking alone takes longer.
+        None if unpacking alone takes longer.
         """
         if self.arrival > target * self.taking or not self.training:
             return None

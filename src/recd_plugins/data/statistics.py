@@ -1,4 +1,4 @@
-"""Statistics of a table, counted while its rows stream by (RecD, section 3)."""
+"""Streaming statistics of a table (RecD, section 3)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class StatisticsAccumulator:
     """Counts the rows of a table in stored order, in batches of any size.
 
     Args:
-        schema: of the batches; features are its lists of integers in either layout.
-        keys: ``keys.session`` is the column of the session.
-        features: names of the features instead; they may be columns of single integers.
+        schema: of the batches.
+        keys: ``keys.session`` is the session column.
+        features: columns of lists of integers or of integers; None: all id lists of the schema.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class StatisticsAccumulator:
         """Add rows.
 
         Returns:
-            bool ``[num_features, B]``: whether the row differs from the one before it, the first
-            from the last one of the batch before. The table's first row is False.
+            bool ``[num_features, B]``: whether a row differs from the one before it, also in the
+            batch before. The table's first row is False.
 
         Raises:
             DataError: a column is missing or of another type, or has a null.
@@ -66,7 +66,7 @@ class StatisticsAccumulator:
         columns = {name: sparse_column(rows, name) for name in self.features}
         _compare(list(columns.values()), continues, self._counts, changed)
         if self._last:
-            # The last row of the batch before and the first of this one, as two rows.
+            # Compares the last row of the previous batch with the first one of this batch.
             seam = [
                 _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
                 for name, (ids, offsets) in columns.items()
@@ -93,7 +93,7 @@ class StatisticsAccumulator:
         return TableStatistics(self._rows, sessions, features)
 
     def _continues(self, rows: Rows) -> np.ndarray:
-        """Return whether each row is of the session of the row before it, bool ``[B]``."""
+        """Return whether each row has the session of the row before it, bool ``[B]``."""
         sessions = session_column(rows, self._session)
         continues = np.zeros(len(rows), np.bool_)
         same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
@@ -106,7 +106,7 @@ class StatisticsAccumulator:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """Return the column of the session; a dictionary is decoded.
+    """Return the session column; a dictionary is decoded.
 
     Raises:
         DataError: it is missing or has a null.
@@ -152,7 +152,7 @@ def _num_common(
     table: Any,
     call: Any,
 ) -> Any:
-    """Count ids of the second list that are in the first, with multiplicity."""
+    """Count the ids of the multiset intersection of two lists."""
     mask = u64(table.shape[1] - 1)
     for index in range(first_length):
         item = items[first + u64(index)]
@@ -212,7 +212,7 @@ def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, chan
                 while u64(table.shape[1]) < u64(2) * (old_length + u64(1)):
                     table = np.zeros((3, 2 * table.shape[1]), np.int64)
                 call += 1
-                # A shift shares what both have of it; of the rest, what stands in both.
+                # Shared: the shifted part, and common ids of the rest.
                 strange_ids += np.int64(length - kept) - _num_common(
                     items, before, old_length - kept, start + kept, length - kept, table, call
                 )

@@ -1,4 +1,4 @@
-"""Locations of files: a local path, or a URL of an object store or another file system."""
+"""Locations of files: local paths, or URLs of object stores and other file systems."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, SetupError
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
-#: A URL as an option takes it. What does not look like one is a path.
+#: A URL in options; other text is a path.
 Url = Annotated[str, Field(pattern=_URL)]
 
 _BUCKETS = ("s3", "gs", "gcs")
 _OF_STORE = re.compile("AWS Error|google::cloud|when reading information for key")
-# Folders of table formats whose data files may hold rows that were deleted since.
+# Folders of table formats whose data files may hold deleted rows.
 _MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 
 
@@ -36,9 +36,9 @@ class Location:
     Attributes:
         path: a local path, or a URL, as the user wrote it.
         storage: how the store of a URL is reached.
-        size: bytes of a file that ``find`` found.
-        changed: its modification time in nanoseconds, where the file system has one.
-        seen: what identifies the file's content, by name; empty before it was opened.
+        size: bytes of a file from ``find``.
+        changed: its modification time in nanoseconds, if known.
+        seen: pairs (name, value) that identify the content; empty before it was opened.
     """
 
     path: Path | str
@@ -112,7 +112,7 @@ class Location:
             return files.open_input_file(path)
 
     def state_of(self, source: pa.NativeFile) -> tuple[tuple[str, str | int], ...]:
-        """Return properties that tell this open file from another one in its place."""
+        """Return pairs (name, value) that identify the content of an open file."""
         if self.local is not None:
             found = os.fstat(source.fileno())
             return (
@@ -128,7 +128,7 @@ class Location:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Turn errors of a store into a DataError or SetupError that says what to do."""
+        """Turn errors of a store into DataError or SetupError."""
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -155,7 +155,7 @@ class Location:
         parts = urlsplit(url)
         path = url.partition("://")[2]
         if "@" in parts.netloc:
-            raise SetupError(f"{self}: leave user and password out; the environment has them")
+            raise SetupError(f"{self}: leave user and password out; set them in the environment")
         scheme, _, host = (given.endpoint or "").partition("://")
         if parts.scheme in _BUCKETS:
             if not parts.netloc:
@@ -194,14 +194,14 @@ class Location:
 
 
 def _refuse_table(root: str, below: Sequence[str]) -> None:
-    """Refuse a file that shows that ``root`` holds a table of another format."""
+    """Refuse a folder of another table format, by one of its files."""
     for at, part in enumerate(below):
         snapshot = part == "metadata" and below[-1].endswith(".metadata.json")
         kind = _MARKS.get(part) or ("Iceberg" if snapshot and at == len(below) - 2 else None)
         if kind is not None:
             raise DataError(
                 f"{'/'.join([root.rstrip('/'), *below[:at]])}: a table of {kind}, whose files may "
-                "hold deleted rows: recd init reads Delta and Iceberg; else write Parquet"
+                "hold deleted rows; use recd init for Delta and Iceberg, or write Parquet"
             )
 
 

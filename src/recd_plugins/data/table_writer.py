@@ -1,4 +1,4 @@
-"""Writes rows in their final order as one Parquet file, row groups of whole sessions."""
+"""Writer of Parquet files with row groups of whole sessions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 
-#: What becomes of null lists: an error, or empty lists.
+#: Null lists are errors, or become empty lists.
 Nulls = Literal["error", "empty"]
 
 _MB = 1 << 20
-#: A feature is worth ``list_dict`` where its lists take so many times what is stored then.
+# ``list_dict`` pays if lists take this many times its bytes.
 _MIN_FACTOR = 1.5
 
 
@@ -42,24 +42,23 @@ class TableWriter:
     """Writes one Parquet file, which appears when it is complete. Use as a context manager.
 
     Row groups have at most ``row_group_rows`` rows and end where a session ends, unless one session
-    is longer than that. Features are the columns of lists of integers in either layout. They are
-    stored without nulls, which makes them faster to read. The footer gets their statistics, and
-    pages have checksums.
+    is longer. Features are columns of integer lists in either layout; they are stored without
+    nulls. The footer gets their statistics, and pages have checksums.
 
     Args:
         path: the file to make or to replace.
         schema: of the rows; its metadata goes into the file.
         keys: columns of session and time; None writes row groups of ``row_group_rows`` rows and no
             statistics.
-        layout: of all features or of each by name. ``list_dict`` for all keeps as lists the
-            features that repeat too little in the first row group: see ``layouts``.
+        layout: of all features, or by feature. ``list_dict`` for all keeps features as lists that
+            repeat too little in the first row group.
         row_group_rows: most rows of a row group, and in memory.
-        popularity: features that are stored next to each other, in this order, behind the other
-            columns and before the other features.
+        popularity: features to store next to each other in this order, after the other columns and
+            before the other features.
         metadata: added to the file's key-value metadata.
-        nulls: ``empty`` makes an empty list of a null. A null in a list is always an error.
-        compression_level: of zstd. More than 3 saves some percent and takes several times longer.
-        source: the file of these rows, for errors to name.
+        nulls: ``empty`` makes null lists empty. A null in a list is always an error.
+        compression_level: of zstd.
+        source: the file of these rows, for messages.
 
     Raises:
         DataError: a column is missing or of the wrong type, a null, the file cannot be written.
@@ -104,14 +103,11 @@ class TableWriter:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The layout of each feature, for the writers of other files of the table.
-
-        With ``layout="list_dict"`` it is known after the first row group.
-        """
+        """Layouts by feature; with ``layout="list_dict"`` known after the first row group."""
         return dict(self._layouts or {})
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; they are written row group by row group.
+        """Add rows.
 
         Raises:
             DataError: a null, or the disk is full.
@@ -123,7 +119,7 @@ class TableWriter:
             self._flush(self._end_of_group())
 
     def close(self) -> None:
-        """Write what is left and put the file in its place."""
+        """Write the remaining rows and put the file in its place."""
         try:
             if self._num_waiting or self._writer is None:
                 self._flush(self._num_waiting)
@@ -138,9 +134,9 @@ class TableWriter:
             raise
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         if self._writer is not None and self._writer.is_open:
-            # Closing writes a footer, which fails again where the disk is full.
+            # Closing writes a footer, which fails on a full disk.
             with suppress(OSError):
                 self._writer.close()
         with suppress(OSError):
@@ -161,7 +157,7 @@ class TableWriter:
             self.abort()
 
     def _end_of_group(self) -> int:
-        """Return the rows of the next row group: up to the last end of a session that fits."""
+        """Return the rows of the next row group, up to the last end of a session that fits."""
         size = self._row_group_rows
         if self._keys is None:
             return size
@@ -207,7 +203,7 @@ class TableWriter:
             lists = lists.cast(pa.list_(lists.type.value_type))
         if lists.null_count and self._nulls == "error":
             row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
-            advice = "the list is null; write an empty one, or let --nulls empty make it one"
+            advice = "the list is null; write an empty one, or use --nulls empty"
             raise self._at(row, name, advice)
         lists = lists.fill_null(pa.scalar([], lists.type)) if lists.null_count else lists
         used = lists.flatten()
@@ -239,18 +235,17 @@ class TableWriter:
             pa.schema(fields, metadata=self._metadata),
             compression="zstd",
             compression_level=self._compression_level,
-            # A dictionary over ids makes clustered lists larger; zstd finds the repeats.
+            # Dictionaries of ids make clustered lists larger: zstd finds the repeats.
             use_dictionary=packed,
             dictionary_pagesize_limit=1 << 30,
             data_page_size=_MB,
-            # Without a checksum a flipped bit becomes other ids.
             write_page_checksum=True,
             write_statistics=[name for name in self._columns if name not in layouts],
         )
 
 
 def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
-    """Return the layout that pays for each feature, from some rows as they will be stored."""
+    """Choose a layout by feature from some rows in stored order."""
     return {name: "list_dict" if _pays(column) else "list" for name, column in lists.items()}
 
 

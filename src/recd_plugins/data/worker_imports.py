@@ -1,4 +1,4 @@
-"""What every reader worker needs, imported once by the server that workers are forked from."""
+"""Imports for reader workers, made once by the server that forks them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def _nothing() -> None:
     pass
 
 
-# The first call of any kernel makes numba import and set up most of itself, and the first array
-# that goes to numpy makes pyarrow import pandas, where it is installed.
+# Sets up numba, and imports pandas (by pyarrow).
 _nothing()
 pa.array([0]).to_numpy()
 
-# No collection in a worker walks through what it shares with the server.
+# Collections in workers skip objects shared with the server.
 gc.collect()
 gc.freeze()

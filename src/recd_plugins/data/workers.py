@@ -1,7 +1,6 @@
 """Reader workers: processes that read, convert and preprocess for one rank.
 
-Each makes every n-th block of batches, one block ahead of the trainer, which takes the blocks in
-order. Batches carry their positions, so workers keep none.
+Each makes every n-th block of batches, one block ahead of the trainer.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class Workers(Feed):
         self._pids: list[int] = []
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """See ``Feed.read``.
-
-        When a worker dies, all are started anew at the first batch that was not handed out, with a
-        line on stderr.
-        """
+        """See ``Feed.read``. When a worker dies, all are restarted at the next batch."""
         deaths = 0
         while True:
             position = reader.state_dict()
@@ -87,7 +82,7 @@ class Workers(Feed):
                 print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
     def _awaited(self, blocks: Iterator[BatchBlock]) -> Iterator[BatchBlock]:
-        """Yield the blocks; a report of a hang names the process that is waited for."""
+        """Yield the blocks; reports of a hang name the process."""
         for number in count():
             worker = number % self._num_workers
             pids = {f"reader worker {worker}": pid for pid in self._pids[worker : worker + 1]}
@@ -122,7 +117,7 @@ class Workers(Feed):
                 start = time.perf_counter()
                 block: BatchBlock = decode_file(file, size, self._pin_memory)
                 spent = time.perf_counter() - start
-                # A thread pins, so the trainer does not wait for it.
+                # A thread pins while the trainer works.
                 took = (packing + spent, 0.0) if self._pin_memory else (packing, spent)
                 yield block.moved(*took)
         finally:
@@ -136,7 +131,7 @@ class Workers(Feed):
 def _work(
     connection: Connection, task: ReadTask, position: State, worker: int, num_workers: int
 ) -> None:
-    """Make the blocks of one worker, each when the trainer asks for it."""
+    """Make the blocks of one worker, each on request."""
     from recd_plugins.runtime.imports import silence_upstream
 
     silence_upstream()
@@ -157,16 +152,14 @@ def _work(
 
 
 class WorkerProcess(ForkServerProcess):
-    """A worker that leaves signals to the trainer and ends with it.
+    """A worker that ignores signals and ends with the trainer.
 
-    Workers are forked from a server that has imported their modules, not from the trainer, whose
-    threads may hold locks.
+    A server that has imported the modules forks workers: the trainer's threads may hold locks.
     """
 
     def start(self) -> None:
         self._environ, self._folder = dict(os.environ), Path.cwd()
-        # Else multiprocessing would run the trainer's script in the worker, to its first line under
-        # `if __name__ == "__main__"`, which many have not.
+        # Hides the trainer's script, which multiprocessing would run in the worker.
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -187,7 +180,7 @@ class WorkerProcess(ForkServerProcess):
 
 
 class WorkerContext(ForkServerContext):
-    """A context of multiprocessing whose processes are workers."""
+    """A multiprocessing context of workers."""
 
     Process = WorkerProcess
 
@@ -199,10 +192,7 @@ class WorkerContext(ForkServerContext):
 
 
 def start_server() -> None:
-    """Start the server that workers are forked from, which imports in the background.
-
-    The first worker starts it where this was not called.
-    """
+    """Start the server that forks workers; it imports in the background."""
     WorkerContext()
     start_fork_server()
 
@@ -212,11 +202,11 @@ class WorkerDied(Exception):
 
     Attributes:
         worker: its number.
-        remedy: advice, a sentence or nothing.
+        remedy: advice, may be empty.
     """
 
     def __init__(self, worker: int, process: WorkerProcess) -> None:
-        process.join(2.0)  # the connection breaks a moment before the death is reported
+        process.join(2.0)  # the connection breaks before the exit code is known
         code = process.exitcode or 0
         name = signal.Signals(-code).name if code < 0 else ""
         self.worker = worker
@@ -226,7 +216,7 @@ class WorkerDied(Exception):
 
 
 def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
-    """Yield the batches of blocks; ``reader`` moves along as if it had read them."""
+    """Yield the batches of blocks, and move ``reader`` along as if it had read them."""
     for block in blocks:
         for model_input, position in block.batches:
             reader.load_state_dict(position)

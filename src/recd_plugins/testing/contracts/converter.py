@@ -171,7 +171,8 @@ def _with_column(rows: Rows, name: str, column: pa.Array) -> Rows:
 
 def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
     """Return ids by feature and row, with duplicates put back."""
-    kjts = [each.to_kjt() for each in (*batch.ikjts, *batch.partials)]
+    kjts = [ikjt.to_kjt() for ikjt in batch.ikjts]
+    kjts += [partial.to_kjt() for partial in batch.partials]
     if batch.kjt is not None:
         kjts.append(batch.kjt)
     features: dict[str, list[list[int]]] = {}
