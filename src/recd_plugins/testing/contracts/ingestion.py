@@ -259,7 +259,8 @@ class IngestionContract(PluginContract):
         left = _wait(lambda: [process for process in started if _runs(process)])
         for process in left:
             process.kill()
-        assert not left, f"there are {left}; call end_with_parent in each process"
+        advice = "call recd_plugins.api.processes.end_with_parent in each process"
+        assert not left, f"there are {left}; {advice}"
 
 
 def _wait(left: Callable[[], list[Any]]) -> list[Any]:
