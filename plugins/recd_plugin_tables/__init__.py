@@ -15,10 +15,10 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    from recd_plugin_tables.preprocessing import Log1p, Standardise, Vocabulary
+    from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
     from recd_plugin_tables.table import Table
 
-    return [Table, Vocabulary, Standardise, Log1p]
+    return [Table, Vocabulary, Standardise, Log1p, Quantiles]
 
 
 @hookimpl

@@ -227,3 +227,48 @@ class Log1p(Preprocessing):
 
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         return values.sign() * values.abs().log1p(), offsets
+
+
+# Numbers that are kept to find the borders.
+_MAX_KEPT = 1 << 22
+
+
+class Quantiles(FittedPreprocessing):
+    """Replace a number by its bucket, from 0 to 1; buckets hold equally many training rows."""
+
+    name = "tables.quantiles"
+    scope = "id"
+    takes = ("numbers",)
+
+    class Options(PluginOptions):
+        """Number of buckets."""
+
+        buckets: int = Field(default=100, ge=2, le=2**20, description="Number of buckets.")
+
+    options: Options
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
+        import torch
+
+        from recd_plugins.api import jagged
+
+        kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
+        for values, _ in rows:
+            # Every step-th number of all, wherever batches begin.
+            kept.append(values[-seen % step :: step].double())
+            seen += values.numel()
+            num_kept += kept[-1].numel()
+            while num_kept > _MAX_KEPT:
+                kept = [torch.cat(kept)[::2]]
+                num_kept, step = kept[0].numel(), 2 * step
+        numbers = torch.cat(kept).sort().values
+        inner = torch.arange(1, self.options.buckets) * numbers.numel() // self.options.buckets
+        borders = numbers[inner] if numbers.numel() else numbers
+        self._state = {"borders": jagged.rounded_borders(borders)}
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        borders = self.state["borders"].to(values.device)
+        buckets = torch.searchsorted(borders, values.to(borders.dtype).contiguous(), right=True)
+        return (buckets / (self.options.buckets - 1)).to(values.dtype), offsets

@@ -363,7 +363,12 @@ class Texts:
         texts = values.unique().drop_null().cast(pa.string())
         ids = text_ids(texts).to_pylist()
         known = self._known.setdefault(feature, {})
-        known.update(zip(ids, texts.to_pylist(), strict=True))
+        for number, text in zip(ids, texts.to_pylist(), strict=True):
+            if known.setdefault(number, text) != text:
+                raise DataError(
+                    f"column of feature {feature}: {text!r} and {known[number]!r} have one id, "
+                    f"{number}; write other names"
+                )
 
     def close(self) -> None:
         """Write the files."""

@@ -24,6 +24,8 @@ _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile("-?[0-9]+")
 _BLOCK = 1 << 22
+#: End mark of an Arrow stream. Before Arrow 0.15 it was only the last four bytes.
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class FileFormat(ABC):
@@ -138,12 +140,31 @@ class ArrowFormat(FileFormat):
     ) -> Iterator[pa.RecordBatch]:
         with file.open() as source:
             reader = _open_arrow(source)
-            is_file = isinstance(reader, ipc.RecordBatchFileReader)
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            batches: Iterator[pa.RecordBatch]
+            if isinstance(reader, ipc.RecordBatchFileReader):
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                batches = _whole_stream(file, source, reader)
             for batch in batches:
                 chosen = batch.select(list(columns))
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield chosen.slice(start, BATCH_ROWS)
+
+
+def _whole_stream(
+    file: object_stores.Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream; refuse one without an end mark, as Arrow does not."""
+    end, num_rows = source.tell(), 0
+    for batch in reader:
+        end, num_rows = source.tell(), num_rows + batch.num_rows
+        yield batch
+    source.seek(end)
+    if source.read(len(STREAM_END) + 1) not in (STREAM_END, STREAM_END[4:]):
+        raise DataError(
+            f"{file}: the Arrow stream does not end with its end mark, so it may be truncated, "
+            f"after {num_rows:,} rows; write the file again"
+        )
 
 
 def _open_arrow(source: pa.NativeFile) -> Any:

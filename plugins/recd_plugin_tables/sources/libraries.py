@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from recd_plugin_tables.sources.files import STREAM_END
 from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
 from recd_plugins.api import DataError, Origin, RecdError, Rows, imports
 
@@ -230,6 +231,14 @@ class HuggingFaceSource(BatchSource):
         return self._dataset.features.arrow_schema
 
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        for file in self._dataset.cache_files:
+            with pa.memory_map(file["filename"]) as stored:
+                end = stored.read_at(len(STREAM_END), stored.size() - len(STREAM_END))
+            if end != STREAM_END:
+                raise DataError(
+                    f"{self.location}: {file['filename']} is truncated, so rows would be missing; "
+                    "save or download the dataset again"
+                )
         chosen = self._dataset.select_columns(columns).with_format("arrow")
         for table in chosen.iter(batch_size=BATCH_ROWS):
             yield from table.combine_chunks().to_batches()

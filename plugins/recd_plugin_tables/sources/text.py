@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +28,9 @@ _CODE = r"^-?0\d"
 # What a float would round, unless it is an amount, as others with fractions show.
 _LARGE = r"^-?\d{19,}$"
 _FRACTION = r"[.,]|\d[eE]"
+# Arrow infers types recursively and crashes at 100,000 levels of nested lists.
+_MAX_LEVELS = 64
+_JSON_STRING = rb'"(?:[^"\\]|\\.)*"'
 
 
 class CsvFormat(FileFormat):
@@ -106,15 +111,27 @@ class CsvFormat(FileFormat):
         self, file: object_stores.Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         types = {name: schema.field(name).type for name in columns}
-        with open_stream(file) as source, self._open(source, types, columns) as reader:
+        # An empty last row: an unclosed quote would swallow it, with all rows before it.
+        empty = self._separator * (len(schema) - 1) or '""'
+        with (
+            open_stream(file) as source,
+            pa.PythonFile(_Extended(source, f"\n{empty}\n".encode()), mode="r") as extended,
+            self._open(extended, types, columns) as reader,
+        ):
+            num_rows, last = 0, None
             for batch in reader:
-                arrays = [
-                    pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-                    if pa.types.is_string(column.type)
-                    else column
-                    for column in batch.columns
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+                if last is not None:
+                    num_rows += last.num_rows
+                    yield last
+                last = _with_nulls(batch)
+            num_rows += last.num_rows - 1
+            if any(column[-1].as_py() not in (None, b"") for column in last.columns):
+                raise DataError(
+                    f"{file}: row {num_rows} (from 0) has an unclosed quote; close it, or write "
+                    "the file again if it was truncated"
+                )
+            if last.num_rows > 1:
+                yield last.slice(0, last.num_rows - 1)
 
     def _open(
         self,
@@ -168,10 +185,17 @@ class JsonLinesFormat(FileFormat):
 
     def schema(self, file: object_stores.Location) -> pa.Schema:
         with open_stream(file) as source:
-            if source.read(1) == b"[":
+            start = source.read(_BLOCK)
+        if start.startswith(b"["):
+            raise DataError(
+                f"{file}: this is one JSON array; write its objects one a line, without the "
+                "brackets and the commas between them"
+            )
+        for row, line in enumerate(start.splitlines()):
+            if (levels := _num_levels(line)) > _MAX_LEVELS:
                 raise DataError(
-                    f"{file}: this is one JSON array; write its objects one a line, without the "
-                    "brackets and the commas between them"
+                    f"{file}: row {row} (from 0) is nested {levels:,} levels deep; at most "
+                    f"{_MAX_LEVELS} are supported; flatten it"
                 )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
@@ -186,6 +210,29 @@ class JsonLinesFormat(FileFormat):
     ) -> Iterator[pa.RecordBatch]:
         with open_stream(file) as source:
             yield from _open_json(source, schema, "error")
+
+
+class _Extended(io.RawIOBase):
+    """The bytes of a stream, followed by ``more``."""
+
+    def __init__(self, source: pa.NativeFile, more: bytes) -> None:
+        self._source, self._more = source, more
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if found := self._source.read(None if size < 0 else size):
+            return bytes(found)
+        found, self._more = self._more, b""
+        return found
+
+
+def _num_levels(line: bytes) -> int:
+    if line.count(b"[") + line.count(b"{") <= _MAX_LEVELS:
+        return 0
+    brackets = re.findall(rb"[][{}]", re.sub(_JSON_STRING, b"", line))
+    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
 
 
 def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
@@ -208,6 +255,17 @@ def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
     if pa.types.is_struct(kind):
         return field.with_type(pa.struct([_as_named(each, f"{path}.", texts) for each in kind]))
     return field
+
+
+def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with nulls in place of empty texts."""
+    arrays = [
+        pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+        if pa.types.is_string(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
 
 
 def _any(texts: pa.Array, pattern: str) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugin_tables.preprocessing import Log1p, Standardise, Vocabulary
+from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
 from recd_plugins import load_registry, prepare
 from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.testing.contracts import PreprocessingContract
@@ -44,6 +44,7 @@ class TestContract(PreprocessingContract):
             (Vocabulary, {"rows": 20}),
             (Standardise, {}),
             (Log1p, {}),
+            (Quantiles, {"buckets": 4}),
         ]
     )
     def plugin(self, request):
@@ -84,9 +85,10 @@ def test_features_that_share_a_table_share_a_vocabulary():
 
 
 @pytest.mark.parametrize("offset", [1e8, -1e8, 1e12, 2.0**52])
-def test_numbers_far_from_0_are_transformed_before_they_are_rounded(offset):
+@pytest.mark.parametrize(("kind", "options"), [(Standardise, {}), (Quantiles, {"buckets": 40})])
+def test_numbers_far_from_0_are_transformed_before_they_are_rounded(kind, options, offset):
     values = torch.arange(40, dtype=torch.float64).repeat(5)
-    near, far = (fitted(made(Standardise), given) for given in (values, values + offset))
+    near, far = (fitted(made(kind, **options), given) for given in (values, values + offset))
     expected = apply(near, values).float()
     assert len(expected.unique()) == 40
     found = apply(far, values + offset).float()
@@ -140,11 +142,34 @@ def test_standardise_is_exact_where_means_are_large():
     assert apply(fitted(made(Standardise), [3.25] * 9), [3.25, 4.25]).tolist() == [0, 1]
 
 
+SPREAD = NUMBERS.argsort().astype(np.float32)
+
+
+def test_quantiles_hold_equally_many_rows(monkeypatch):
+    plugin = fitted(made(Quantiles, buckets=10), SPREAD)
+    shares, counts = np.unique(apply(plugin, SPREAD), return_counts=True)
+    assert np.allclose(shares, np.arange(10) / 9)
+    assert counts.min() > 490
+    monkeypatch.setattr("recd_plugin_tables.preprocessing._MAX_KEPT", 1000)
+    thinned = fitted(made(Quantiles, buckets=10), SPREAD)
+    assert thinned.identity() == fitted(made(Quantiles, buckets=10), SPREAD, size=901).identity()
+    assert np.abs(apply(thinned, SPREAD) - apply(plugin, SPREAD)).mean() < 0.03
+
+
+def test_a_number_has_one_bucket_however_it_is_stored():
+    numbers = torch.arange(10).repeat(3).double() / 10
+    stored = (numbers, numbers.float(), numbers.float().double())
+    plugins = [fitted(made(Quantiles, buckets=5), values) for values in stored]
+    shares = {tuple(apply(each, values).float().tolist()) for each in plugins for values in stored}
+    assert len(shares) == 1
+
+
 @pytest.mark.parametrize(
     ("plugin", "values"),
     [
         (made(Vocabulary, rows=50), IDS),
         (made(Standardise), NUMBERS),
+        (made(Quantiles), NUMBERS),
     ],
 )
 def test_what_was_fitted_is_kept(plugin, values):

@@ -260,6 +260,16 @@ BAD: dict[str, tuple[str, bytes, str]] = {
         b"a;b\n1;2,5\n",
         "t.csv: .*Expected 1 columns.*; set separator: ';'",
     ),
+    "an unclosed quote": (
+        "t.csv",
+        b'a,b\n0,x\n0,"y\n0,z\n',
+        r"row 1 \(from 0\) has an unclosed quote",
+    ),
+    "JSON nested too deep": (
+        "t.jsonl",
+        b'{"a": "[{"}\n{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n",
+        r"row 1 \(from 0\) is nested 100,001 levels deep; at most 64 are supported",
+    ),
     "a JSON array": ("t.json", b'[{"a": 1}]', "this is one JSON array; write its objects one a"),
     "a column twice": ("t.csv", b"a,a\n1,2\n", "t.csv: 2 columns are named a"),
     "no names": ("t.tsv", b"196\t242\n", r"first line holds 196, 242, .*by option header"),
@@ -273,6 +283,38 @@ def test_what_is_no_table_is_told(what, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
+
+
+def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
+    path = tmp_path / "t.arrows"
+    with path.open("wb") as file, pa.ipc.new_stream(file, FLAT.schema) as writer:
+        ends = [file.tell()]
+        for _ in range(3):
+            writer.write_table(FLAT)
+            file.flush()
+            ends.append(file.tell())
+    whole = path.read_bytes()
+    assert len(read(path)) == 3 * len(ROWS)
+    for at in [*ends, ends[2] - 8, len(whole) - 4, len(whole) - 1]:
+        path.write_bytes(whole[:at])
+        with pytest.raises(DataError, match=r"t.arrows: "):
+            read(path)
+    path.write_bytes(whole[: ends[2]])
+    with pytest.raises(DataError, match=r"does not end with its end mark, .* after 24 rows"):
+        read(path)
+    path.write_bytes(whole + whole)
+    with pytest.raises(DataError, match=r"does not end with its end mark, .* after 36 rows"):
+        read(path)
+
+
+def test_a_hugging_face_dataset_cut_between_batches_is_told(tmp_path):
+    import datasets
+
+    datasets.Dataset(TABLE).save_to_disk(tmp_path / "t")
+    (file,) = (tmp_path / "t").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"t: .*\.arrow is truncated, so rows would be missing"):
+        read(tmp_path / "t")
 
 
 def test_files_that_are_not_one_table_are_told(tmp_path):

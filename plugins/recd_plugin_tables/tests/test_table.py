@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_tables import sources
+from recd_plugin_tables.kinds import ColumnOptions
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
-from recd_plugin_tables.values import text_id
+from recd_plugin_tables.values import Cells, Texts, text_id
 from recd_plugins.api import object_stores
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
@@ -286,6 +287,13 @@ def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
     data.prepare()
     assert data.texts("history") == {text_id(f"h{number}"): f"h{number}" for number in range(7)}
     assert data.texts("user") == {}
+
+
+def test_two_texts_with_one_id_are_told(monkeypatch):
+    monkeypatch.setattr("recd_plugin_tables.values.text_id", lambda _: 7)
+    cells = Cells(pa.array(["a", "b"]), str)
+    with pytest.raises(DataError, match="feature f: 'b' and 'a' have one id, 7"):
+        Texts(Path()).add("f", cells, ColumnOptions.model_validate("id"))
 
 
 BAD: dict[str, Any] = {

@@ -30,7 +30,7 @@ def test_the_page_names_every_plugin_option_and_use() -> None:
         for name, plugin in plugins[kind].items()
         if name.startswith("tables.")
     ]
-    assert len(mine) == 4
+    assert len(mine) == 5
     for plugin in mine:
         assert f" {plugin.name}\n" in PAGE
         assert not [name for name in plugin.Options.model_fields if f"`{name}`" not in PAGE]
