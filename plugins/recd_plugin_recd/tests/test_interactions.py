@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from recd_plugin_recd.interactions import Interactions
-from recd_plugin_recd.interactions_log import SCHEMA
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -197,18 +195,6 @@ class TestContract(DatasetContract):
         path = tmp_path / "log.inter"
         path.write_text(inter([(i % 7, i * 5 % 11, i % 5 + 1, i * 400) for i in range(120)]))
         return dataset(path, test_fraction=0.1)
-
-
-def test_movielens_100k(movielens):
-    """2,793 sessions of 35.8 events on average, of which nothing is lost."""
-    data = dataset(movielens, test_fraction=0.1, refresh={"per": "session"})
-    log = data._log
-    assert len(log) == 100_000
-    assert len(np.unique(log.session_starts)) == 2793
-    for split, batches in zip(data.splits(), (180, 20), strict=True):
-        reader = data.reader(rank=0, world_size=1, batch_size=500, split=split)
-        assert len(reader) == batches
-        assert next(iter(reader)).data.schema == SCHEMA
 
 
 # Of LOG, by user and oldest first: 1 has 10, 11, 12, 13 and 10, 2 has 11, 10 and 13.

@@ -19,38 +19,48 @@ REGISTRY = """
 version: 1
 dataset: {{use: recd.session_parquet, options: {{path: nowhere}}}}
 converter: {{use: recd.ikjt}}
-pooling: [{{use: recd.mean, features: [bought]}}]
+pooling: {pooling}
 model: {model}
 """
-SCHEMA = FeatureSchema(("item", "seen", "bought"), ("price",), "label")
 SASREC = "{{use: ranking.sasrec, options: {{history: seen, item: item, num_embeddings: 50, embedding_dim: 8, max_length: 4, correct: false, loss: {loss}}}}}"  # noqa: E501
 TOWERS = "{{use: ranking.two_tower, options: {{item: [item], item_dense: [0], num_embeddings: 50, embedding_dim: 8, correct: false, loss: {loss}}}}}"  # noqa: E501
+DLRM = "{{embedding_dim: 8, num_embeddings: 50, bottom_mlp: [8], top_mlp: [8]}}"
+POOLINGS = """
+  - {use: recd.attention, features: [attended], options: {heads: 4}}
+  - {use: recd.transformer, features: [encoded, before], options: {layers: 2, norm: pre}}
+  - {use: recd.transformer, features: [after], options: {norm: post}}
+  - {use: recd.din, features: [asked], options: {target: item, heads: 2}}
+  - {use: recd.din, features: [weighed], options: {target: item, weights: sigmoid}}"""
+POOLED = ("attended", "encoded", "before", "after", "asked", "weighed")
+MEAN = "[{use: recd.mean, features: [bought]}]"
+#: Model, pooling, sparse and dense features.
 MODELS = {
-    "sasrec": SASREC.format(loss="sampled_softmax"),
-    "sasrec by a layer": SASREC.format(loss="softmax"),
-    "two towers": TOWERS.format(loss="in_batch"),
+    "sasrec": (SASREC.format(loss="sampled_softmax"), "[]", ("item", "seen"), ()),
+    "sasrec by a layer": (SASREC.format(loss="softmax"), "[]", ("item", "seen"), ()),
+    "two towers": (TOWERS.format(loss="in_batch"), MEAN, ("item", "seen", "bought"), ("price",)),
+    "poolings": (DLRM.format(), POOLINGS, ("item", *POOLED), ("price",)),
 }
 # Lengths of stored rows, and the stored row of each row.
 CASES = {
     "a request": ([30], [0] * 9),
     "unlike rows": ([3, 0, 40, 1, 1], [4, 0, 1, 1, 2, 3, 0]),
     "no ids": ([0, 0], [0, 1, 1]),
+    "alike": ([6] * 3, [0, 1, 2]),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    pooled = name == "two towers"
-    text = REGISTRY.format(model=MODELS[name])
-    path.write_text(text if pooled else text.replace("pooling: [", "pooling: [] # "))
+    model, pooling, sparse, dense = MODELS[name]
+    path.write_text(REGISTRY.format(model=model, pooling=pooling))
     registry = load_registry(path)
-    schema = SCHEMA if pooled else FeatureSchema(("item", "seen"), (), "label")
+    schema = FeatureSchema(sparse, dense, "label")
     torch.manual_seed(0)
     trained = build_model(registry, schema)
     put_poolings(registry, trained)
-    model = ServingModel(with_plain_tables(trained), schema, {}).eval()
-    program = exported(model).module()
+    serving = ServingModel(with_plain_tables(trained), schema, {}).eval()
+    program = exported(serving).module()
     for lengths, rows in CASES.values():
         histories = [feature for feature in schema.sparse if feature != "item"]
         ids = {feature: torch.randint(50, (sum(lengths),)) for feature in histories}
@@ -62,7 +72,7 @@ def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> No
             {"item": torch.arange(len(rows))} | dict.fromkeys(histories, torch.tensor(rows)),
         )
         with torch.no_grad():
-            expected = model(*inputs)
+            expected = serving(*inputs)
         assert expected.std() > 1e-6
         assert (program(*inputs) - expected).abs().max() <= 1e-6
 

@@ -146,12 +146,6 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
     assert not (tmp_path / "two.html").exists()
 
 
-def test_the_command_refuses_a_folder() -> None:
-    result = CliRunner().invoke(main, ["report", "."])
-    assert result.exit_code == 1
-    assert "Is a directory" in result.output
-
-
 def test_the_registry_of_a_run_stands_on_its_page() -> None:
     report = {"baseline": a_run(), "plugins": a_run(), "registry": "a: <b>\n", "settings": ["c=1"]}
     html = page(runs_of(report))

@@ -180,6 +180,9 @@ def test_what_another_run_wrote_since_is_kept_apart(
 def test_they_write_to_this_machine() -> None:
     with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
         Csv.Options.model_validate({"path": "s3://bucket/x"})
+    for tracker in (Csv, JsonLines, TensorBoard):
+        with pytest.raises(ValueError, match="/dev/zero is a pipe or a device"):
+            tracker.Options.model_validate({"path": "/dev/zero"})
 
 
 def test_only_rank_0_writes(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 def _local(path: object) -> object:
     if "://" in str(path):
         raise ValueError(f"{path} is a URL; it is written to this machine: name a path")
+    there = isinstance(path, str | Path) and Path(path).exists()
+    if there and not (Path(str(path)).is_file() or Path(str(path)).is_dir()):
+        raise ValueError(f"{path} is a pipe or a device; name a file that can be read again")
     return path
 
 

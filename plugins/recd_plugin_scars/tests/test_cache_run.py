@@ -120,25 +120,6 @@ def test_what_moved_is_counted_and_predicted(results: dict[str, Result], name: s
                 assert 0.6 < table.ratio < 1.25
 
 
-def test_a_baseline_has_no_caches(results: dict[str, Result]) -> None:
-    assert not results["plain"].sections
-    assert "caches" not in results["plain"].as_json()
-
-
-def test_more_rows_move_less(results: dict[str, Result]) -> None:
-    moved = {}
-    for name in ("nothing", "static", "what pays"):
-        report = results[name].sections["caches"]
-        assert isinstance(report, CacheReport)
-        moved[name] = report.observed_bytes or 0.0
-    assert moved["nothing"] > moved["static"] > moved["what pays"] == 0
-
-
-def test_figures_are_json(results: dict[str, Result]) -> None:
-    for result in results.values():
-        json.dumps(result.as_json())
-
-
 def recd(*arguments: Any) -> str:
     result = CliRunner().invoke(main, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
@@ -180,8 +161,3 @@ def test_uvm_is_planned_for_gpus(table: Path, tmp_path: Path) -> None:
     assert all(kernels[name] == "fused_uvm_caching" for name in CACHED)
     assert kernels["t_usr_0"] == "fused"
     assert sum(report["memory_bytes"]["host_by_rank"]) >= 4 * ROWS * 8 * 4
-
-
-def test_the_plugin_is_listed() -> None:
-    found = {p["name"]: p["summary"] for p in json.loads(recd("plugins", "--json"))}
-    assert found["scars.cache"].endswith(".")

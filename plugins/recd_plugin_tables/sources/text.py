@@ -118,11 +118,10 @@ class CsvFormat(FileFormat):
             pa.PythonFile(_Extended(source, f"\n{empty}\n".encode()), mode="r") as extended,
             self._open(extended, types, columns) as reader,
         ):
-            num_rows, last = 0, None
+            num_rows, last = 0, _with_nulls(reader.read_next_batch())
             for batch in reader:
-                if last is not None:
-                    num_rows += last.num_rows
-                    yield last
+                num_rows += last.num_rows
+                yield last
                 last = _with_nulls(batch)
             num_rows += last.num_rows - 1
             if any(column[-1].as_py() not in (None, b"") for column in last.columns):

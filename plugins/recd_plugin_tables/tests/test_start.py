@@ -600,22 +600,6 @@ def rows(**columns: Any) -> dict[str, Any]:
     }
 
 
-def test_times_of_day_and_durations_are_numbers(tmp_path: Path) -> None:
-    seconds = [None if row % 10 == 0 else 3600 + row for row in range(FEW)]
-    columns = rows(
-        opened=pa.array(seconds, pa.time32("s")),
-        watched=pa.array(seconds, pa.duration("s")),
-        laps=pa.array([[row, row + 1] for row in range(FEW)], pa.list_(pa.duration("ms"))),
-        never=pa.nulls(FEW, pa.time64("us")),
-    )
-    made = Made(tmp_path, columns)
-    made.load()
-    uses = made.uses
-    number = {"as": "number", "missing": 3630}
-    assert (uses["opened"], uses["watched"], uses["laps"]) == (number, number, "numbers")
-    assert uses["never"] == "unused"
-
-
 def test_lists_of_numbers_are_all_of_one_length_or_empty(tmp_path: Path) -> None:
     columns = rows(
         ragged=lambda row: [row + 0.5] * (row % 3 + 1),

@@ -19,7 +19,6 @@ from recd_plugin_dlrm.trace.generator import (
     total_variation,
     worst_difference,
 )
-from recd_plugins.runtime.errors import DataError
 
 SOME_IDS = st.lists(st.integers(-3, 12), min_size=1, max_size=200)
 
@@ -177,13 +176,3 @@ def test_p0_is_raised_no_further_than_it_has_to_be() -> None:
     differences = [worst_difference(profile, expected(each)) for each in (share, share * 0.75)]
     assert differences[0] <= WITHIN < differences[1]
     assert least_new(profile, profile.accesses, within=1.0) == profile.new_share
-
-
-def test_a_trace_without_repeats_ends() -> None:
-    profile = profile_ids(np.arange(10))
-    assert profile.median_distance is None
-    assert TraceGenerator(profile).draw(10).tolist() == list(range(10))
-    drawn = TraceGenerator(profile)
-    drawn.draw(4)
-    with pytest.raises(DataError, match="at most its 10 accesses"):
-        drawn.draw(7)

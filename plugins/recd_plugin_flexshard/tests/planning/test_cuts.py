@@ -132,23 +132,6 @@ def test_bins_and_tails_are_cut_in_rows():
             assert first == pytest.approx(second)
 
 
-def test_more_memory_never_sends_more():
-    ratios = [0.95, 1.0, 1.5, 3.0, 10.0, 100.0]
-    for strategy in ("two_tier", "three_tier", "joint"):
-        plans = [
-            plan_tiers([FLAT], CLUSTER, strategy, replace(OPTIONS, memory_ratio=ratio))
-            for ratio in ratios
-        ]
-        left = [1 - plan.a2a_reduction for plan in plans]
-        assert left == sorted(left, reverse=True)
-        assert left[-1] < 1e-9
-        for plan, ratio in zip(plans, ratios, strict=True):
-            assert plan.memory_bytes <= ratio * plan.row_wise_memory_bytes * (1 + 1e-9)
-        in_bytes = replace(OPTIONS, memory_bytes=1.5 * plans[0].row_wise_memory_bytes)
-        same = plan_tiers([FLAT], CLUSTER, strategy, in_bytes)
-        assert same.a2a_reduction == plans[2].a2a_reduction
-
-
 def test_accesses_that_come_together_have_a_row_sent_once():
     """Of sessions: plans knew of independent accesses alone, and kept copies that do not pay."""
     options = CostOptions(coalesce=True, sync="auto", memory_ratio=2.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 from ruamel.yaml import YAML
 
 from recd_plugin_recd import papercal
-from recd_plugin_recd.analyze.report import show
 from recd_plugin_recd.analyze.study import study
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.sessions import open_source
@@ -103,15 +100,6 @@ def test_an_interleaved_table_is_told_what_clustering_gives(interleaved, cluster
             assert mine.measured_as_is == pytest.approx(expected, rel=0.1)
 
 
-def test_a_tenth_of_the_sessions_tells_nearly_the_same(tables, clustered):
-    report = analyze(tables / "interleaved", sample_megabytes=15)
-    assert not report.sample.whole
-    assert report.sample.rows < ROWS / 4
-    assert report.sessions == analyze(tables / "interleaved").sessions
-    for name in ("exact", "partial"):
-        assert getattr(report, name) == pytest.approx(getattr(clustered, name), abs=0.04)
-
-
 def test_groups_are_the_features_that_change_together(clustered):
     groups = [group.features for group in clustered.groups if len(group.features) > 1]
     assert groups == [tuple(f"seq_{g}_{i}" for i in range(3)) for g in range(3)]
@@ -186,18 +174,6 @@ def test_the_page_stands_alone(tables, tmp_path):
     assert all(name in text for name in ("seq_0_0", "usr_22", "item_7", "recd.partial_ikjt"))
 
 
-@pytest.mark.parametrize("order", ["clustered", "interleaved"])
-def test_a_terminal_of_80_characters_shows_every_name_and_figure(request, order):
-    text = StringIO()
-    show(Console(file=text, width=80), request.getfixturevalue(order))
-    lines = text.getvalue().splitlines()
-    forms = (" partial ", " exact ", " plain ")
-    rows = [line for line in lines if line.startswith(" ") and line.endswith(forms)]
-    names = [line.split()[0] for line in rows]
-    assert names == [feature.name for feature in papercal.FEATURES]
-    assert not any("…" in line for line in lines)
-
-
 def test_a_sample_that_is_too_small_advises_nothing(tables, tmp_path):
     page = tmp_path / "r.html"
     table = tables / "interleaved"
@@ -248,21 +224,3 @@ def test_the_batch_size_is_that_of_the_registry(tmp_path):
     ):
         report = json.loads(run(*arguments, "--json", "-").stdout)
         assert report["batches"]["rows"] // report["batches"]["batches"] == size
-
-
-def test_movielens_through_a_registry(movielens, tmp_path):
-    """At every event another history: exact deduplication finds little, partial most."""
-    registry = tmp_path / "registry.yaml"
-    options = f"{{path: {movielens}, refresh: {{per: event}}}}"
-    registry.write_text(
-        f"version: 1\ndataset: {{use: recd.interactions, options: {options}}}\n"
-        "converter: {use: recd.kjt}\n"
-    )
-    report = analyze(registry, batch_size=1024)
-    assert report.clustered
-    seen = next(each for each in report.features if each.name == "history_seen")
-    assert (seen.form, report.storage.stored) == ("partial", None)
-    assert seen.exact < 0.01
-    assert seen.partial > 0.9
-    assert seen.measured_as_is < 1.05
-    assert seen.partial_factor > 10

@@ -29,7 +29,7 @@ from recd_plugins.interfaces.access import TableAccess
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.planning.constraints import feasible, table_constraints
+from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import RESERVED_SHARE
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.prepared import Prepared
@@ -152,16 +152,6 @@ def options(
         for option in found
         if (option.name in part_of(ready).caches) == (option.compute_kernel == "fused_uvm_caching")
     }
-
-
-def test_on_cpu_only_cached_tables_have_the_cached_kernel() -> None:
-    """TorchRec's planner takes it for faster, and there is no cache to look up others in."""
-    ready, module = registry({"a": 1.0}, 0.1), model("a", "b")
-    found = feasible(module, ready.sharders(), constraints(ready, module, "cpu"), "cpu")
-    assert found["a"].compute_kernels == ["fused_uvm_caching"]
-    assert found["b"].compute_kernels is not None
-    assert "fused" in found["b"].compute_kernels
-    assert "fused_uvm_caching" not in found["b"].compute_kernels
 
 
 def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import log2
 
 import numpy as np
 import pytest
@@ -99,18 +98,6 @@ def test_the_solver_equals_brute_force() -> None:
         with_two_minima += bool((rises[:-1] & ~rises[1:]).any())
     # Halving alone goes wrong on some of these.
     assert with_two_minima > 1
-
-
-@pytest.mark.parametrize("last", [0, 1, 2, 100, 10_000_000])
-def test_few_evaluations(last: int) -> None:
-    calls = []
-
-    def function(place: int) -> float:
-        calls.append(place)
-        return abs(place - 0.37 * last)
-
-    assert least(function, last) == round(0.37 * last)
-    assert len(calls) <= 8 * (log2(last + 1) + 1)
 
 
 def test_ties_go_to_fewer_rows() -> None:

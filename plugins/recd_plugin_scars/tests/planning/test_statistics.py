@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from torchrec.distributed.types import CacheStatistics
 
-from recd_plugin_scars.planning import BatchRows, CachePlan, TableLoad
+from recd_plugin_scars.planning import BatchRows, TableLoad
 from recd_plugin_scars.planning.statistics import AccessStatistics
 from recd_plugins.interfaces.distributions import from_weights, zipf
 
@@ -34,11 +33,3 @@ def test_cacheability_of_the_two_extremes() -> None:
         TableLoad(from_weights("t", np.array([1.0]), 1.0, num_embeddings=1000), 4), 64
     )
     assert one.cacheability == pytest.approx(0.0005)
-
-
-def test_copies_are_the_same_object() -> None:
-    load = TableLoad(zipf("t", 100, 1.0, 1.0), 16)
-    plan = CachePlan.of({"t": load}, {"t": 10}, batch_size=32, optimizer="sgd")
-    statistics = plan.statistics("t")
-    assert copy.deepcopy(statistics) is statistics
-    assert statistics.expected_lookups == plan.tables["t"].traffic.unique_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recd_plugin_scars.planning import CachePlan, TableLoad, traffic
+from recd_plugin_scars.planning import TableLoad, traffic
 from recd_plugins.interfaces.distributions import zipf
 
 
@@ -56,32 +56,3 @@ def test_columns_are_moved_by_each_shard_with_a_state_of_its_own(
     assert split.hit_rate == whole.hit_rate
     assert split.row_bytes == 32 * 4 // 2 + 4
     assert split.bytes_read == whole.misses * (32 * 4 + 2 * 4)
-
-
-def test_what_is_not_cached_moves_its_distinct_rows(loads: dict[str, TableLoad]) -> None:
-    found = traffic(list(loads.values()), {}, batch_size=64, optimizer="sgd")
-    assert all(table.misses == table.unique_rows for table in found.values())
-    assert all(table.cold_lookups == table.lookups for table in found.values())
-    every = {"a": 3000, "b": 500}
-    found = traffic(list(loads.values()), every, batch_size=64, optimizer="sgd", policy="lru")
-    assert all(table.misses == 0 for table in found.values())
-
-
-def test_a_plan_within_bytes(loads: dict[str, TableLoad]) -> None:
-    plan = CachePlan.within(loads, 10_000, batch_size=64, optimizer="sgd")
-    assert 10_000 - 128 < plan.cached_bytes <= 10_000
-    a, b = plan.tables["a"], plan.tables["b"]
-    assert a.cached * 64 + b.cached * 128 == plan.cached_bytes
-    assert b.load.hot_rows(b.cached).tolist() == loads["b"].access.rows[: b.cached].tolist()
-    assert b.load_factor == b.cached / 500
-    assert (a.useful, b.useful) == (3000, 500)
-    everything = CachePlan.within(loads, None, batch_size=64, optimizer="sgd")
-    assert everything.cached_bytes == 3000 * 64 + 500 * 128
-
-
-def test_rows_that_are_not_read_again_are_not_cached(loads: dict[str, TableLoad]) -> None:
-    plan = CachePlan.within(loads, None, batch_size=64, optimizer="sgd", steps=20)
-    for name, load in loads.items():
-        # More than one read in 20 steps of 64 samples.
-        reads = load.access.accesses * 64 * 20
-        assert plan.tables[name].cached == plan.tables[name].useful == int((reads > 1).sum())

@@ -201,17 +201,6 @@ def test_a_graph_that_is_dropped_gives_its_rows_back() -> None:
     assert (kernel._rows._pool.row_of_slot == -1).all()
 
 
-def test_a_lookup_that_fails_gives_its_rows_back() -> None:
-    _, kernel = one_table(cached=0)
-
-    def fail(_features: KeyedJaggedTensor) -> Tensor:
-        raise RuntimeError("no kernel")
-
-    with pytest.raises(RuntimeError, match="no kernel"):
-        kernel._look_up(batch_of([[0, 1], [6]]), fail)
-    assert not kernel._rows._pool.pins.any()
-
-
 def test_a_second_backward_pass_is_refused() -> None:
     _, kernel = one_table()
     output = kernel(batch_of([[0, 1], [6]]))

@@ -77,18 +77,6 @@ def test_any_order_of_reads_and_writes_gives_what_a_tensor_gives(
     store.close()
 
 
-def test_rows_of_the_tensors_are_read_as_often_as_they_are_asked_for(folder: Path | None) -> None:
-    store = open_store(folder)
-    store.weights.copy_(torch.rand(NUM_ROWS, DIM))
-    store.state[5] = 7
-    rows = torch.tensor([5, 6, 6, 36, 0, 5])
-    weights, state = torch.empty(6, DIM), torch.empty(6)
-    store.read(rows, weights, state)
-    assert torch.equal(weights, store.weights[rows])
-    assert state.tolist() == [7, 0, 0, 0, 0, 7]
-    store.close()
-
-
 def test_values_given_some_rows_at_a_time_are_those_given_at_once(
     folder: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
