@@ -1,4 +1,4 @@
-"""Random draws by what they are for: any draw can be made alone, in any process, with one outcome.
+"""Random draws by key: each draw is reproducible alone, in any process.
 
 A draw is a hash of its stream and a counter (splitmix64). Numba notices no change of this file in
 kernels of others.
@@ -34,7 +34,7 @@ def mix(value: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def substream(stream: int, counter: int) -> np.uint64:
-    """A stream of its own for one row."""
+    """Return a random stream for one row."""
     return mix(nb.uint64(stream) + nb.uint64(counter) * GOLDEN)
 
 
@@ -93,7 +93,7 @@ def uniform_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int) -> I
 
 @nb.njit(cache=True, nogil=True)
 def _integral(x: float, exponent: float) -> float:
-    """Of ``x^-exponent``, but for a constant."""
+    """Return the integral of ``x^-exponent``, up to a constant."""
     if exponent == 1.0:
         return math.log(x)
     return math.expm1((1.0 - exponent) * math.log(x)) / (1.0 - exponent)

@@ -33,7 +33,7 @@ _LEAST_STORE_BYTES = 80_000_000
 
 @dataclass
 class RayCluster:
-    """Where a rank's readers run.
+    """Ray cluster of the readers of a rank.
 
     Attributes:
         address: of Ray.

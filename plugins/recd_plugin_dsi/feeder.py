@@ -226,7 +226,7 @@ def _cpus(free: bool = False) -> float:
 def make_blocks(
     numbers: pa.Table, task: bytes, position: dict[str, Any], stride: int | None, stream: str
 ) -> Iterator[pa.Table]:
-    """Make blocks in a reader: rows with their bytes, and what the trainer needs to know."""
+    """Make blocks of rows in a reader, with sizes in bytes and metadata for the trainer."""
     for number in numbers["number"].to_pylist():
         begun = f"recd/{stream}/{number}".encode()
         again = bool(_internal_kv_put(begun, b"", overwrite=False))

@@ -97,7 +97,7 @@ class Helper:
             return []
 
     def leave(self, patience: float) -> bool:
-        """Let the process end by itself, within some seconds. Return whether it did."""
+        """Wait some seconds for the process to exit. Return whether it did."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)

@@ -16,7 +16,7 @@ _READERS = 2
 
 
 class RayOptions(PluginOptions):
-    """Where readers run, how many, and how far they read ahead."""
+    """Options of ``dsi.ray``: place and number of readers, read-ahead."""
 
     address: str | None = Field(
         default=None,

@@ -17,7 +17,7 @@ class RayIngestion(Ingestion):
     name = "dsi.ray"
 
     class Options(RayOptions):
-        """Where readers run, how many, and how far they read ahead."""
+        """Place and number of readers, read-ahead."""
 
     options: RayOptions
 

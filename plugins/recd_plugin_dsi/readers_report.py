@@ -338,7 +338,7 @@ class ReaderPlan:
         }
 
     def advice(self) -> str:
-        """Return what to set."""
+        """Return a recommendation."""
         pace, readers = self.pace, self.readers
         if readers == 0:
             return (

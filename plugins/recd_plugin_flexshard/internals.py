@@ -1,4 +1,4 @@
-"""What is relied on of TorchRec, FBGEMM and torch that has no public form."""
+"""Private attributes of TorchRec, FBGEMM and torch that this package uses."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TieredPart(TableStrategy):
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
     ) -> Iterable[tuple[slice, StepCost]]:
-        """Yield what hot and flex rows add to the work of every rank (FlexShard, table 2).
+        """Yield the cost of hot and flex rows on every rank (FlexShard, table 2).
 
         Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
         flex rows for each rank of a node, and those of a sum over all ranks once.

@@ -1,4 +1,4 @@
-"""``recd plan --tiers``: the tiers of each sharding entry, and what other choices would give."""
+"""Report of ``recd plan --tiers``: tiers of each sharding entry, and its alternatives."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The plan of one sharding entry, plans by other strategies, and why there are none."""
+    """The plan of one sharding entry; plans of other strategies, or why they fail."""
 
     field: str
     plugin: str

@@ -1,4 +1,4 @@
-"""The section ``tiers`` of a run: what each tier sent, next to the prediction of its plan."""
+"""Section ``tiers`` of a run report: observed and predicted traffic by tier."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class TieredSharding(Sharding):
 
 
 class TwoTier(TieredSharding):
-    """Often read rows of sequence tables on every rank, the others row-wise (FlexShard)."""
+    """Replicate frequently read rows of sequence tables, shard the rest row-wise (FlexShard)."""
 
     name = "flexshard.two_tier"
     strategy: ClassVar[Literal["two_tier"]] = "two_tier"
@@ -104,7 +104,7 @@ class ThreeTier(TieredSharding):
     strategy: ClassVar[Literal["three_tier"]] = "three_tier"
 
     class Options(TierOptions):
-        """Where the first tier ends."""
+        """Options of the plugins of this package."""
 
         stop: Literal["dp_flex", "dp_rw"] = Field(
             default="dp_flex",

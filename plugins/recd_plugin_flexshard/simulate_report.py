@@ -27,7 +27,7 @@ _NAMES: dict[Tier, str] = {
 def as_json(
     topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
 ) -> dict[str, Any]:
-    """Return JSON values; bytes are those of a step."""
+    """Return JSON values; bytes are per step."""
     return {
         "topology": topology_json(topology, spec),
         "entries": {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What to make of which table.
+    """Options of a conversion.
 
     Attributes:
         source: a Parquet file or a folder of them.
@@ -46,7 +46,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ConvertedTable:
-    """What was written: rows, the layout of each feature, and bytes before and after."""
+    """Summary of a conversion: rows, layout by feature, bytes before and after."""
 
     rows: int
     layouts: dict[str, list_dict.Layout]

@@ -51,7 +51,7 @@ _LATEST_SECOND = 1e11
 
 
 class RefreshOptions(BaseModel):
-    """When the logged features of the user are refreshed."""
+    """Refresh schedule of a user's logged features."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Logs of interactions: read from CSV-like files, and what a recommender knew at each request.
+"""Logs of interactions in CSV-like files, and user features at each request.
 
 Events are in the order of time, those of one time in the order of the file. Everything that a row
 says of its user comes from the user's events before an *anchor*, at which those features were last
@@ -68,7 +68,7 @@ class Events:
 
 
 def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
-    """Fill in by the file's suffix and first line what the options leave open."""
+    """Complete the options from the file's suffix and first line."""
     if not path.is_file():
         raise DataError(
             f"{path}: no such file (looked for from {Path.cwd()}). MovieLens is at "

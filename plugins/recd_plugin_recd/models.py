@@ -204,7 +204,7 @@ def rm_registry(
 
 
 def _features(name: ModelName) -> tuple[str, str]:
-    """Describe the sequence features of a model and all others."""
+    """Describe the features of a model."""
     from recd_plugin_recd.papercal import shape_of
 
     shape = shape_of(name)

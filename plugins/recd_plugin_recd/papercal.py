@@ -63,7 +63,7 @@ class TableColumns:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """All columns of the table."""
+        """Return the schema of the table."""
         return pa.schema(
             [
                 ("session_id", pa.int64()),
@@ -383,7 +383,7 @@ def list_versions(
 
 @nb.njit(cache=True)
 def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32]:
-    """Offsets of a feature's lists, whose length is that of the session, int32 ``[rows + 1]``.
+    """Return list offsets of a feature, int32 ``[rows + 1]``; lengths are per session.
 
     Lengths are uniform over 0.5-1.5 times the mean, and at least 1.
     """
@@ -425,7 +425,7 @@ def list_values(
 
 @nb.njit(cache=True)
 def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float64]:
-    """One uniform number in [0, 1) a row, float64 ``[rows]``."""
+    """Return a uniform number in [0, 1) per row, float64 ``[rows]``."""
     out = np.empty(len(keys), np.float64)
     salt = mix(nb.uint64(purpose + 4000))
     for row in range(len(keys)):

@@ -19,7 +19,7 @@ PROVENANCE = b"recd.papercal"
 
 
 class TableOptions(BaseModel):
-    """What fixes a generated table to the last bit."""
+    """Options that determine a generated table, bit for bit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,7 +90,7 @@ def provenance(folder: Path) -> dict[str, Any] | None:
 
 
 def provenance_of(options: TableOptions) -> dict[str, Any]:
-    """Return what ``provenance`` says of a table with these options."""
+    """Return the ``provenance`` of a table with these options."""
     from recd_plugin_recd import papercal
 
     # PAPERCAL's own tables say what they said before there were other shapes.

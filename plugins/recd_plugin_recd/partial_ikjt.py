@@ -31,7 +31,7 @@ class PartialIkjtConverter(Converter):
     name = "recd.partial_ikjt"
 
     class Options(PluginOptions):
-        """Which features are stored partially, and how the others."""
+        """Options of the partial converter."""
 
         features: Literal["auto"] | list[str] = Field(
             default="auto",

@@ -276,7 +276,7 @@ class SessionParquet(Dataset):
         return tuple(field.name for field in chosen)
 
     def _columns(self, table: parquet.ParquetTable) -> pa.Schema:
-        """Return names and types of what the reader yields, ids as int64."""
+        """Return names and types of the columns that the reader yields; ids are int64."""
         schema = self.schema()
         label = () if self._trained is not None else (schema.label,)
         ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]

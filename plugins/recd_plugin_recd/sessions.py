@@ -222,7 +222,7 @@ def open_source(
     timestamp: str | None = None,
     plugins_dir: Path | None = None,
 ) -> SessionTable:
-    """Open what PATH of a command names.
+    """Open the table at PATH.
 
     Args:
         path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or

@@ -246,7 +246,7 @@ def exported(model: ServingModel) -> ExportedProgram:
 
 
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
-    """Write the program of a model, and what its inputs are, into a folder."""
+    """Write the program of a model and a description of its inputs into a folder."""
     program = exported(model)
     _detach_empty(program)
     with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:

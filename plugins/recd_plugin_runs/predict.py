@@ -309,7 +309,7 @@ class _Output:
         return self
 
     def write(self, keys: Sequence[pa.RecordBatch], scores: np.ndarray) -> None:
-        """Add rows that follow those before."""
+        """Append rows."""
         columns: dict[str, pa.Array] = {}
         for column, name in self._names.items():
             columns[name] = _joined([batch.column(column) for batch in keys])

@@ -20,7 +20,7 @@ _EQUAL_LOSSES = 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """A run: ``Result.as_json``, and the comparison it is a side of."""
+    """A run: ``Result.as_json``, and the report of the comparison that it belongs to."""
 
     name: str
     values: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Run:
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return the ratio of a figure to that of another run, by round if they took turns."""
+        """Return the ratio of a figure to another run's, by round if they took turns."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return run_results.Spread(**spread)
@@ -92,22 +92,21 @@ def runs_of(report: Any) -> list[Run]:
     ]
 
 
-# What has a place of its own on the page; all else are sections that parts of a run report.
+# Values that other sections show; the rest are tables.
 _KNOWN = frozenset(
     {
-        "samples_per_second", "step_seconds", "collective_bytes", "ids_looked_up",
-        "peak_memory_bytes", "losses", "train", "test", "stages", "step_memory", "stalls",
-        "registry", "settings", "rounds", "validation",
+        "samples_per_second", "step_seconds", "ids_looked_up", "peak_memory_bytes", "losses",
+        "train", "test", "step_memory", "registry", "settings", "rounds", "validation",
     }
 )  # fmt: skip
-# Rows of a section that are shown, and levels that headings have.
+# Rows of a section that are shown.
 _MOST_ROWS = 200
-# Share of a step from which on waiting for data is worth a word.
+# Waiting for data is mentioned above this share of a step.
 _WAITING = 0.05
 
 
 def page(runs: Sequence[Run]) -> str:
-    """Return the page: findings, figures side by side, plots, and sections of every part."""
+    """Return the HTML page: findings, figures side by side, curves, and tables of the rest."""
     named = " and ".join(run.name or "run" for run in runs)
     title = named if len(runs) < 4 else f"{len(runs)} runs"
     losses = loss_plot([run for run in runs if run.losses])
@@ -118,7 +117,6 @@ def page(runs: Sequence[Run]) -> str:
         _figures(runs),
         *html_page.html_section("Losses", "Of each step, the mean over ranks, before it.", losses),
         *_validations(runs),
-        *_breakdowns(runs),
         *_sections(runs),
         *_registries(runs),
     ]
@@ -126,7 +124,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what stands out, in sentences."""
+    """Yield findings, a sentence each."""
     first = runs[0]
     for run in runs[1:]:
         for name, sentence in (
@@ -190,28 +188,8 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
         yield from html_page.html_section(f"Validation {run.name}".strip(), text, plot)
 
 
-def _breakdowns(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield plots of the time, waits and bytes of a step by part."""
-    stages = {run.name: _scaled(run.values["stages"], 1e3) for run in runs}
-    waits = {run.name: _scaled((run.values.get("stalls") or {}).get("shares"), 100) for run in runs}
-    sent = {run.name: _scaled(run.values["collective_bytes"], 1e-6) for run in runs}
-    for title, text, parts, unit, least in (
-        ("Time of a step", "By stage, profiled.", stages, "ms", 0),
-        ("Waiting for data", "Share of a step, by cause.", waits, "% of a step", 1),
-        ("Bytes", "All ranks together in one step, by collective.", sent, "MB", 0),
-    ):
-        shown = {name: amounts for name, amounts in parts.items() if amounts}
-        largest = max((each for amounts in shown.values() for each in amounts.values()), default=0)
-        if largest > 0 and largest >= least:
-            yield from html_page.html_section(title, text, stacked_plot(shown, unit))
-
-
-def _scaled(amounts: Mapping[str, float] | None, factor: float) -> dict[str, float]:
-    return {name: factor * amount for name, amount in (amounts or {}).items()}
-
-
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield tables of what else parts of the runs report: values by path."""
+    """Yield a table per remaining value of the runs."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
@@ -247,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield the registries of the runs, and what was set besides."""
+    """Yield the registries and settings of the runs."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
         if text := run.values.get("registry"):
@@ -260,7 +238,7 @@ def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
         yield html_page.element("pre", text)
 
 
-# Steps of a curve are averaged where there are more: no screen shows more points.
+# Longer curves are averaged to so many points.
 _POINTS = 400
 
 
@@ -291,34 +269,6 @@ def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) 
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
     axes.set(xlabel="step", ylabel=name.replace("_", " "))
-    return _svg(axes)
-
-
-@plots.plot_style()
-def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> html_page.Html:
-    """Plot a bar per run of amounts by part."""
-    axes = _axes(1.3 + 0.55 * len(parts))
-    names = list(dict.fromkeys(part for amounts in parts.values() for part in amounts))
-    starts = dict.fromkeys(parts, 0.0)
-    for number, name in enumerate(names):
-        widths = [amounts.get(name, 0.0) for amounts in parts.values()]
-        if not any(widths):
-            continue
-        axes.barh(
-            list(parts),
-            widths,
-            left=list(starts.values()),
-            height=0.6,
-            color=_color(number),
-            label=name.replace("_", " "),
-        )
-        starts = {
-            run: start + width for (run, start), width in zip(starts.items(), widths, strict=True)
-        }
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(unit)
-    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return _svg(axes)
 
 

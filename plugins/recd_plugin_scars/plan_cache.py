@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,7 @@ import click
 from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, cli_options, text_utils
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from recd_plugins.api import topologies
+    pass
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -42,10 +39,9 @@ class CachePlanMode(PlanMode):
     flag = "--cache"
     help = (
         "Plan caches instead: how many rows of each table to keep in fast memory, and what is then "
-        "moved. --calibrate measures iterations, and rows that are fetched."
+        "moved."
     )
     takes_auto = True
-    calibrates = True
 
     def options(self) -> Sequence[click.Option]:
         return [
@@ -98,19 +94,8 @@ class CachePlanMode(PlanMode):
                 "say how much with --memory, as 16GiB"
             )
 
-    def calibrate(
-        self, question: PlanQuestion, path: Path
-    ) -> tuple[topologies.TopologySpec, RenderableType]:
-        from recd_plugin_scars.planning.calibrate import calibrate_cache
-
-        question.say("training a few steps, and moving rows, to see what they cost")
-        spec, found = calibrate_cache(
-            question.registry, question.plugins_dir, question.spec, path, question.batch_size
-        )
-        return spec, found.text()
-
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        from recd_plugin_scars.planning.study import CacheQuestion, plot, render, study_caches
+        from recd_plugin_scars.planning.study import CacheQuestion, render, study_caches
 
         options = {name: each for name, each in question.options.items() if each is not None}
         if options.get("profile_rows") == "all":
@@ -123,4 +108,4 @@ class CachePlanMode(PlanMode):
             CacheQuestion(batch_size=question.batch_size, **options),
             question.say,
         )
-        return PlanAnswer(render(report), report.as_json, partial(plot, report))
+        return PlanAnswer(render(report), report.as_json)

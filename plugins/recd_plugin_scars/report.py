@@ -1,4 +1,4 @@
-"""Report of what cached tables moved in a run, next to the prediction of their plan (SCARS)."""
+"""Section ``caches`` of a run report: observed and predicted traffic (SCARS)."""
 
 from __future__ import annotations
 

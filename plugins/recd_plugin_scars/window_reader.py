@@ -80,7 +80,7 @@ class WindowReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """Yield this worker's windows; others are skipped in the inner reader, too."""
+        """Yield this worker's windows; skip the others in the inner reader, too."""
         inner = self._open(self._rank, self._world_size)
         windows = self._windows(inner, self._position, worker, num_workers)
         for window in windows:

@@ -75,7 +75,7 @@ class IdCounts:
             self.flush()
 
     def flush(self) -> None:
-        """Sort in what waits."""
+        """Merge the waiting counts."""
         ids = np.concatenate([self.ids, *(each for each, _ in self._waiting)])
         counts = np.concatenate([self.counts, *(each for _, each in self._waiting)])
         # Freed before the sort, which takes as much.

@@ -61,7 +61,7 @@ def _pieces(sampler: Sampler, num_rows: int, progress: Callable[[int], None]) ->
 
 
 class Sampler:
-    """Draws rows; samplers of one kind agree on what ids mean, whatever their random numbers."""
+    """Draws rows; ids have the same effect on labels for all seeds."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random

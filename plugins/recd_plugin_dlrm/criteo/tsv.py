@@ -128,7 +128,7 @@ class BadLines:
 
 
 def explain(text: bytes) -> str:
-    """Say what is wrong with a line."""
+    """Describe the error in a line."""
     line = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
     return (
         f"{line.count(chr(9)) + 1} columns, not {len(COLUMNS)} separated by tabs, or one is wrong: "

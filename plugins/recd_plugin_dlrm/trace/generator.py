@@ -231,7 +231,7 @@ class TableTrace:
 
     @property
     def median_distance(self) -> int | None:
-        """The median distance of accesses to known ids, None if there are none."""
+        """Median distance of accesses to known ids, None without any."""
         sums = np.cumsum(self.counts[1:])
         if not len(sums):
             return None

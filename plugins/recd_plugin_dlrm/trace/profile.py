@@ -109,7 +109,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TraceProfile:
-    """Profiles by table, what was profiled in words, and the file it was read from."""
+    """Profiles by table, with a description of their source and the file."""
 
     tables: Mapping[str, TableTrace]
     source: str

@@ -1,4 +1,4 @@
-"""FlexShard's cost model (arXiv 2301.02959, sections 3 and 4): what rows cost in each tier."""
+"""Cost of a row in each tier (FlexShard, arXiv 2301.02959, sections 3 and 4)."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class CopyGroup:
         return 2 * (self.members - 1) / self.members
 
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return the traffic of a sparse sync of rows with ``w`` over that of a dense one.
+        """Return the ratio of sparse to dense sync traffic for rows with ``w``.
 
         A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients of a row: a rank touches it
         in a share ``t = 1 - q ** batches`` of steps, any rank in ``u = 1 - q ** (batches n)``. A

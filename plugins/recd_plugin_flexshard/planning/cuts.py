@@ -1,4 +1,4 @@
-"""Where the tiers end (FlexShard, arXiv 2301.02959, section 4): two cuts in the order of rows."""
+"""Search for the two cuts between tiers (FlexShard, arXiv 2301.02959, section 4)."""
 
 from __future__ import annotations
 
@@ -446,7 +446,7 @@ class CutModel:
 
 
 def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
-    """Return ``prefix``, or the nearest of those ``within``."""
+    """Clip ``prefix`` to the range ``within``."""
     shortest, longest = within
     if prefix.num_rows < shortest.num_rows:
         return shortest
@@ -454,6 +454,6 @@ def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Return the elements that are sent for the rows between; what rounding leaves is 0."""
+    """Return the elements sent for the rows between, 0 if only rounding is left."""
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

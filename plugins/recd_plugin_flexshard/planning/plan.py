@@ -1,4 +1,4 @@
-"""Which rows of which tables go into which tier, and what each tier sends."""
+"""Plans of tiers: rows of each table by tier, and the traffic of each tier."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TierPlan:
 
     @property
     def memory_ratio(self) -> float:
-        """Memory over that of plain row-wise sharding."""
+        """Ratio of memory to plain row-wise sharding."""
         return self.memory_bytes / self.row_wise_memory_bytes
 
 
@@ -207,7 +207,7 @@ def _plan(
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """The collective of a tier in a step: bytes that a rank sends to others, mean over ranks.
+    """The collective of a tier in a step; bytes sent by a rank, mean over ranks.
 
     Attributes:
         collective: ``sparse`` is the exchange of gradients of touched rows.

@@ -127,7 +127,7 @@ class PlayedTier:
 
 @dataclass(frozen=True, eq=False)
 class PlayedSide:
-    """One way to shard the tables.
+    """Traffic with one sharding of the tables.
 
     Attributes:
         tiers: tiers that send something.

@@ -95,7 +95,7 @@ class FlexLookup:
 
 
 class _Exchange:
-    """Rows that go from their owners to those who want them, and gradients that go back."""
+    """Exchange of rows (forward) and their gradients (backward) with the owners."""
 
     def __init__(
         self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int], wire: Wire
@@ -181,7 +181,7 @@ def _start(
 
 
 class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """What the sharded collection returns: every feature in the order of its ids.
+    """Awaitable output of the sharded collection; features keep the order of their ids.
 
     Args:
         split: of the batch.

@@ -69,7 +69,7 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows of the overlays, and what they would have been worth in the last steps."""
+    """Chosen rows of the overlays, and their share of recent accesses."""
 
     hot: Keys
     flex: Keys
@@ -106,7 +106,7 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """What a new choice of rows changed, in all tables of a collection."""
+    """Changes by a new choice of rows, in all tables of a collection."""
 
     step: int
     moved: Mapping[tuple[str, str], int]

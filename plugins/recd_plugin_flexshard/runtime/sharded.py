@@ -241,7 +241,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
-        """Write what the copies have learned into the tables: all ranks together."""
+        """Write updates of the copies into the tables; collective over all ranks."""
         if self._has_tiers:
             self._copies.fold()
 
@@ -255,7 +255,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self._copies.lend()
 
     def _register_folding(self) -> None:
-        """State dicts are those of tables without tiers, from the first one on."""
+        """Register hooks so that state dicts equal those of tables without tiers."""
         self._folding_optimizer = FoldingOptimizer(self._optim, self._lend, self.refresh)
         self.register_state_dict_pre_hook(lambda module, *_: module._lend())
         # What a state dict lacks, the optimizer's state, is to be that of the copies.

@@ -76,7 +76,7 @@ SumByPosition = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Hop:
-    """Rows that go to other ranks in one all-to-all, numbered among those that any rank touched."""
+    """Rows sent in one all-to-all, as positions among the rows that any rank touched."""
 
     send: Tensor
     send_sizes: list[int]
@@ -189,7 +189,7 @@ class SparseSum:
         return self._routes.rows
 
     def pass_on(self) -> None:
-        """Add up what has come, rank by rank, and send the sums to the others."""
+        """Sum received gradients in rank order and send the sums to the other ranks."""
         if not len(self.rows):
             return
         routes, here = self._routes, self._routes.mine[self._routes.summed]
@@ -207,7 +207,7 @@ class SparseSum:
             self._under_way = self._exchange(routes.sums, sums)
 
     def result(self) -> Tensor:
-        """Gradients of ``rows``, bit for bit those of the other ranks."""
+        """Return gradients of ``rows``, bitwise equal on all ranks."""
         sums = self._routes.sums
         if sums is not None and len(self.rows):
             for rows, gradients in zip(self._split(sums), self._arrived(), strict=True):

@@ -55,7 +55,7 @@ def analyze(
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
-    """Tell how much of a table is repetition, and what to deduplicate.
+    """Measure duplication in a table and recommend features to deduplicate.
 
     PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """

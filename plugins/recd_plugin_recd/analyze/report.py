@@ -1,4 +1,4 @@
-"""What ``recd analyze`` found, in the terminal and as a page of HTML that stands alone."""
+"""Report of ``recd analyze`` in the terminal and as a self-contained HTML page."""
 
 from __future__ import annotations
 

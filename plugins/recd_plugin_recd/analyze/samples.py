@@ -65,7 +65,7 @@ class SessionCounts:
             self._merge()
 
     def end_partition(self) -> None:
-        """Forget the sessions so far, but for their sizes: the next partition has others."""
+        """Start a new partition; keep only the sizes of sessions so far."""
         sessions = self._merge()
         self._sizes.append(sessions["rows"].to_numpy())
         self._num_torn += int(np.count_nonzero(sessions["runs"].to_numpy() > 1))

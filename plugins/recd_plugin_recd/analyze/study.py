@@ -53,7 +53,7 @@ Form = Literal["plain", "exact", "partial"]
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """One feature.
+    """Duplication of one feature.
 
     Attributes:
         name: its column.

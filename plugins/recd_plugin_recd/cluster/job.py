@@ -150,7 +150,7 @@ def check_columns(source: SessionTable) -> None:
 
 
 def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
-    """Return what must be the same for a run to go on from another's work."""
+    """Return values that must be equal for a run to resume another one."""
     names = {"source": str(options.source), "target": str(options.target)}
     content: Any = uuid.uuid4().hex  # of a dataset nothing is known: each run is new
     if isinstance(source, ParquetSource):

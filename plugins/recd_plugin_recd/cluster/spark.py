@@ -1,4 +1,4 @@
-"""Sorts a partition with Spark, on this machine; the rows are those of the embedded engine.
+"""Sorts a partition with local Spark, into the same rows as the embedded engine.
 
 Spark reads and sorts, and writes plain Parquet. The files are then written once more, streaming, by
 the writer of the other engine: same layouts, row groups and statistics.

@@ -216,7 +216,7 @@ def _show(damages: list[Damage]) -> None:
 @click.argument("path", type=_path)
 @click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write the report here.")
 def stat(path: Path, json_path: Path | None) -> None:
-    """Show what is in each shard of the log PATH, and check every block's checksums.
+    """Show statistics of each shard of the log PATH, and verify all checksums.
 
     The exit status is 1 where a block is damaged or a segment is missing or replaced.
     """
@@ -309,7 +309,7 @@ def consume(
     rows_per_file: int,
     config: tuple[str, ...],
 ) -> None:
-    """Write what is new in a Kafka topic to Parquet files in FOLDER, and end.
+    """Write new messages of a Kafka topic to Parquet files in FOLDER, then exit.
 
     Offsets are committed when a file is in its place. However often this is killed and run again,
     every row is in one file once.

@@ -155,7 +155,7 @@ class KafkaConsumer:
         }
 
     def run(self, progress: Callable[[int], None]) -> list[Path]:
-        """Write what is new and return the new files; ``progress`` gets numbers of rows."""
+        """Write new rows and return the new files; ``progress`` is called with row counts."""
         client = self._place.client
         with ExitStack() as opened:
             opened.enter_context(folders.locked_folder(self._folder))
@@ -179,7 +179,7 @@ class KafkaConsumer:
     def _copy(
         self, consumer: Any, number: int, in_folder: int, progress: Callable[[int], None]
     ) -> Iterator[Path]:
-        """Write what is new in a partition, a file for each run of rows with the same columns."""
+        """Write new rows of a partition, a file per run of rows with equal columns."""
         start, end = self._range(consumer, number, in_folder)
         rows = self._rows(consumer, number, start, end)
         following = next(rows, None)
@@ -203,7 +203,7 @@ class KafkaConsumer:
             yield file.path
 
     def _range(self, consumer: Any, number: int, in_folder: int) -> tuple[int, int]:
-        """Return the offsets to read, from what folder and Kafka say to the partition's end."""
+        """Return the offsets to read, from the last read one to the end of the partition."""
         asked = self._place.client.TopicPartition(self._topic, number)
         (committed,) = consumer.committed([asked], timeout=_SECONDS)
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)

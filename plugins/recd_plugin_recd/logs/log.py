@@ -371,7 +371,7 @@ class Consumer:
 def _read_blocks(
     folder: Path, segment: Segment, first: int, report: Report
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the blocks of a segment from number ``first`` on, and report those that are damaged."""
+    """Yield the blocks of a segment from ``first`` on; report damaged ones."""
     if first >= segment.blocks:
         return
     opened = _open(folder, segment)
@@ -416,7 +416,7 @@ def _footer_checksum(path: Path) -> int:
 
 @dataclass
 class ShardStatistics:
-    """Counts of one shard; ``bytes`` and ``raw_bytes`` are those of its files as written."""
+    """Counts of one shard; ``bytes`` are on disk, ``raw_bytes`` uncompressed."""
 
     shard: int
     blocks: int = 0

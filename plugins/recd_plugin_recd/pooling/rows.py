@@ -51,7 +51,7 @@ class _Bucket:
 
 
 class JaggedRows:
-    """Rows of one or more features, those of the first feature first; R rows in all."""
+    """R rows of one or more features, in feature order."""
 
     def __init__(self, sequences: Sequence[JaggedTensor]) -> None:
         self.num_rows = [sequence.lengths().numel() for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Compiled forms of what ``modules`` defines by torch operations, for tensors in CPU memory."""
+"""Numba kernels of the transforms in ``modules``, for CPU tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tenso
 
 
 def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, salt: int) -> Tensor:
-    """One 63-bit hash of each ``n`` neighbours in a row."""
+    """Return a 63-bit hash of each window of ``n`` ids in a row."""
     hashes = values.new_empty(int(new_offsets[-1]))
     rows = values.contiguous().numpy(), offsets.contiguous().numpy()
     _hash_windows(*rows, new_offsets.numpy(), n, salt, hashes.numpy())
@@ -68,7 +68,7 @@ def _combine(upper: Any, identifier: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _hash_narrow(ids: Any, salt: Any, buckets: Any, out: Any) -> None:
-    """As ``_hash``, twice as fast where SIMD converts no 64 bits (AVX2); ``buckets`` <= 2**31."""
+    """Variant of ``_hash`` for AVX2, twice as fast; ``buckets`` <= 2**31."""
     upper = u64(salt)
     modulus, inverse = float(buckets), 1.0 / buckets
     for index in range(len(ids)):

@@ -1,4 +1,4 @@
-"""How much of each table to cache, and what is then moved (SCARS).
+"""Cache sizes by table, and the traffic that is left (SCARS).
 
 NumPy alone: neither torch nor TorchRec is imported, but in ``statistics``, which TorchRec's planner
 asks.

@@ -275,7 +275,7 @@ class TableTraffic:
         return 2 * self.cold_lookups * self.row_bytes
 
     def column_wise(self, shards: int) -> TableTraffic:
-        """Return the sums over column shards, each of which has its own state of a row."""
+        """Return the sums over column shards; each has its own optimizer state of a row."""
         state = self.row_bytes - self.weight_bytes
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""What steps and the rows that they fetch cost: the section ``cache`` of a topology."""
+"""Plans of caches, and the section ``cache`` of a topology."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TorchRec's planner asks of a cached table's data."""
+"""``CacheStatistics`` of a cached table for TorchRec's planner."""
 
 from __future__ import annotations
 

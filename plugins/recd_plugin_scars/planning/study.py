@@ -29,10 +29,8 @@ from recd_plugins.api import (
     RegistryData,
     RunConfig,
     SetupError,
-    file_utils,
     measure_compute,
     model_tables,
-    plots,
     study,
     text_utils,
     topologies,
@@ -143,37 +141,6 @@ def render(report: CachePlanReport) -> RenderableType:
     return Group(*parts)
 
 
-@plots.plot_style()
-def plot(report: CachePlanReport, path: Path) -> None:
-    """Plot the time of a sample and the bytes of a step against cached rows."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    cost, moved = figure.subplots(1, 2)
-    rows = [point.rows for point in report.curve]
-    cost.plot(rows, [point.seconds * 1e6 for point in report.curve])
-    cost.plot(report.chosen.rows, report.chosen.seconds * 1e6, "r*", markersize=14, label="chosen")
-    cost.set(title="Time of a sample (f)", ylabel="us of a rank")
-    moved.plot(rows, [point.moved / 2**20 for point in report.curve], label="both ways")
-    moved.plot(report.chosen.rows, report.chosen.moved / 2**20, "r*", markersize=14, label="chosen")
-    moved.set(title="Moved in a step", ylabel="MiB")
-    if report.shared is not None:
-        batch = moved.twinx()
-        batch.plot(rows, [p.batch_size for p in report.curve], color="gray", linestyle="--")
-        batch.set_ylabel("samples of a step (dashed)")
-    for axes in (cost, moved):
-        axes.set_xlabel("cached rows of all tables")
-        axes.locator_params(axis="x", nbins=5)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(fontsize="small")
-        axes.grid(alpha=0.3)
-    figure.suptitle(
-        f"{report.spec.world_size:,} ranks of {report.topology}, "
-        f"{report.plan.batch_size:,} samples a step"
-    )
-    file_utils.write_figure(path, figure)
-
-
 def _table(table: CachedTable) -> dict[str, Any]:
     traffic = table.traffic
     return {
@@ -196,7 +163,7 @@ def _table(table: CachedTable) -> dict[str, Any]:
 def _assumptions(report: CachePlanReport) -> Text:
     rates, ranks = rates_of(report.spec), report.spec.world_size
     searched = "" if report.shared is None else ", searched"
-    kind = "measured" if measured_rates(report.spec) else "assumed; --calibrate measures them"
+    kind = "measured" if measured_rates(report.spec) else "assumed"
     lines = [
         f"{report.plan.batch_size:,} samples a step ({report.plan.batch_size // ranks:,} rows a "
         f"rank{searched}), {report.plan.optimizer}; reads of rows: {report.source}",

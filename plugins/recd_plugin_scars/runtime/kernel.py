@@ -1,4 +1,4 @@
-"""Embedding kernels whose hot rows are in fast memory and whose others are in a slow one."""
+"""Embedding kernels with hot rows in fast memory and the others in a slow one."""
 
 from __future__ import annotations
 

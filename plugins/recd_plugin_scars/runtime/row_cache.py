@@ -170,7 +170,7 @@ class RowCache:
             return batch
 
     def land(self, batch: CachedBatch) -> None:
-        """Put the rows of a batch, and of those admitted before it, into their slots."""
+        """Put the rows of a batch and of earlier ones into their slots."""
         batch.wait()
         with self._lock:
             self._load()

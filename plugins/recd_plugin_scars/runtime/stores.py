@@ -261,7 +261,7 @@ def _write_rows(
 
 @numba.njit(inline="always")
 def _end_of_run(rows: Any, places: Any, first: Any) -> Any:
-    """The row after those that are adjacent in the file and in memory."""
+    """Return the end of a run of rows that are adjacent in file and memory."""
     end = first + 1
     while end < len(rows) and rows[end] == rows[end - 1] + 1 and places[end] == places[end - 1] + 1:
         end += 1

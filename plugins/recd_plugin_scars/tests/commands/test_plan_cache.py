@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 from recd_plugins.cli import main
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.distributions import zipf
-from recd_plugins.planning.topologies import read_topology
 
 REGISTRY = """
 version: 1
@@ -28,11 +27,6 @@ pooling:
   - {use: recd.mean, features: ["seq_*"]}
 model: {embedding_dim: 32, num_embeddings: 2000, bottom_mlp: [16], top_mlp: [16]}
 training: {batch_size: 64, ranks: 2, device: cpu}
-"""
-WRAPPED = """{rows: 2048, row_group_rows: 256}
-  wrap: [{use: scars.hot_batches}]"""
-CACHE = """cache:
-  - {use: scars.cache, tables: ["*"]}
 """
 
 
@@ -59,7 +53,7 @@ def words(result: Result) -> str:
 
 
 def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
-    result = plan("--memory", "64KB", "--json", "cache.json", "--plot", "plots/cache.png")
+    result = plan("--memory", "64KB", "--json", "cache.json")
     assert result.exit_code == 0, result.output
     shown = words(result)
     for part in (
@@ -82,7 +76,6 @@ def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
     assert moved["plain"] > moved["cached"] > moved["both"]
     assert report["limit"] == "memory"
     assert report["chosen"] in report["curve"]
-    assert (folder / "plots" / "cache.png").read_bytes().startswith(b"\x89PNG")
     without = plan("--memory", "64KB", "--json", "without.json", "--no-lookahead")
     assert without.exit_code == 0
     again = json.loads((folder / "without.json").read_text())["bytes_per_step"]
@@ -111,24 +104,6 @@ def test_the_batch_size_is_searched(folder: Path) -> None:
     result = plan(*searched, "--sample-bytes", "1KB", "--largest-batch", "32", "--json", "b.json")
     report = json.loads((folder / "b.json").read_text())
     assert (report["batch_size"], report["sample_bytes"]) == (64, 1000)
-
-
-def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
-    # With what needs caches, which steps are timed without.
-    cached = REGISTRY.replace("{rows: 2048, row_group_rows: 256}", WRAPPED) + CACHE
-    (folder / "registry.yaml").write_text(cached, encoding="utf-8")
-    result = plan("--profile", "reads.parquet", "--memory", "64KB", "--calibrate", "here.yaml")
-    assert result.exit_code == 0, result.output
-    assert "measured:" in words(result)
-    measured = read_topology(folder / "here.yaml").cache
-    assert measured is not None
-    assert measured.step_seconds + measured.sample_seconds > 0
-    assert measured.byte_seconds > 0
-    again = plan("--profile", "reads.parquet", "--memory", "64KB", "--topology", "here.yaml")
-    assert "costs, measured" in words(again)
-    refused = plan("--calibrate", "here.yaml")
-    assert refused.exit_code == 1
-    assert "here.yaml exists already" in words(refused)
 
 
 def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> None:

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from recd_plugin_scars.planning.calibrate import fit
 from recd_plugin_scars.planning.plan import CacheRates, rates_of
 from recd_plugins.planning.topologies import load_topology
-
-
-def test_lines_are_fitted() -> None:
-    found = fit(
-        {rows: 4e-3 + 2e-5 * rows for rows in (64, 128, 256, 512)},
-        {moved: 1e-4 + 3e-9 * moved for moved in (2**17, 2**19, 2**21)},
-    )
-    assert found.rates.step_seconds == pytest.approx(4e-3)
-    assert found.rates.sample_seconds == pytest.approx(2e-5)
-    assert found.rates.byte_seconds == pytest.approx(3e-9)
-    assert "4 ms an iteration, 20 us a sample, and 3 s a GB" in found.text()
 
 
 def test_assumed_rates_are_bounds_of_the_link_between_the_tiers() -> None:
