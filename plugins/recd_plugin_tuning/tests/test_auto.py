@@ -276,7 +276,7 @@ def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None
             {},
             r"t_usr_0 is claimed by sharding\[0\] .* and sharding",
         ),
-        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto finds nothing that fits"),
+        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto finds no candidate that fits"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -1,11 +1,11 @@
-"""``prepare``, and choosers: the search context of ``use: auto``, and the registry it chose."""
+"""``prepare``, and the search context of choosers such as ``use: auto``."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -94,11 +94,11 @@ from recd_plugins.sharding.pipeline import will_overlap
 
 logger = logging.getLogger(__name__)
 
-# Accesses are counted in so many rows to compare choices.
+# Rows read to compare candidates.
 _SAMPLE = 4096
-# To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed if not measured.
+# Assumed seconds per id made unique: hash table on a core, sort on a GPU.
 _UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
-# Seconds after which a message says that it takes long.
+# Seconds until a message reports a long search.
 _LONG_CHOICE = 15.0
 
 
@@ -110,25 +110,24 @@ def prepare(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Put poolings, and the modules of sharding plugins, into ``model``; changes are logged.
+    """Put poolings, and the modules of sharding plugins, into ``model``.
 
     Args:
-        registry: the document.
-        model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
-            EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
-            Not sharded; may be on the meta device. It is changed in place.
-        setting: the ranks that it will be sharded for; default: those that this process is one of,
-            or would start.
-        topology: the cluster, replaces ``training.topology``.
-        device: of the tables in training; default: a GPU if the model is on one or the ranks
+        registry: a loaded registry.
+        model: unsharded, may be on the meta device; changed in place. EmbeddingBagCollections are
+            fed ``batch.sparse_features``, EmbeddingCollections ``batch.sequence_features``, which
+            SequencePooling pools.
+        setting: plan context; default: of this process group, or the ranks that it would start.
+        topology: replaces ``training.topology``.
+        device: device of the tables in training; default: a GPU if the model is on one or the ranks
             communicate by NCCL, else the CPU.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         RecdError: a sequence feature has no pooling.
         ExactnessError: a combination that cannot be exact.
-        SetupError: modules share a table; or TorchRec, FBGEMM or torch lacks what this package
-            relies on; or nothing that a chooser may choose fits.
+        SetupError: modules share a table, a version of TorchRec, FBGEMM or torch is not supported,
+            or no candidate of a chooser fits.
     """
     if topology is not None:
         registry = registry.with_training({"topology": str(topology)})
@@ -152,7 +151,7 @@ def prepare(
 
 
 def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
-    """Where a trainer will have its tables, as far as that shows before the model is sharded."""
+    """Guess the device on which a trainer will have its tables."""
     if registry.training.device == "cpu":
         return torch.device("cpu")
     there = any(parameter.is_cuda for parameter in model.parameters())
@@ -164,25 +163,22 @@ def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
 def choose(
     registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], setting: PlanContext
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
-    """Let the chooser of a registry choose, if there is one.
-
-    If this process is one of the ranks of the setting, rank 0 chooses for all: a collective call.
+    """Run the chooser of a registry, if there is one. Collective: rank 0 chooses.
 
     Args:
         registry: may have a chooser.
-        model: not prepared; it is not changed.
-        modules: its ``embedding_modules``.
-        setting: of the model.
+        model: not prepared; not changed.
+        modules: ``embedding_modules`` of the model.
+        setting: plan context of the model.
 
     Returns:
-        The registry with the chosen entries, their setting, and the choice; None without a chooser.
+        The registry with the chosen entries, their setting, and the choice (None without chooser).
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, none is left to the
-            chooser, or two that are have one name.
-        NoPlanError: nothing that may be chosen fits into memory.
+            chooser, or two of its tables have one name.
+        NoPlanError: no candidate fits into memory.
         SetupError: ranks have different registries, models or data.
-        RecdError: the data or the model does not go with the registry.
     """
     chooser = chooser_of(registry)
     if chooser is None:
@@ -193,18 +189,27 @@ def choose(
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     problem = ""
     if others and not tables:
-        problem = "other entries name every table, and it takes what they leave: leave it out"
+        problem = "other entries name every table; remove it"
     elif twice := names_of_several(tables):
         problem = (
-            f"several modules have tables of one name, {shortened(twice)}, and it chooses by name: "
-            "give each a name of its own, or let another entry name them"
+            f"several modules have tables named {shortened(twice)}; rename them, or name them in "
+            "another entry"
         )
     if problem:
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
     find = partial(_find, registry, chooser, model, modules, tables, others, setting)
-    # Trials have models of their own, outside of the mode of a model on the meta device.
+    # Candidates have models of their own, outside of the mode of a model on the meta device.
     with without_collections(), _disable_current_modes():
-        choice, profile = _of_one_rank(registry, chooser, ours, setting, find)
+        if dist.is_initialized() and dist.get_world_size() == setting.world_size > 1:
+            seen = {
+                "the registry file": document(registry),
+                "the model's tables": {table.name: asdict(table) for table in ours},
+                "the first rows of the data": _digest(registry),
+            }
+            check_agreement(f"choosing by {chooser.plugin.name}", seen)
+            choice, profile = of_rank_0(find)
+        else:
+            choice, profile = find()
     data = DataOfChoices(setting.data, tables, profile)
     return with_offers(registry, chooser, choice.offered), replace(setting, data=data), choice
 
@@ -233,14 +238,13 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
 
 
 class DataOfChoices(TrainingData):
-    """Data whose profile suits tables that a chooser may coalesce.
+    """Training data with the profile of tables that a chooser may coalesce.
 
     Args:
-        data: of the model, whatever is coalesced.
-        tables: the chooser's.
-        profile: its own, with these tables coalesced.
-        sample: count accesses in at most so many rows. Plugins that count on hot rows look better
-            than they are, as hot rows are hotter in few rows.
+        data: of the model.
+        tables: tables of the chooser.
+        profile: replaces the profile of ``data``.
+        sample: count accesses in at most so many rows. Hot rows look hotter in few rows.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """See ``TrainingData.access``; reads the data once for all tables of a kind."""
+        """Read the data once for all tables of a kind; see ``TrainingData.access``."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
@@ -280,13 +284,7 @@ class DataOfChoices(TrainingData):
 
 @dataclass(frozen=True)
 class RegistrySearch(SearchContext):
-    """The search context of a registry's chooser.
-
-    Attributes:
-        registry: with the chooser.
-        chooser: its entry.
-        model: not prepared; it is not changed.
-    """
+    """The search context of a registry's chooser; the unprepared model is not changed."""
 
     registry: RunConfig
     chooser: Entry[Chooser]
@@ -315,7 +313,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the data's profile with what these offers coalesce."""
+        """Return the profile with distinct ids of the tables that these offers coalesce."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.setting.data.profile()
         plain = {
@@ -376,26 +374,8 @@ class RegistrySearch(SearchContext):
         return Evaluation(step(whole), tuple(whole), without=lambda names: step(works(names)))
 
 
-def _of_one_rank(
-    registry: RunConfig,
-    chooser: Entry[Chooser],
-    tables: Sequence[Table],
-    setting: PlanContext,
-    find: Callable[[], tuple[Choice, DataProfile]],
-) -> tuple[Choice, DataProfile]:
-    if not dist.is_initialized() or not dist.get_world_size() == setting.world_size > 1:
-        return find()
-    asked = {
-        "the registry file": document(registry),
-        "the model's tables": {table.name: asdict(table) for table in tables},
-        "the first rows of the data": _digest(registry),
-    }
-    check_agreement(f"choosing by {chooser.plugin.name}", asked)
-    return of_rank_0(find)
-
-
 def _digest(registry: RunConfig) -> str:
-    """Hash the ids of the first batch; this fits the converter, as choosing does."""
+    """Hash the ids of the first batch; fits the converter."""
     if isinstance(registry.dataset, NoDataset):
         return ""
     rows = first_rows(registry)
@@ -431,8 +411,8 @@ def _find(
             choice = plugin.choose(question)
     except NoPlanError as error:
         raise NoPlanError(
-            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} finds nothing that "
-            f"fits among what installed plugins offer; with the tables left to the planner: {error}"
+            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} finds no candidate "
+            f"that fits; with all tables left to the planner: {error}"
         ) from error
     except RecdError:
         with at_entry(registry.path, chooser):
@@ -442,7 +422,6 @@ def _find(
 
 @cache
 def _warn_of_unloaded(name: str, reasons: tuple[str, ...]) -> None:
-    """Warn once that the choice may differ between machines."""
     logger.warning("%s chooses without what cannot be loaded: %s", name, "; ".join(reasons))
 
 
@@ -453,7 +432,7 @@ def _profile(
     data: TrainingData,
     rows: Mapping[str, int],
 ) -> DataProfile:
-    """The profile of the model's data, with distinct ids of ``tables``."""
+    """Return the profile of the model's data, with distinct ids of ``tables``."""
     own = isinstance(data, RegistryData)
     coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
     with off_meta():
@@ -470,11 +449,10 @@ def _profile(
 
 
 def _costs(setting: PlanContext, name: str) -> StageCosts:
-    """The costs of the setting, with assumptions for those not measured."""
+    """Return the costs of the setting; assume those not measured."""
     if setting.costs is None:
         raise SetupError(
-            f"{name} chooses by what a step costs, and the setting that the model is prepared for "
-            "has no costs: leave the setting out, or make it by the costs of a topology"
+            f"{name} needs the costs of a step, which the plan context does not have; pass none"
         )
     all_to_all, other = setting.costs.all_to_all, setting.costs.other
     if not all_to_all.collectives:

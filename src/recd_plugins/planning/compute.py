@@ -1,4 +1,4 @@
-"""Operations and saved activations of a model's dense part, counted on a few rows on CPU."""
+"""Operations and saved activations of a model's dense part, counted on CPU."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
 from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.runtime.errors import RecdError
 
-# Rows to read, and rows to count on, spread over them: neighbours are of one session.
+# Rows to read, and rows to count on, spread over several sessions.
 _ROWS, _COUNTED = 256, 64
 # Operators of Adagrad for one parameter.
 _OPTIMIZER_OPERATORS = 6
 
 
 def measure_compute(registry: RunConfig) -> Compute:
-    """Count one forward and backward pass of the registry's model on the first rows, on CPU.
+    """Count a forward and backward pass of the registry's model on the first rows, on CPU.
 
     Raises:
         RecdError: the registry has no model, or it does not fit the data.
@@ -58,11 +58,11 @@ def measure_compute(registry: RunConfig) -> Compute:
 
 
 def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
-    """Count what an unsharded model that returns ``(loss, ...)`` does with ``batch``.
+    """Count a forward and backward pass of an unsharded model.
 
     Args:
-        model: on CPU, with its poolings.
-        batch: plain, so that poolings see all rows.
+        model: on CPU, with its poolings; returns ``(loss, ...)``.
+        batch: not deduplicated, so that poolings see all rows.
     """
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:
@@ -77,7 +77,7 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
         for parameter in module.parameters()
     }
-    # Rows that are pooled as bags are looked up in no table.
+    # Lookups inside a pooling are its own operations.
     pooled_bytes = pooling.operations.element_bytes + pooling.lookup_bytes
     dense = [p for p in model.parameters() if id(p) not in tables]
     poolings = [module for module in model.modules() if isinstance(module, SequencePooling)]
@@ -98,9 +98,9 @@ class _Saved:
 
 @contextmanager
 def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
-    """Count bytes that autograd saves in this context, each storage once, without parameters."""
+    """Count bytes that autograd saves, each storage once, without parameters."""
     saved = _Saved()
-    # Storages of parameters, and those that were counted: both live as long as the graph.
+    # Parameters and counted storages; both live as long as the graph.
     seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
 
 
 def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
-    """The calls of sequence poolings in a forward pass."""
+    """Return the calls of sequence poolings in a forward pass."""
     calls: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
@@ -129,7 +129,7 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
 
 
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
-    """Some of the first rows; every id is 0, the only row that the model's tables have."""
+    """Return some of the first rows; every id is 0, the only row of the tables."""
     rows = first_rows(registry)
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
@@ -152,7 +152,7 @@ def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the operations of what runs in it, apart from lookups."""
+    """Counts operations, without lookups."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -200,7 +200,7 @@ def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operator returns another view of an argument, and moves nothing."""
+    """Return whether an operator returns a view of an argument."""
     returned = (value.alias_info for value in func._schema.returns)
     return any(alias is not None and not alias.is_write for alias in returned)
 

@@ -1,4 +1,4 @@
-"""What the planner may do with each table: by plugins, data, optimizers and trainers."""
+"""Constraints of the planner by table: from plugins, data, optimizers and trainers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recd_plugins.sharding.sharders import fused_params
 _UNSET = ParameterConstraints()
 _CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
-# Split by rows and columns; TorchRec's planner takes it only if a user asks for it.
+# TorchRec's planner uses it only if a user asks for it.
 _GRID = ShardingType.GRID_SHARD.value
 _COLUMN_WISE = {ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, _GRID}
 _BY_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, _GRID}
@@ -44,10 +44,9 @@ class TableOptimizer:
     """The optimizer of a table in the backward pass.
 
     Attributes:
-        in_backward: class name of the parameter's own optimizer (``apply_optimizer_in_backward``);
-            empty if the sharder sets the optimizer.
-        elementwise: whether parts of a row train as a whole row does.
-        fused_params: of the sharder.
+        in_backward: class name set by ``apply_optimizer_in_backward``, or empty.
+        elementwise: whether column shards train like whole rows.
+        fused_params: fused_params of the sharder.
     """
 
     in_backward: str
@@ -75,14 +74,14 @@ def table_optimizers(
             name = classes[0].__name__ if classes else ""
             own = TableOptimizer(name, kind in ELEMENTWISE, params)
             first = found.setdefault(table, own)
-            if first != own:  # tables of one name share constraints: no more than both allow
+            if first != own:  # tables of one name share constraints
                 elementwise = first.elementwise and own.elementwise
                 found[table] = TableOptimizer(first.in_backward or name, elementwise, {})
     return found
 
 
 def _kind_of(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
-    """FBGEMM's name of an optimizer; None if it has none, which its sharder refuses."""
+    """Return FBGEMM's name of an optimizer, if it has one."""
     try:
         return kind_of_update(optimizer_class, arguments)
     except ValueError:
@@ -103,23 +102,21 @@ def table_constraints(
 ) -> dict[str, ParameterConstraints]:
     """Return constraints by table name.
 
-    A deduplicated feature sends, looks up and returns the unique rows of a batch:
-    ``ParameterConstraints.batch_sizes``, with their mean length as ``pooling_factors``. A coalesced
-    table has one row per distinct id, all in its first feature. Ids that do not go to the shards of
-    a table do not count.
+    ``batch_sizes`` are unique rows of deduplicated features, ``pooling_factors`` their mean length.
+    A coalesced table has one row per distinct id, all in its first feature. Ids served by table
+    strategies do not count.
 
     Args:
-        prepared: sharding and cache entries, and their parts.
-        tables: of the model, as plugins left it.
+        prepared: model with sharding and cache entries.
+        tables: tables of the prepared model.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
-        optimizers: of the tables; default: that of ``training:``.
-        replicate: whether the planner may replicate tables of its own accord. These train with the
-            dense optimizer, which then must follow the rule of ``training:``.
+        optimizers: optimizers by table; default: that of ``training:``.
+        replicate: whether the planner may replicate tables, which the dense optimizer then trains.
         exact: tables of this library's own sharders, whose data-parallel kernels on CPU take
             sequences and deduplicated batches.
-        wishes: constraints of the trainer, by table name; they go before the data.
-        left: modules that TorchRec's own sharders take.
+        wishes: constraints of the trainer, by table name; they override the data.
+        left: modules for TorchRec's own sharders.
 
     Raises:
         SetupError: two plugins, or a plugin and ``wishes``, set one field of a table differently;
@@ -164,10 +161,9 @@ def feasible(
     constraints: Mapping[str, ParameterConstraints],
     device_type: str,
 ) -> dict[str, ParameterConstraints]:
-    """Return constraints without sharding types that have no kernel, of which TorchRec warns.
+    """Return constraints without sharding types that have no kernel.
 
-    TorchRec also tries each kernel for all tables of a sharder: on CPU the cached kernel is only
-    for tables that ask for it.
+    On CPU, only tables that ask for the cached kernel may have it.
 
     Raises:
         SetupError: no sharding type with a kernel is left to a table.
@@ -203,7 +199,7 @@ def feasible(
 
 
 def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstraints]:
-    """Constraints of all entries by table; entries must not contradict one another."""
+    """Merge the constraints of all entries by table; refuse contradictions."""
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], EntryConstraints] = {}
     for entry in entries:
@@ -223,7 +219,7 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
 def _keep_optimizers(
     merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
 ) -> None:
-    """Take data-parallel from tables with an optimizer of their own, which would be dropped."""
+    """Exclude data-parallel for tables with their own optimizer, which it would drop."""
     for name, constraints in merged.items():
         kinds, optimizer = constraints.sharding_types, optimizers.get(name)
         if not kinds or optimizer is None or not optimizer.in_backward:
@@ -233,8 +229,8 @@ def _keep_optimizers(
             raise SetupError(
                 f"table {name} is to be data-parallel, and its parameter brings "
                 f"{optimizer.in_backward} (apply_optimizer_in_backward), which "
-                "DistributedModelParallel drops for data-parallel tables: apply it to the other "
-                "tables only and give this one to the dense optimizer, or shard it another way"
+                "DistributedModelParallel drops for data-parallel tables: train it with the dense "
+                "optimizer, or shard it another way"
             )
         merged[name] = replace(constraints, sharding_types=others)
 
@@ -245,7 +241,7 @@ def _of_left(
     wish: ParameterConstraints,
     device_type: str,
 ) -> ParameterConstraints:
-    """Drop what TorchRec's own sharders offer for a module and cannot run."""
+    """Exclude options that TorchRec's own sharders offer for a module and cannot run."""
     is_processed = isinstance(module.shardable, FeatureProcessedEmbeddingBagCollection)
     if is_processed and wish.sharding_types is None:
         kinds = [kind for kind in constraints.sharding_types or [] if kind not in _BY_ROWS]
@@ -258,10 +254,9 @@ def _of_left(
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Sharding types that the planner may choose of its own accord: those that train alike.
+    """Return the sharding types that train alike.
 
-    Each column shard has a row-wise Adagrad of its own, and a data-parallel table no optimizer in
-    the backward pass.
+    Each column shard would have its own row-wise Adagrad state.
     """
     excluded = {_GRID} | (set() if elementwise else _COLUMN_WISE)
     excluded |= set() if replicated else {_DATA_PARALLEL}
@@ -276,7 +271,7 @@ def _with_batch_sizes(
     own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
-    """Set rows and lengths by feature, if no plugin has."""
+    """Set rows and lengths by feature unless a plugin did."""
     size, features = training.batch_size, [fed.of(name) for name in table.features]
     rows = [feature.rows(size) for feature in features]
     ids = [feature.ids(size, pooled=table.pooled) for feature in features]
@@ -299,12 +294,12 @@ def _not_replicated(
     device_type: str,
     exact: Collection[str],
 ) -> set[str]:
-    """Return tables that the planner must not make data-parallel of its own accord.
+    """Return tables that the planner must not replicate.
 
-    - Coalesced tables, whose ids are to be sent, and bags beside them, whose batches vary.
-    - Bags fed variable batches, which TorchRec's data-parallel kernels do not take, and sequences
-      on CPU, where these kernels are wrong; unless an entry says that these ``exact`` tables may be
-      replicated.
+    - Coalesced tables, and bags beside them, whose batches vary.
+    - Bags with variable batches, which TorchRec's data-parallel kernels do not support, and
+      sequences on CPU, where these kernels are wrong; unless an entry allows it and they are
+      ``exact``.
     """
     may = {
         table.name

@@ -1,4 +1,4 @@
-"""Memory and time of shards and plans: TorchRec's estimates, with gaps filled."""
+"""Memory and time of shards and plans, based on TorchRec's estimates."""
 
 from __future__ import annotations
 
@@ -61,10 +61,7 @@ _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 def dense_bytes(
     module: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]], training: TrainingSpec
 ) -> int:
-    """Return bytes of dense parameters, gradients and optimizer state of a rank.
-
-    Gradients count twice, for the buckets of DistributedDataParallel.
-    """
+    """Return bytes of dense parameters, gradients, DDP buckets and optimizer state of a rank."""
     copies = 3 + (training.optimizer != "sgd")
     module_types = {sharder.module_type for sharder in sharders}
     tables = {
@@ -81,11 +78,7 @@ def dense_bytes(
 
 
 def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
-    """Return bytes of optimizer state of a shard, and of gradients of a replicated table.
-
-    Row-wise Adagrad has one float32 per row; for a table with an optimizer of its own TorchRec's
-    estimate counts. Gradients of a replicated table count twice, as in ``dense_bytes``.
-    """
+    """Return bytes of optimizer state of a shard; for a replicated table also of gradients."""
     state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
     if (own := _own_optimizer(option)) is not None:
         num_bytes = math.prod(shard.size) * option.tensor.element_size()
@@ -96,7 +89,7 @@ def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) ->
 
 
 def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None:
-    """The optimizer of a parameter, set by ``apply_optimizer_in_backward``."""
+    """Return the optimizer set by ``apply_optimizer_in_backward``."""
     classes: list[type[torch.optim.Optimizer]] = getattr(option.tensor, "_optimizer_classes", [])
     return classes[0] if classes else None
 
@@ -169,7 +162,6 @@ class StorageEstimator(EmbeddingStorageEstimator):
         self._training = training
         self._parts = parts
         self._device_type = topology.compute_device
-        #: TorchRec's argument of the last call.
         self.sharder_data_map: SharderDataMap = {}
 
     def estimate(
@@ -208,39 +200,39 @@ class StorageEstimator(EmbeddingStorageEstimator):
 
 
 class _SplitByRows(EmbeddingPerfEstimatorConfig):
-    """TorchRec's estimates, but a rank receives only the ids of its part of a table.
+    """TorchRec's estimates, but a rank receives only ids of its shards.
 
     TorchRec (1.6 to 1.9) counts all ids for each rank.
     """
 
     def __dir__(self) -> list[str]:
-        return self._marked  # TorchRec goes through all names for each term of each estimate
+        return self._marked  # TorchRec loops over all names for each term of each estimate
 
     @cached_property
     def _marked(self) -> list[str]:
-        """Methods that TorchRec's ``annotations`` mark."""
+        """Names of methods with TorchRec's ``annotations``."""
         methods = inspect.getmembers(type(self), inspect.isfunction)
         return [name for name, method in methods if any(m.startswith("_is_") for m in vars(method))]
 
     @input_dist_comms(sharding_type=ShardingType.ROW_WISE.value)
     def row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return milliseconds in which a rank receives its ids."""
+        """Return milliseconds to receive ids."""
         return _milliseconds_of_ids(ctx, ctx.world_size)
 
     @input_dist_comms(
         sharding_type=[ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value]
     )
     def table_row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return the same, if the ranks of a node share a table."""
+        """Return milliseconds to receive ids if the ranks of a node share a table."""
         return _milliseconds_of_ids(ctx, ctx.local_world_size)
 
 
 @use_min_dim_for_lookup(False)
 @use_block_usage_penalty(False)
 class _OnCpu(_SplitByRows):
-    """Without TorchRec's penalty for rows narrower than a warp, which it charges on CPU too.
+    """Estimates without the penalty for rows narrower than a GPU's warp.
 
-    TorchRec has no bandwidth of cached tables on CPU: they are read as others are.
+    TorchRec has no bandwidth for cached tables on CPU: they are read like others.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -300,25 +292,24 @@ def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:
 def step_rating(
     topology: Topology, variable: Collection[str] = (), costs: StageCosts | None = None
 ) -> Callable[[Placement], float]:
-    """Return a function that rates placements: milliseconds of the busiest rank and collectives.
+    """Return a function that rates placements by milliseconds of the busiest rank and collectives.
 
-    TorchRec counts no collectives, so it mixes sharding types in a module to even out the last
-    percent between ranks.
+    TorchRec's rating ignores collectives and so mixes sharding types in a module.
 
     Args:
         topology: the ranks.
         variable: names of bags whose features may have fewer rows than a batch.
-        costs: measured costs, if there are some.
+        costs: measured costs, if known.
     """
     costs = costs or StageCosts()
     ranks, on_cpu = topology.world_size, topology.compute_device == "cpu"
     each = 1000 * (costs.all_to_all.collectives or collective_seconds(topology.compute_device))
-    # Every row of a replicated table learns, and its gradients are summed.
+    # Replicated tables are updated and all-reduced as a whole.
     sent = 2 * (ranks - 1) / ranks
     each_copied_byte = 1000 * (
         LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced
     )
-    # On several nodes ids of all modules are sent at once, unless training.overlap is false.
+    # Several nodes: ids of all modules are sent at once, unless training.overlap is false.
     joined = on_cpu and topology.local_world_size < ranks
 
     def rate(placement: Placement) -> float:

@@ -1,8 +1,7 @@
-"""The search for the fastest plan that fits into memory.
+"""Search for the fastest plan that fits into memory.
 
-Proposals and placements follow TorchRec's proposers and GreedyPerfPartitioner. TorchRec copies an
-object for each shard of each proposal, most of the time of a plan for 1,024 ranks; here shards are
-columns of arrays.
+Follows TorchRec's proposers and GreedyPerfPartitioner, with arrays instead of an object per shard,
+which makes plans for 1,024 ranks much faster.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ Proposal = Sequence["Option"]
 #: An option of each table, and the ranks of its shards.
 Placement = Mapping["Option", Ranks]
 _Numbers = NDArray[np.float64]
-# Yields proposals, and is sent the rating of each: None if it does not fit.
+# Yields proposals and receives their ratings; None if one does not fit.
 _Proposer = Generator[Proposal, float | None, None]
 
-# Fields of ``Perf.total``, in the order in which it adds them up.
+# Fields of ``Perf.total`` in order of addition.
 _TOTAL = ("fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms", "prefetch_compute")
 _OF_TOTAL = [[field.name for field in fields(Perf)].index(name) for name in _TOTAL]
 # As TorchRec's GridSearchProposer.
 _MOST_OF_GRID = 10_000
-# From so many ranks or tables on, an order gives up after so many plans that are no better.
+# With more ranks or tables, an order gives up after this many plans that are no better.
 _MANY_RANKS, _MANY_TABLES = 64, 256
 _PATIENCE, _LEAST_PATIENCE = 32, 8
 
@@ -66,7 +65,7 @@ class Option:
 
     @classmethod
     def of(cls, sharding: ShardingOption, estimated: Mapping[tuple[int, ...], Shard]) -> Option:
-        """Give each shard the estimate of the one of its size."""
+        """Give each shard the estimate of its size."""
         places = {size: place for place, size in enumerate(estimated)}
         rows = [places[tuple(shard.size)] for shard in sharding.shards]
         for shard in sharding.shards:
@@ -92,7 +91,7 @@ class Option:
 
     @cached_property
     def every_shard(self) -> float:
-        """Milliseconds of all shards, added up in order as TorchRec does."""
+        """Milliseconds of all shards, added in TorchRec's order."""
         return sum(self.milliseconds.tolist())
 
     @cached_property
@@ -107,13 +106,13 @@ class Option:
 
     @cached_property
     def memory(self) -> tuple[int, int, int, int]:
-        """Bytes on devices and hosts, of the largest shard and of all."""
+        """Device bytes of the largest shard and of all, and host bytes likewise."""
         device, host, *_ = self.most_storage.tolist()
         devices, hosts, *_ = self.total_storage
         return device, devices, host, hosts
 
     def on(self, ranks: Iterable[int | None]) -> ShardingOption:
-        """Copy TorchRec's option, with its shards on some ranks."""
+        """Return TorchRec's option with its shards on these ranks."""
         found = copy.copy(self.sharding)
         found.shards = [
             Shard(each.size, each.offset, each.storage, each.perf, rank)
@@ -133,9 +132,9 @@ def search(
     """Return the placement with the lowest rating; None if nothing fits.
 
     Args:
-        options: of all tables.
-        free: memory of the ranks.
-        rate: milliseconds of a step.
+        options: options of all tables.
+        free: free memory of the ranks.
+        rate: returns the milliseconds of a step.
         fast: try few proposals.
         first: return the first placement that fits.
     """
@@ -182,7 +181,7 @@ def _proposers(
 
 
 def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """All combinations, if they are few."""
+    """Propose all combinations if they are few."""
     if prod(map(len, tables)) <= _MOST_OF_GRID:
         in_order = (sorted(options, key=attrgetter("slowest")) for options in tables)
         for proposal in product(*in_order):  # noqa: UP028
@@ -194,7 +193,7 @@ def _greedy(
     milliseconds: Callable[[Option], float],
     patience: float = inf,
 ) -> _Proposer:
-    """The quickest option of each table, then slower ones of the table that takes most memory."""
+    """Propose the fastest options, then slower ones of the table that takes most memory."""
     left = [sorted(options, key=milliseconds)[::-1] for options in tables]
     best, worse = inf, 0
     while True:
@@ -214,7 +213,7 @@ def _greedy(
 
 
 def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """One sharding type for all tables, with the quickest kernel of each."""
+    """Propose one sharding type for all tables, with the fastest kernel of each."""
     by_type: dict[str, list[Option]] = defaultdict(list)
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
@@ -226,10 +225,9 @@ def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
 
 
 def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """The proposals of another, then the best of them with quicker kernels.
+    """Propose those of ``inner``, then the best of them with faster kernels.
 
-    A greedy order moves one table at a time. It may find the best sharding types with kernels that
-    read the memory of the host, although the device has room.
+    A greedy order may end with kernels that read host memory although the device has room.
     """
     best: Proposal = ()
     best_rating = inf
@@ -263,11 +261,11 @@ def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]])
 
 
 class FreeRanks:
-    """Free memory and load of all ranks while shards are placed.
+    """Free memory and load of all ranks during placement.
 
     Args:
         topology: the ranks.
-        storage: int64 ``[3, world_size]``, what tables may take.
+        storage: int64 ``[3, world_size]``, free bytes.
     """
 
     def __init__(self, topology: Topology, storage: NDArray[np.int64]) -> None:
@@ -278,7 +276,7 @@ class FreeRanks:
         self.busy = np.zeros(len(self.every))
         self._least = storage.min(axis=1)
         local = topology.local_world_size
-        # Of ranks that are as busy, the first of each node go before the second.
+        # Ties go to the first rank of each node, then to the second.
         self._in_order = np.lexsort((self.every, self.every % local))
         size = getattr(topology, "intra_group_size", local)  # since torchrec 1.8
         self._nodes = self.every[: len(self.every) // size * size].reshape(-1, size)
@@ -291,11 +289,11 @@ class FreeRanks:
         return copied
 
     def place_on_all(self, option: Option) -> Ranks | None:
-        """Give each rank its shard; None if there is no room."""
+        """Place one shard per rank; None if there is no room."""
         return self.every if self._takes_each(option, slice(None)) else None
 
     def place(self, option: Option) -> Ranks | None:
-        """Give shards to the least busy ranks, or to those of the least busy node with room."""
+        """Place shards on the least busy ranks, or on those of the least busy node with room."""
         if option.sharding.partition_by == PartitionByType.DEVICE.value:
             return self._on_some(option, self._in_order)
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
@@ -308,7 +306,7 @@ class FreeRanks:
         return None
 
     def place_by_torchrec(self, options: Sequence[Option]) -> list[Ranks] | None:
-        """Place options on several nodes, or with dependencies, by TorchRec's partitioner."""
+        """Place options with TorchRec's partitioner."""
         topology = copy.deepcopy(self.topology)
         free = zip(topology.devices, self.storage.T.tolist(), self.perf.T.tolist(), strict=True)
         for device, storage, perf in free:
@@ -341,7 +339,7 @@ class FreeRanks:
         return True
 
     def _on_some(self, option: Option, ranks: Ranks) -> Ranks | None:
-        """The least busy of the ranks for one shard after the other."""
+        """Place shards one by one on the least busy of the ranks."""
         placed = []
         for storage, perf in zip(option.storage.T, option.perf.T, strict=True):
             busy = self.busy[ranks]
@@ -387,7 +385,7 @@ def place(proposal: Proposal, free: FreeRanks) -> Placement | None:
 
 
 def _is_simple(option: Option) -> bool:
-    """Whether ``FreeRanks.place`` knows where an option goes."""
+    """Return whether ``FreeRanks.place`` supports an option."""
     sharding = option.sharding
     return (
         sharding.partition_by in (PartitionByType.HOST.value, PartitionByType.DEVICE.value)
@@ -397,6 +395,6 @@ def _is_simple(option: Option) -> bool:
 
 
 def _total(perf: _Numbers) -> _Numbers:
-    """``Perf.total`` of fields along the first axis, added up in its order."""
+    """Return ``Perf.total`` of fields along the first axis."""
     compute, backward, sent, received, fetched = (perf[field] for field in _OF_TOTAL)
     return compute + backward + sent + received + fetched

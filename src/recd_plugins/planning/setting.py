@@ -1,4 +1,4 @@
-"""The plan context of sharding plugins: the ranks of a topology and the registry's data."""
+"""Plan context of sharding plugins: the topology and the registry's data."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class RegistryData(TrainingData):
     """The training split of a registry.
 
     Args:
-        registry: its dataset, converter, preprocessing and batch size; its sharding entries say
-            which tables are coalesced.
-        modules: ``embedding_modules`` of the model, not prepared. Without them no ids are checked,
-            and no table is coalesced.
+        registry: dataset, converter, preprocessing, batch size and sharding entries.
+        modules: ``embedding_modules`` of the unprepared model. Without them no ids are checked, and
+            no table is coalesced.
     """
 
     def __init__(self, registry: RunConfig, modules: Sequence[EmbeddingModule] = ()) -> None:
@@ -75,15 +74,15 @@ class RegistryData(TrainingData):
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """A context in which tensors have values, also if a model is prepared on the meta device."""
-    # In the context of a device, of CPU too, each call of torch goes through Python.
+    """Leave the meta device, so that tensors have values."""
+    # A device context, of CPU too, sends each call of torch through Python.
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
         yield
 
 
 def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables whose ids a sharding entry makes unique before they are sent."""
+    """Return the tables that sharding entries coalesce."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     return [
         table for table in tables if table.name in claims and claims[table.name].plugin.coalesces
@@ -91,7 +90,7 @@ def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return the bound of ids of each table that a sharding entry claims; None for any id."""
+    """Return the id limit of each table with a sharding entry; None for any id."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -103,7 +102,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return the number of ids of each feature, without features that a module or sharding maps."""
+    """Return the number of ids by feature, without features whose ids are mapped."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table
@@ -125,11 +124,11 @@ def setting_of(
     """Return the plan context of a registry.
 
     Args:
-        registry: its batch size, optimizer and data.
-        modules: ``embedding_modules`` of the model, not prepared.
-        topology: the ranks; default: ``machine_of`` this process.
-        device: of the tables of that machine; default: CPU.
-        data: replaces the registry's own, for example if it was measured before.
+        registry: batch size, optimizer and data.
+        modules: ``embedding_modules`` of the unprepared model.
+        topology: the topology; default: ``machine_of`` this process.
+        device: device of the tables on that machine; default: CPU.
+        data: replaces the registry's data, for example if it was measured before.
 
     Raises:
         SetupError: the ranks do not fill nodes, or tables do not suit ``training.wire``.

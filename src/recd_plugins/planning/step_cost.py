@@ -1,4 +1,4 @@
-"""The cost model of a step: the work of each rank by model, plan and data, and its seconds."""
+"""Cost model of a training step: the work of each rank, and its seconds."""
 
 from __future__ import annotations
 
@@ -24,31 +24,29 @@ from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageCosts, StageTimes, StepCost
 from recd_plugins.sharding.wire import scalar_bytes
 
-#: Bytes of a float32, of an id, and of a row's place among gradients that are sent once.
+#: Bytes of a float32, of an id, and of a row's index into deduplicated gradients.
 SCALAR_BYTES, ID_BYTES, NUMBER_BYTES = 4, 8, 2
 _LENGTH_BYTES = 4
 #: All ranks, as a slice.
 EVERY_RANK = slice(None)
 #: Collectives of one kind of sharding of one module: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
-# Of them, those of the input dist; more for bags whose features have different numbers of rows; and
-# of a collective, each round in which gloo passes sums around (measured on 4 and 8 ranks).
+# Collectives of the input dist; one more for bags with variable batches; share of a collective per
+# round of a gloo ring (measured on 4 and 8 ranks).
 _OF_IDS, _OF_ROWS, _OF_A_ROUND = 2, 1, 1 / 6
-# Ranks wait for one another in sums of gradients, too, if tables send nothing else.
+# Ranks also wait in the all-reduce of gradients if tables send nothing else.
 _WAITED_FOR = 3
-# Collectives that sums of bags take besides over gloo, by whether tables are split within nodes and
-# whether features have different numbers of rows (measured on 2 x 2, 4 x 1 and 4 x 2 ranks).
+# Extra collectives of pooled sums over gloo, by (split within nodes, variable batches); measured on
+# 2 x 2, 4 x 1 and 4 x 2 ranks.
 _SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
-# Operators of a coalesced table, of one with deduplicated features, and of coalescing bags or
-# sequences at all.
+# Operators of a coalesced table, of one with deduplicated features, and of coalescing at all.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS, _COALESCING_OPERATORS = 40, 8, 60
-#: Times that the bytes of a dense parameter move in a step: gradient, all-reduce and Adagrad.
+#: Reads and writes per byte of a dense parameter in a step: gradient, all-reduce and Adagrad.
 LEARNED = 15
-# Times that the bytes of a sequence's embeddings move between rank and batch order: where they are
-# looked up, and where the parts of a table's rows arrive.
+# Copies per byte of sequence embeddings between rank and batch order: at the owner, and at the
+# receiver of a row-wise table.
 _SORTED_THERE, _SORTED_HERE = 4, 6
-# Seconds of a collective, however little it sends. CPU: inferred from steps over gloo with 100
-# features; GPU: an assumption.
+# Latency of a collective. CPU: inferred from steps over gloo with 100 features; GPU: assumed.
 _COLLECTIVE_SECONDS = {"cpu": 1e-3, "cuda": 0.05e-3}
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 _ROW_WISE = ShardingType.ROW_WISE.value
@@ -62,34 +60,34 @@ _Fields = Mapping[str, float | _Numbers]
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of forward and backward; the fields are those of ``StepCost``."""
+    """Operations of a forward and backward pass, in fields of ``StepCost``."""
 
     matmul_flops: float = 0.0
     element_bytes: float = 0.0
 
     def __sub__(self, other: Operations) -> Operations:
-        """Return what is left without ``other``."""
+        """Subtract ``other``."""
         return Operations(
             self.matmul_flops - other.matmul_flops, self.element_bytes - other.element_bytes
         )
 
     def __truediv__(self, count: float) -> Operations:
-        """Return the operations of one of ``count``."""
+        """Divide by ``count``."""
         return Operations(self.matmul_flops / count, self.element_bytes / count)
 
 
 @dataclass(frozen=True)
 class Compute:
-    """What a model computes, and keeps for the backward pass, apart from its lookups.
+    """Dense compute and activations of a model, without lookups.
 
     Attributes:
-        pooling: operations for each row that sequence poolings see.
-        rest: operations for each row of the batch.
-        parameter_bytes: of dense parameters, whose gradients are reduced.
-        operators: of a step, whatever its rows, with those of the dense optimizer.
-        pooling_saved_bytes: activations for each row that sequence poolings see.
-        rest_saved_bytes: other activations for each row of the batch.
-        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
+        pooling: operations per row of sequence poolings.
+        rest: other operations per row of the batch.
+        parameter_bytes: bytes of dense parameters.
+        operators: operators of a step, with those of the dense optimizer.
+        pooling_saved_bytes: activations per row of sequence poolings.
+        rest_saved_bytes: other activations per row of the batch.
+        pools_all_rows: whether poolings also run on duplicates (``pool_rows: all``).
     """
 
     pooling: Operations
@@ -121,18 +119,18 @@ def estimate_step_cost(
     """Estimate the work of each rank in a step.
 
     Args:
-        tables: of the model, ``all_tables_of``.
-        plan: of TorchRec's planner, or of a sharded model (``dmp.plan``).
-        profile: of the features as the model is fed them.
-        compute: of the model's other parts, ``measure_compute``.
-        batch_size: rows of a rank.
+        tables: ``all_tables_of`` the model.
+        plan: sharding plan, for example ``dmp.plan``.
+        profile: profile of the features as the model is fed them.
+        compute: dense compute, see ``measure_compute``.
+        batch_size: rows per rank.
         world_size: number of ranks.
         local_world_size: ranks per node; default: all.
-        parts: table strategies, which have work of their own.
-        wire: format of embeddings and gradients between ranks.
-        overlapped: whether dense gradients are summed beside lookups, once a node, and over gloo
-            the ids of all modules are sent at once.
-        gloo: whether ranks send over gloo, whose reduce-scatter is an all-reduce.
+        parts: table strategies, which add costs.
+        wire: ``training.wire``.
+        overlapped: whether dense gradients are reduced beside lookups, once per node. Over gloo
+            the ids of all modules are then sent at once.
+        gloo: whether ranks use gloo, whose reduce-scatter is an all-reduce.
 
     Returns:
         One ``StepCost`` per rank.
@@ -148,7 +146,7 @@ def estimate_step_cost(
 
     add(EVERY_RANK, _dense_work(tables, compute, step, overlapped=overlapped))
     kinds = set[Kind]()
-    # Tables of a module that are sharded alike are looked up in one call of a kernel.
+    # One kernel call looks up all tables of a module that are sharded alike.
     calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
     dedup = gloo and local < world_size and wire != "int8"
     for path, module in plan.plan.items():
@@ -180,14 +178,12 @@ def estimate_step_cost(
 def predict_stages(
     works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
 ) -> StageTimes:
-    """Return the seconds of a step by stage, the mean over its ranks.
-
-    Ranks that are done wait for the others in the all-to-all.
+    """Return the mean seconds of a step by stage; ranks wait for others in the all-to-all.
 
     Args:
         works: one per rank.
-        costs: of the machine.
-        overlapped: whether dense gradients are summed beside lookups.
+        costs: costs of the machine.
+        overlapped: whether dense gradients are reduced beside lookups.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
@@ -209,7 +205,7 @@ def predict_stages(
 
 
 def _all_done(own: Sequence[float], alone: float) -> float:
-    """Seconds until all ranks have done their own work, which share processors if ``alone`` < 1."""
+    """Return seconds until all ranks are done; they share processors if ``alone`` < 1."""
     seconds = before = 0.0
     for done, work in enumerate(sorted(own)):
         seconds += (work - before) * max(alone, 1 - done / len(own))
@@ -218,13 +214,12 @@ def _all_done(own: Sequence[float], alone: float) -> float:
 
 
 def collective_seconds(device_type: str) -> float:
-    """Return the assumed seconds of a collective, where none was measured."""
+    """Return the assumed latency of a collective."""
     return _COLLECTIVE_SECONDS.get(device_type, 0.0)
 
 
 class Kind(NamedTuple):
-    """Tables that share collectives: the module's path, and whether features may have fewer rows
-    than a batch (``variable``)."""
+    """Tables that share collectives; ``variable``: features may have fewer rows than a batch."""
 
     path: str
     sharding_type: str
@@ -269,18 +264,18 @@ def bytes_of_tables(
     parts: Sequence[TableStrategy] = (),
     wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
-    """Return the bytes that all ranks send in input and output dist of each table, in one step.
+    """Return the bytes of a step that all ranks send in input and output dist, by table.
 
-    Replicated tables send nothing here, and the work of parts does not count.
+    Replicated tables send nothing. Costs of ``parts`` do not count.
 
     Args:
         tables: tables to count.
-        shardings: by table name.
-        profile: of their features.
-        batch_size: rows of a rank.
+        shardings: shardings by table name.
+        profile: profile of their features.
+        batch_size: rows per rank.
         world_size: number of ranks.
-        parts: table strategies; some ids do not go to the shards of a table.
-        wire_bytes: of a scalar of embeddings and gradients between ranks.
+        parts: table strategies; their ``sharded_share`` counts.
+        wire_bytes: bytes of a scalar between ranks.
     """
     step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     found = {}
@@ -305,7 +300,7 @@ def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, 
 def rows_pooled(
     tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
 ) -> float:
-    """Return the rows of a batch that sequence poolings see: unique ones, unless ``pool_rows``."""
+    """Return the rows of a batch that sequence poolings run on."""
     sequences = [f for table in tables if not table.pooled for f in table.features]
     all_ids = batch_size * sum(profile.of(f).length for f in sequences)
     unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
@@ -313,24 +308,22 @@ def rows_pooled(
 
 
 def is_variable_table(table: Table, profile: DataProfile) -> bool:
-    """Whether features of a table may have fewer rows than a batch."""
+    """Return whether features of a table may have fewer rows than a batch."""
     return table.name in profile.distinct or any(
         profile.of(feature).deduplicated for feature in table.features
     )
 
 
 def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
-    """Fit non-negative costs by least squares of the relative errors of ``work @ costs``.
-
-    Tries every set of costs above 0; of equally good sets the smallest counts.
+    """Fit non-negative ``costs`` to ``work @ costs`` by least squares of relative errors.
 
     Args:
         work: ``[measurements, costs]``.
         measured: ``[measurements]``.
-        least: errors are relative to the measurement, or to this if it is larger.
+        least: smallest denominator of a relative error.
 
     Returns:
-        ``[costs]``.
+        ``[costs]``; of equally good solutions the one with fewest non-zero costs.
     """
     weights = 1 / np.maximum(measured, least)
     scaled, target = work * weights[:, None], measured * weights
@@ -365,9 +358,9 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 def _dense_work(
     tables: Sequence[Table], compute: Compute, step: StepShape, *, overlapped: bool
 ) -> _Fields:
-    """Work of every rank apart from its tables."""
+    """Return the dense work of every rank."""
     batch_size, world_size, local, profile, _ = step
-    # Duplicates are made again from what is stored once, forward and backward.
+    # Unique rows are expanded in forward and backward.
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
         for table in tables
@@ -391,7 +384,7 @@ def _dense_work(
         for name in ("matmul_flops", "element_bytes")
     }
     operations["element_bytes"] += 2 * SCALAR_BYTES * expanded + LEARNED * compute.parameter_bytes
-    # In a ring of all ranks a link carries what one sends; overlapped, once a node.
+    # A ring over all ranks; if overlapped, over nodes.
     once_a_node = overlapped and 1 < local < world_size
     ring = world_size // local if once_a_node else world_size
     return {
@@ -411,7 +404,7 @@ def _table_work(
     gloo: bool = False,
     dedup: bool = False,
 ) -> _Fields:
-    """Work of ranks for a table, as owners of shards and as senders of ids."""
+    """Return the work of ranks for a table, as owners of shards and as senders of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)
@@ -434,15 +427,15 @@ def _table_work(
         return np.add.reduceat(values, range(0, world_size, local))
 
     within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
-    # A rank sends its ids to the owner, which sends an embedding to each rank for each of its rows
-    # or, of a sequence, of its ids; the gradients of these come back.
+    # A rank sends ids to the owner, which returns a vector per row (sequences: per id). Gradients
+    # of the vectors go back.
     sent = ids * shares
     vectors = (rows if table.pooled else sent) * columns * wire_bytes
     inputs = sent * ID_BYTES + rows * _LENGTH_BYTES
     ring = 0.0
     variable = is_variable_table(table, profile)
     if gloo and table.pooled and not variable and sharding.sharding_type == _ROW_WISE:
-        # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
+        # All-reduce of sums, all-gather of their gradients.
         ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
     ring_across = ring / local if local < world_size else 0.0
     gradients = vectors
@@ -451,7 +444,7 @@ def _table_work(
         differ = known.share(own_share, parts_of_rows, coalesced=table.name in profile.distinct)
         gradients = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
     in_node = of_owners(inputs + gradients)
-    # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
+    # The ranks of a node share the sums sent to other nodes.
     across = of_nodes(of_owners(inputs + (vectors / local if within_node else gradients)))
     node, nodes = np.arange(world_size) // local, world_size // local
     vectors = of_owners(vectors)
@@ -466,7 +459,7 @@ def _table_work(
         "bytes_looked_up": looked_up,
         "element_bytes": moved,
         "rows_updated": of_owners(np.minimum(world_size * sent, updated * shares)),
-        # The sums for other nodes are reduced in the node first, and gathered after.
+        # Sums for other nodes are first reduced within the node, and gathered after.
         "bytes_in_node": of_nodes(in_node)[node]
         - in_node
         + ring

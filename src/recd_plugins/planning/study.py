@@ -1,4 +1,4 @@
-"""Plans of a registry's model for a topology, with its plugins and without them."""
+"""Plans of a registry's model, with its plugins and without."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 
-#: Memory of a rank beside embeddings, optimizer and what table strategies name.
+#: Memory of a rank beside embeddings, optimizer and table strategies.
 COMPONENTS = ("inputs and outputs", "activations", "dense layers", "reserve")
-#: Smallest step between two batch sizes, in rows.
+#: Smallest step of the batch size search, in rows.
 GRANULE = 64
-# The largest batch is found to this fraction of it.
+# Precision of the largest batch.
 _PARTS = 128
 # FBGEMM counts the rows of a batch in 32 bits.
 _MOST_ROWS = 2**31
@@ -65,12 +65,12 @@ _MOST_ROWS = 2**31
 
 @dataclass(frozen=True)
 class ShardableModel:
-    """A model to plan; its table strategies suit one topology and batch size.
+    """A prepared model on the meta device, for one topology and batch size.
 
     Attributes:
-        prepared: its model is on the meta device, so that tables take no memory.
-        sharders: of its embedding modules.
-        profile: of the features as this model is fed them.
+        prepared: the model.
+        sharders: sharders of its embedding modules.
+        profile: profile of the features as the model is fed them.
     """
 
     prepared: Prepared
@@ -79,7 +79,7 @@ class ShardableModel:
 
     @property
     def tables(self) -> list[Table]:
-        """All embedding tables of the model, also of modules that are left to TorchRec."""
+        """All embedding tables, also of modules left to TorchRec."""
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
@@ -91,7 +91,7 @@ class ShardableModel:
         return ShardableModel(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
-        """Return the plan of a run, with room for activations; see ``RegistryPlanner``."""
+        """Return the plan of a run, with room for activations."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.plan_in_detail(self.prepared.model, self.sharders)
 
@@ -101,7 +101,7 @@ class ShardableModel:
         return planner.fits(self.prepared.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """Return bytes of activations of a rank, without those of sharded lookups."""
+        """Return bytes of activations of a rank, without sharded lookups."""
         return activation_bytes(self.prepared, self.profile, compute, batch_size)
 
     def _planner(
@@ -116,12 +116,12 @@ class ShardableModel:
 def with_plugins(
     registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
 ) -> ShardableModel:
-    """Build and prepare the model of ``recd run``, for planning.
+    """Build and prepare the model of ``recd run`` for planning.
 
     Args:
-        registry: not prepared; its batch size counts.
-        topology: the ranks; default: those that ``recd run`` would start here.
-        data: of the registry, if it was read already.
+        registry: not prepared.
+        topology: the topology; default: the ranks that ``recd run`` would start here.
+        data: data of the registry, if it was read already.
 
     Raises:
         RecdError: the registry has no model, several of its tables have one name, or the data is
@@ -131,8 +131,7 @@ def with_plugins(
         model = build_model(registry, registry.dataset.schema())
         if twice := names_of_several(all_tables_of(model)):
             raise SetupError(
-                f"{registry.path}: several modules have tables of one name, {shortened(twice)}, "
-                "and plans are told by name: give each a name of its own"
+                f"{registry.path}: modules have tables of one name, {shortened(twice)}; rename them"
             )
         setting = setting_of(registry, list(embedding_modules(model)), topology, data=data)
         prepared = prepare(registry, model, setting)
@@ -141,19 +140,19 @@ def with_plugins(
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
-    """Return the training split of a registry, for the model of its ``model:`` section."""
+    """Return the training data for the model of a registry."""
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         return RegistryData(registry, list(embedding_modules(model)))
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1) -> tuple[int, int]:
-    """Return the largest batch that fits, and the step in which it was searched.
+    """Return the largest batch that fits, and the step of the search.
 
     Args:
-        fits: whether there is a plan at a batch size.
-        start: a batch size to begin with.
-        together: batches are multiples of so many rows.
+        fits: returns whether there is a plan for a batch size.
+        start: first batch size to try.
+        together: batch sizes are multiples of this.
 
     Raises:
         NoPlanError: not even ``GRANULE`` times ``together`` rows fit.
@@ -164,13 +163,13 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
         low, high = high, 2 * high
 
     def step() -> int:
-        """The least step, doubled as long as it is a small part of the batch."""
+        """Return the least step, doubled while it is a small part of the batch."""
         found = least
         while 2 * found * _PARTS <= low:
             found *= 2
         return found
 
-    # A step divides low and high: they are the least times a number, or one doubled.
+    # Steps divide low and high, which are multiples of the least or doubled.
     while (high - low) > step():
         middle = low + max(step(), (high - low) // 2 // step() * step())
         if middle < _MOST_ROWS and fits(middle):
@@ -193,19 +192,19 @@ def study(
     say: Callable[[str], None],
     compute: Compute | None = None,
 ) -> PlanReport:
-    """Plan both sides, at ``batch_size`` rows a rank or each at the largest batch that fits.
+    """Plan with and without plugins.
 
     Args:
         registry: not prepared.
-        name: of the topology.
-        spec: its nodes and ranks.
-        batch_size: None searches for the largest.
+        name: name of the topology.
+        spec: the topology.
+        batch_size: rows per rank; None for the largest that fits, of each side.
         say: shows progress.
-        compute: of the model; counted here by default.
+        compute: compute of the model; default: counted here.
 
     Raises:
         NoPlanError: the plan with the plugins does not fit.
-        RecdError: registry, data and model do not go together.
+        RecdError: registry, data and model contradict each other.
     """
     wrapped_dataset(registry).prepare()
     say("counting what the model computes")
@@ -216,7 +215,7 @@ def study(
     data = data_of_model(registry)
 
     @cache
-    def plugins(rows: int) -> ShardableModel:  # table strategies suit one batch size
+    def plugins(rows: int) -> ShardableModel:
         return with_plugins(registry.with_training({"batch_size": rows}), spec, data)
 
     def largest(what: str, candidates: Callable[[int], ShardableModel]) -> tuple[int, int]:
@@ -228,7 +227,7 @@ def study(
             say(f"looking for the largest batch {what}: {rows:,} rows a rank")
             try:
                 candidate = candidates(rows)
-            # An entry may refuse a large batch, and the data end.
+            # Entries may refuse a large batch; the data may have fewer rows.
             except (DataError, NoPlanError, RegistryError) as error:
                 refused = error
                 return False
@@ -286,11 +285,11 @@ def report_side(
     Args:
         candidate: the model.
         planned: its plan.
-        spec: the ranks.
-        batch_size: rows of a rank.
-        batch_step: so many rows more do not fit; None if the largest batch was not searched.
-        compute: of the model.
-        costs: of a step.
+        spec: the topology.
+        batch_size: rows per rank.
+        batch_step: step of the search; None if the largest batch was not searched.
+        compute: dense compute of the model.
+        costs: costs of the machine.
     """
     prepared = candidate.prepared
     overlapped = will_overlap(prepared, planned.sharding, spec.device, spec.nodes)
@@ -336,13 +335,13 @@ def _tables(
     found = []
     for table in candidate.tables:
         if (option := options.get(table.name)) is None:
-            continue  # nobody shards it: each rank has it as it has dense layers
+            continue  # not sharded: each rank has a copy, as of dense layers
         per_rank = Counter[int]()
         for shard in option.shards:
             per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr
         all_ids = sum(profile.of(feature).length for feature in table.features) * batch_size
         ids = profile.ids(table, batch_size)
-        # Of a pooled table one vector a row, else one an id.
+        # Pooled tables: a vector per row, others: per id.
         sent = [
             (known.rows if table.pooled else known.ids)(table, batch_size)
             for known in (profile, uncoalesced)

@@ -1,4 +1,4 @@
-"""Clusters to plan for: built-in ones, this machine, and YAML files."""
+"""Topologies to plan for: built-in ones, this machine, and YAML files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 MACHINE = "machine"
 #: Assumed bytes per second of a file whose rows are read in random order, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)
-# Assumptions, in bytes per second: gloo between processes; then TorchRec's own defaults for host
-# memory and for a GPU. (TorchRec assumes NVLink for gloo, too.)
+# Assumed bytes per second: gloo between processes; TorchRec's defaults for host memory and GPUs.
 _GLOO, _DDR = float(2**30), 51.0 * 2**30
 _HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5 * 2**30
-# Float32 operations per second of a core with AVX2 at 2.5 GHz, and of a GPU like an A100.
+# Float32 operations per second of a core with AVX2 at 2.5 GHz, and of an A100.
 _CPU_FLOPS, _GPU_FLOPS = 80e9, 19.5e12
 
 _Bytes = Annotated[StrictInt, Field(gt=0)]
@@ -48,7 +47,7 @@ _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 class TopologySpec(BaseModel):
-    """Nodes with ranks: what each rank has, and how fast it is."""
+    """Nodes, ranks per node, and memory and speed of each rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,25 +102,22 @@ class TopologySpec(BaseModel):
 
     @property
     def collective_rates(self) -> CollectiveRates:
-        """The rates of the section ``collectives``, or what the bandwidths allow."""
+        """Rates of the section ``collectives``, or upper bounds by bandwidths."""
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property
     def least_costs(self) -> step_cost.StageCosts:
-        """Lower bounds of ``costs``, by bandwidths and operations per second.
-
-        A lookup reads an embedding, and the backward pass reads and writes it again.
-        """
+        """Lower bounds of ``costs``, by bandwidths and operations per second."""
         memory = self.hbm_bandwidth or self.ddr_bandwidth
         to_host = self.hbm_to_ddr_bandwidth or self.ddr_bandwidth
         if self.device == "cpu":
             memory = to_host = self.ddr_bandwidth
-        # Of a tensor that is reduced each rank sends 2 (U - 1) / U: what counts as reduced.
+        # Reduced bytes are those sent: 2 (U - 1) / U of a tensor.
         reduced = CollectiveRates.of_topology(self).ar_global.bytes_per_second
         reduced *= 2 * (self.world_size - 1) / self.world_size or 1.0
         return step_cost.StageCosts(
             lookup=step_cost.LookupCost(
-                bytes_looked_up=3 / memory,
+                bytes_looked_up=3 / memory,  # read in forward, read and written in backward
                 bytes_from_host=1 / to_host,
                 bytes_from_file=1 / FILE_BYTES_PER_SECOND,
             ),
@@ -146,7 +142,7 @@ class TopologySpec(BaseModel):
 
     def to_torchrec(self) -> Topology:
         """Return the topology for TorchRec's planner, in bytes per millisecond."""
-        # `recd validate` reads topologies without torchrec, which takes seconds to import.
+        # Imported here: `recd validate` reads topologies without torchrec.
         from torchrec.distributed.planner.types import (
             BasicCommsBandwidths,
             HardwareConfig,
@@ -225,10 +221,10 @@ def load_topology(
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
-        nodes: replaces the number of nodes.
-        ranks_per_node: likewise; at most the GPUs of a node.
-        ranks: of this machine, unless ``ranks_per_node`` is given.
-        device: of this machine, ``cpu`` or ``cuda``.
+        nodes: overrides the number of nodes.
+        ranks_per_node: overrides the ranks per node; at most its GPUs.
+        ranks: ranks of this machine, unless ``ranks_per_node`` is given.
+        device: ``cpu`` or ``cuda``, for this machine.
 
     Raises:
         RegistryError: the file is wrong.
@@ -250,7 +246,7 @@ def load_topology(
             "take more nodes"
         )
     if spec.device == "cpu":
-        # Ranks share the memory and cores of a node; network bandwidths are those of one rank.
+        # Ranks share memory and cores of a node; network bandwidths are per rank.
         scale = spec.ranks_per_node / ranks_per_node
         spec = spec.model_copy(
             update={
@@ -268,13 +264,13 @@ def machine_of(
     local_world_size: int | None = None,
     device: torch.device | None = None,
 ) -> TopologySpec:
-    """Return the ranks that train a registry: ``training.topology``, or machines like this one.
+    """Return the topology of a run: ``training.topology``, or machines like this one.
 
     Args:
-        training: its ranks count if there is no process group.
+        training: section ``training`` of the registry.
         world_size: number of ranks; default: the process group's, else the registry's.
         local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
-        device: of the tables; default: CPU.
+        device: device of the tables; default: CPU.
 
     Raises:
         SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
@@ -303,25 +299,22 @@ def machine_of(
 def default_topology(
     world_size: int, local_world_size: int | None = None, device: torch.device | None = None
 ) -> Topology:
-    """Return ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
+    """Return machines like this one; on CUDA each rank has a GPU."""
     return machine_of(TrainingSpec(), world_size, local_world_size, device).to_torchrec()
 
 
 def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
-    """Return the topology of a name or file, adapted to a number of nodes.
-
-    Measured collectives scale with the bounds of the links.
+    """Return a topology adapted to a number of nodes; measured collectives scale with the links.
 
     Raises:
         RegistryError: the file is wrong.
-        SetupError: it is of another device.
+        SetupError: it is for another device.
     """
     spec = load_topology(name)
     if spec.device != device:
         raise SetupError(
             f"training.topology: {name} is of ranks on {spec.device}, and this run trains on "
-            f"{device}; name a topology of such ranks, or leave it out (null); a trainer that "
-            "calls wrap or prepare says by device= where it trains"
+            f"{device}; name another topology or none (null), or pass device= to wrap or prepare"
         )
     if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
         return spec
@@ -342,18 +335,14 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
 
 
 def costs_source(spec: TopologySpec) -> str:
-    """Return where the costs of a topology come from."""
+    """Describe the origin of the costs of a topology."""
     if spec.costs is None:
         return "lower bounds, by the bandwidths and operations per second of the topology"
     return "measured, of the topology"
 
 
 def read_topology(path: Path) -> TopologySpec:
-    """Read a topology from a YAML file.
-
-    Raises:
-        RegistryError: the file is wrong; names the lines.
-    """
+    """Read a topology from a YAML file; raise RegistryError with lines if it is wrong."""
     document = read_yaml(path, first="`device:` and `ranks_per_node:`")
     model = _model()
     try:
