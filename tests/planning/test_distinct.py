@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from tests.planning.test_study import report, text
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.access import table_reads
@@ -17,22 +17,15 @@ from recd_plugins.interfaces.batch import Batch
 from recd_plugins.interfaces.data_profile import DistinctIds
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
-from recd_plugins.planning.report import render
-from recd_plugins.planning.step_cost import Compute, Operations
-from recd_plugins.planning.study import study, with_plugins
+from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import this_machine
 
-COMPUTE = Compute(
-    Operations(2e6, 1e6),
-    Operations(2e6, 1e6),
-    10_000,
-    pooling_saved_bytes=4000.0,
-    rest_saved_bytes=1000.0,
-)
+COALESCING = [{"use": "torchrec.planner", "tables": ["t_*"], "options": {"coalesce": True}}]
 
 
-def coalescing() -> list[dict[str, Any]]:
-    return [{"use": "torchrec.planner", "tables": ["t_*"], "options": {"coalesce": True}}]
+@pytest.fixture
+def candidate(make_registry: Any) -> ShardableModel:
+    return with_plugins(make_registry(sharding=COALESCING))
 
 
 def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
@@ -43,8 +36,7 @@ def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
     assert distinct.of(256) == pytest.approx(320)
 
 
-def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
-    candidate = with_plugins(make_registry(sharding=coalescing()))
+def test_of_the_first_batch_they_are_exact(candidate: ShardableModel) -> None:
     prepared, registry = candidate.prepared, candidate.prepared.registry
     assert prepared.coalesced == {table.name for table in candidate.tables}
     transforms = fitted_transforms(registry, prepared)
@@ -60,8 +52,7 @@ def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
     assert not profile.plain().distinct
 
 
-def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:
-    candidate = with_plugins(make_registry(sharding=coalescing()))
+def test_of_several_batches_they_are_the_mean(candidate: ShardableModel) -> None:
     registry, tables = candidate.prepared.registry, candidate.tables
     size = registry.training.batch_size
     batches = [reads.ids for reads in table_reads(registry, tables, None, deduplicated=True)][:32]
@@ -89,8 +80,7 @@ def test_of_a_first_batch_that_has_none_they_are_the_mean() -> None:
     assert [read["t_a"].of(size) for size in (4, 8)] == [1, 2]
 
 
-def test_the_planner_is_told_of_them(make_registry: Any) -> None:
-    candidate = with_plugins(make_registry(sharding=coalescing()))
+def test_the_planner_is_told_of_them(candidate: ShardableModel) -> None:
     constraints = table_constraints(
         candidate.prepared, candidate.tables, profile=candidate.profile, device_type="cpu"
     )
@@ -106,14 +96,8 @@ def test_the_planner_is_told_of_them(make_registry: Any) -> None:
 
 
 def test_the_report_says_what_comes_back(make_registry: Any) -> None:
-    registry = make_registry(sharding=coalescing())
-    made = study(registry, "some", this_machine(2), 256, lambda _: None, COMPUTE)
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(render(made))
-    text = capture.get()
-    assert "coalesced: " in text
-    assert " vectors come back to a rank in a step, without " in text
+    made = report(make_registry(sharding=COALESCING), this_machine(2))
+    assert " vectors come back to a rank in a step, without " in text(made)
     sequences = [table for table in made.plugins.tables if not table.pooled]
     for table in sequences:
         assert table.uncoalesced_vectors is not None

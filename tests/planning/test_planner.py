@@ -212,14 +212,6 @@ def test_bags_beside_coalesced_ones_are_not_replicated() -> None:
     assert plan.plan["bags"]["b"].sharding_type != "data_parallel"
 
 
-def test_column_shards_only_where_they_change_nothing() -> None:
-    model = Model(dim=256)
-    assert ("a", "column_wise") in options(registry(), profile(), model)
-    assert ("a", "column_wise") not in options(
-        registry(optimizer="rowwise_adagrad"), profile(), model
-    )
-
-
 def test_plugins_decide() -> None:
     reg = registry((make(TableWise), ["a"]), (make(RowWise), ["b"]), (make(ColumnWise), ["s"]))
     model = Model()
@@ -268,12 +260,19 @@ def test_contradicting_plugins() -> None:
     wide = make(Constrains)
     wide.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
     reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
-    with pytest.raises(
-        RecdError,
-        match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.constrains set "
-        r"different compute_kernels",
-    ):
+    message = (
+        r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.constrains set "
+        "different compute_kernels"
+    )
+    with pytest.raises(RecdError, match=message):
         prepared(reg).planner(world_size=2, profile=profile())
+    message = (
+        r"^table a: planner\(constraints=...\) and torchrec.row_wise set different "
+        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); leave the table to one"
+    )
+    wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}
+    with pytest.raises(SetupError, match=message):
+        kinds_of_a(registry((make(RowWise), ["a"])), Model(), wishes=wishes)
 
 
 def test_sharding_and_cache_are_merged() -> None:
@@ -338,14 +337,11 @@ def bringing(optimizer: type[torch.optim.Optimizer]) -> Model:
     return model
 
 
-def test_data_parallel_is_nobodys_choice_unless_the_dense_optimizer_has_the_rule() -> None:
+def test_only_tables_that_the_dense_optimizer_trains_alike_are_replicated() -> None:
     assert "data_parallel" in kinds_of_a(registry(), Model())
     assert "data_parallel" not in kinds_of_a(registry(), Model(), replicate=False)
     other = build_sharders(prepared(registry()), fused_params={"weight_decay": 0.1})
     assert "data_parallel" not in kinds_of_a(registry(), Model(), other)
-
-
-def test_tables_that_bring_an_optimizer_are_not_replicated() -> None:
     assert "data_parallel" not in kinds_of_a(registry(), bringing(torch.optim.SGD))
     wish = {"a": ParameterConstraints(sharding_types=["data_parallel", "table_wise"])}
     assert kinds_of_a(registry(), Model(), wishes=wish) == {"data_parallel", "table_wise"}
@@ -370,16 +366,13 @@ def test_columns_are_split_as_the_tables_own_optimizer_allows() -> None:
     assert not COLUMN_WISE & kinds_of_a(of_adagrad, Model())
     assert not COLUMN_WISE & kinds_of_a(registry(), bringing(RowWiseAdagrad))
     assert kinds_of_a(of_adagrad, bringing(torch.optim.SGD)) >= COLUMN_WISE
+    of_one_name = nn.ModuleDict({"first": bringing(RowWiseAdagrad), "second": Model()})
+    assert not (COLUMN_WISE | {"data_parallel"}) & kinds_of_a(registry(), of_one_name)
     of_params: Any = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]  # FBGEMM's SGD
     assert (
         kinds_of_a(of_adagrad, Model(), build_sharders(prepared(of_adagrad)) + of_params)
         >= COLUMN_WISE
     )
-
-
-def test_of_tables_of_one_name_none_loses_its_optimizer() -> None:
-    model = nn.ModuleDict({"first": bringing(RowWiseAdagrad), "second": Model()})
-    assert not (COLUMN_WISE | {"data_parallel"}) & kinds_of_a(registry(), model)
 
 
 def test_constraints_of_a_trainer_go_before_the_data() -> None:
@@ -394,16 +387,6 @@ def test_constraints_of_a_trainer_go_before_the_data() -> None:
     assert constraints["a"].batch_sizes == [7, 7]
     assert constraints["a"].min_partition == 4
     assert constraints["a"].sharding_types == ["row_wise"]
-
-
-def test_constraints_that_contradict_are_refused() -> None:
-    wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}
-    message = (
-        r"^table a: planner\(constraints=...\) and torchrec.row_wise set different "
-        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); leave the table to one"
-    )
-    with pytest.raises(SetupError, match=message):
-        kinds_of_a(registry((make(RowWise), ["a"])), Model(), wishes=wishes)
 
 
 class OwnProcessed(FeatureProcessedEmbeddingBagCollection):

@@ -37,36 +37,26 @@ def is_pooled(name: str) -> bool:
     return not name.startswith("seq_")
 
 
+@pytest.mark.parametrize("batches", [1, 16])
 @pytest.mark.parametrize("converter", CONVERTERS, ids=str)
-def test_of_the_first_batch_it_is_exact(make_registry, converter) -> None:
+def test_it_is_the_mean_of_the_first_batches(make_registry, converter, batches: int) -> None:
     registry = make_registry(converter=converter)
-    profile = measure_profile(registry, least_rows=1)
-    assert profile.source == "the first 256 rows"
-    ids = travels(registry, 1)
+    profile = measure_profile(registry, least_rows=256 * batches)
+    assert profile.source == f"the first {256 * batches:,} rows"
+    ids = travels(registry, batches)
     assert ids.keys() == profile.features.keys()
     for name, feature in profile.features.items():
         assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
         assert feature.deduplicated == (name in registry.converter.dedupe_factors())
 
 
-@pytest.mark.parametrize("converter", CONVERTERS, ids=str)
-def test_of_small_batches_it_is_the_mean_of_some(make_registry, converter) -> None:
-    registry = make_registry(converter=converter)
-    profile = measure_profile(registry)
-    assert profile.source == "the first 4,096 rows"
-    ids = travels(registry, 16)
-    for name, feature in profile.features.items():
-        assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
-    tiny = make_registry(converter=converter, training={"batch_size": 2})
-    assert measure_profile(tiny).source == "the first 128 rows"
-
-
-def test_of_many_columns_fewer_batches_are_looked_at(
-    make_registry, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most_columns", "rows"), [(16_384, 128), (1, 16)])
+def test_few_batches_are_looked_at_if_there_are_many_columns(
+    make_registry, monkeypatch: pytest.MonkeyPatch, most_columns: int, rows: int
 ) -> None:
-    monkeypatch.setattr("recd_plugins.planning.profile._MOST_COLUMNS", 1)
+    monkeypatch.setattr("recd_plugins.planning.profile._MOST_COLUMNS", most_columns)
     registry = make_registry(converter=CONVERTERS[0], training={"batch_size": 2})
-    assert measure_profile(registry).source == "the first 16 rows"
+    assert measure_profile(registry).source == f"the first {rows} rows"
 
 
 def test_rows_that_a_batch_reads_are_counted_coalesced_or_not(make_registry) -> None:

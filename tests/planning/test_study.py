@@ -82,7 +82,7 @@ def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nodes"),
-    [("dgx-a100-80g", 1), ("dgx-h100", 2), (MACHINE, 1), (MACHINE, 2), ("zionex-a100-40g", 16)],
+    [("dgx-h100", 1), (MACHINE, 2), ("zionex-a100-40g", 16)],
 )
 def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> None:
     spec = load_topology(name, nodes=nodes, ranks=2)
@@ -235,10 +235,9 @@ def test_json_is_complete(make_registry) -> None:
 
 def test_activations_are_counted(make_registry) -> None:
     registry = make_registry()
-    compute = measure_compute(registry)
+    compute, plugins = measure_compute(registry), with_plugins(registry)
     # Six vectors of 16 scalars and their dot products are kept at the least.
     assert compute.rest_saved_bytes > 4 * (6 * 16 + 15)
-    plugins = with_plugins(registry)
     kept = plugins.activation_bytes(compute, 512)
     assert kept < plugins.as_plain().activation_bytes(compute, 512)
     assert plugins.activation_bytes(compute, 1024) == pytest.approx(2 * kept, rel=0.05)

@@ -76,6 +76,7 @@ def test_a_name_that_nobody_knows() -> None:
         ("nodes: 2", "node: 2", r"own.yaml:4 node: unknown key of a topology; did you mean nodes"),
         ("device: cpu", "device: cuda", r"device cuda needs hbm_bytes, hbm_bandwidth, hbm_to"),
         ("nodes: 2", "nodes: [", r"own.yaml:\d+: is not YAML"),
+        ("nodes: 2", "costs: {gemm: {steps: 0}}", "all costs are 0; measure them"),
         ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
         (
             "nodes: 2",

@@ -78,7 +78,11 @@ class TopologySpec(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _gpu_has_memory(self) -> Self:
+    def _check(self) -> Self:
+        if self.costs is not None and not any(
+            cost for stage in step_cost.STAGES for _, cost in getattr(self.costs, stage)
+        ):
+            raise ValueError("all costs are 0; measure them by recd calibrate, or leave costs out")
         if self.device == "cuda":
             names = ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
             if missing := [name for name in names if getattr(self, name) is None]:
