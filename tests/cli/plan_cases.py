@@ -6,31 +6,27 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.cli import main
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: table
-    sparse: [item_0, usr_0, "seq_0_*"]
-    generate: {rows: 1024, row_group_rows: 256}
-converter: {use: recd.ikjt}
-preprocessing:
-  - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 500}}
-pooling:
-  - {use: recd.mean, features: ["seq_*"]}
-model: {embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}
-training: {batch_size: 64, ranks: 2, device: cpu}
-"""
+
+def write(folder: Path, **training: object) -> Path:
+    return write_registry(
+        folder,
+        dataset=papercal(folder, 1024, 256, sparse=["item_0", "usr_0", "seq_0_*"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(500),
+        pooling=[{"use": "recd.mean", "features": ["seq_*"]}],
+        model={"embedding_dim": 8, "num_embeddings": 500, "bottom_mlp": [16], "top_mlp": [16]},
+        training={"batch_size": 64, "ranks": 2, **training},
+    )
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    write(tmp_path)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.cli.plan_cases import REGISTRY, folder, plan
+from tests.cli.plan_cases import folder, plan, write
 
 from recd_plugins.cli import main
 
@@ -31,8 +31,7 @@ def test_a_plan_for_this_machine(folder: Path) -> None:
 
 
 def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
-    text = REGISTRY.replace("ranks: 2", "ranks: 4, ranks_per_node: 2")
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
+    write(folder, ranks=4, ranks_per_node=2)
     assert "2 nodes of machine: 4 ranks on cpu" in plan().stdout
     assert "3 nodes of machine: 6 ranks on cpu" in plan("--nodes", "3").stdout
     assert "1 node of machine: 1 rank on cpu" in plan("--ranks-per-node", "1").stdout
@@ -43,7 +42,7 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
     [
         (["--topology", "dgx-h10"], "no topology is named dgx-h10; did you mean dgx-h100?"),
         (["--topology", "own.yaml"], "own.yaml: cannot be read: No such file"),
-        (["--topology", "registry.yaml"], "registry.yaml:2 version: unknown key of a topology"),
+        (["--topology", "registry.yaml"], "registry.yaml:1 version: unknown key of a topology"),
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of ndv4 has 8 GPUs"),
         (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
         (["--auto", "--batch-size", "2048"], "table has 1024 rows, too few for a batch of 2048"),

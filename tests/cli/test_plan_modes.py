@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.small_registry import write_registry
 
 from recd_plugins.cli import main
 
-REGISTRY = """
-version: 1
-dataset: {use: recd.session_parquet, options: {path: table, sparse: [item_0]}}
-converter: {use: recd.kjt}
-model: {embedding_dim: 8, num_embeddings: 500}
-training: {batch_size: 64, ranks: 2, device: cpu}
-"""
 MODE = """
 import click
 from functools import partial
@@ -49,7 +43,12 @@ def register_plans():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    options = {"path": "table", "sparse": ["item_0"]}
+    write_registry(
+        tmp_path,
+        dataset={"use": "recd.session_parquet", "options": options},
+        training={"batch_size": 64, "ranks": 2},
+    )
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "acme.py").write_text(MODE, encoding="utf-8")
     return tmp_path

@@ -13,31 +13,7 @@ import pytest
 from tests import forked
 from tests.cli.programs import recd, report_of, run_until_killed
 from tests.forked import RECD
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    sparse: ["seq_0_*", "seq_[12]_0", item_0, item_1, usr_0, usr_1, usr_2]
-    generate: {{rows: 2560, row_group_rows: 128}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
-pooling:
-  - {{use: recd.attention, features: ["seq_0_*"]}}
-  - {{use: recd.mean, features: ["seq_[12]_*"]}}
-sharding:
-  - {{use: torchrec.data_parallel, tables: [t_item_0, t_usr_0]}}
-  - {{use: torchrec.row_wise, tables: ["t_usr_1*"]}}
-model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
-training:
-  batch_size: 32
-  ranks: 2
-  steps: 12
-  checkpoint: {checkpoint}
-"""
+from tests.small_registry import hashed, papercal, write_registry
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +21,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
-def write_registry(folder: Path, checkpoint: str = "{}") -> Path:
-    path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=folder, checkpoint=checkpoint), encoding="utf-8")
-    return path
+def write(folder: Path, checkpoints: Path | None = None, **saved: int) -> Path:
+    sparse = ["seq_0_*", "seq_[12]_0", "item_0", "item_1", "usr_0", "usr_1", "usr_2"]
+    return write_registry(
+        folder,
+        dataset=papercal(folder, 2560, 128, sparse=sparse),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(500),
+        pooling=[
+            {"use": "recd.attention", "features": ["seq_0_*"]},
+            {"use": "recd.mean", "features": ["seq_[12]_*"]},
+        ],
+        sharding=[
+            {"use": "torchrec.data_parallel", "tables": ["t_item_0", "t_usr_0"]},
+            {"use": "torchrec.row_wise", "tables": ["t_usr_1*"]},
+        ],
+        model={"embedding_dim": 8, "num_embeddings": 500, "bottom_mlp": [16], "top_mlp": [16]},
+        training={
+            "batch_size": 32,
+            "ranks": 2,
+            "steps": 12,
+            "device": "auto",
+            "checkpoint": {"path": str(checkpoints), **saved} if checkpoints else {},
+        },
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> dict[str, Any]:
     """The report of a run from start to end; profiling changes no loss."""
-    return report_of("run", write_registry(folder), "--breakdown")
+    return report_of("run", write(folder), "--breakdown")
 
 
 def test_compare(folder: Path) -> None:
     checkpoints = folder / "compared"
-    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3}}")
+    registry = write(folder, checkpoints, every=3)
     report = report_of("run", registry, "--compare")
     assert not checkpoints.exists(), "a comparison keeps no checkpoints"
     baseline, plugins = report["baseline"], report["plugins"]
@@ -77,11 +73,9 @@ def test_compare(folder: Path) -> None:
 
 def test_shardings_side_by_side(folder: Path) -> None:
     checkpoints = folder / "shardings"
-    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3}}")
-    text = registry.read_text(encoding="utf-8").replace(
-        "sharding:", 'sharding:\n  - {use: torchrec.row_wise, tables: ["t_seq_*"]}'
-    )
-    registry.write_text(text, encoding="utf-8")
+    registry = write(folder, checkpoints, every=3)
+    first = 'sharding: [{"use": "torchrec.row_wise", "tables": ["t_seq_*"]}, '
+    registry.write_text(registry.read_text().replace("sharding: [", first))
     names = ["torchrec.row_wise", "torchrec.data_parallel"]
     # A kernel in the backward pass and a dense optimizer have the same rate at each step.
     settings = ["training.steps=10", "training.schedule.warmup=4"]
@@ -100,7 +94,7 @@ def test_shardings_side_by_side(folder: Path) -> None:
 
 def test_overlapped_and_resumed_it_is_the_same_run(folder: Path, whole: dict[str, Any]) -> None:
     """Its data-parallel tables learn in the optimizer's step, those of sequences before."""
-    registry = write_registry(folder, f"{{path: {folder / 'overlapped'}, every: 6}}")
+    registry = write(folder, folder / "overlapped", every=6)
     assert report_of("run", registry, "training.overlap=true", "--steps=6")["losses"]
     resumed = report_of("run", registry, "training.overlap=true", "--resume")
     assert resumed["losses"] == whole["losses"]
@@ -111,7 +105,7 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
     assert 0 < whole["step_memory"]["mean"] < whole["step_memory"]["peak"]
 
     checkpoints = folder / "checkpoints"
-    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3, keep: 1}}")
+    registry = write(folder, checkpoints, every=3, keep=1)
     run_until_killed(registry, checkpoints, every=3, steps=12)
 
     refused = recd("run", registry)
@@ -137,10 +131,7 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
     assert at_the_end["losses"] == whole["losses"]
     assert at_the_end["samples_per_second"] is None
 
-    registry.write_text(
-        registry.read_text(encoding="utf-8").replace(str(checkpoints), str(four / "checkpoints")),
-        encoding="utf-8",
-    )
+    registry = write(folder, four / "checkpoints", every=3, keep=1)
     on_four = report_of("run", registry, "--resume", "--ranks", 4)
     assert len(on_four["losses"]) == 12
     assert on_four["losses"][:3] == whole["losses"][:3]
@@ -149,7 +140,7 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
 def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
     """That of a real one joins is shown by tests of join_torchrun."""
     figures = folder / "torchrun.json"
-    registry = write_registry(folder, f"{{path: {folder}/torchrun}}")
+    registry = write(folder, folder / "torchrun")
     command = [RECD, "run", registry, "training.ranks=1", "--steps", 2, "--json", figures]
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 0, done.stderr
@@ -164,7 +155,7 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
         "import os, sys; from recd_plugins.cli import main; rank = int(os.environ['RANK']); "
         "main(['run', sys.argv[1], '--steps', '2'] + [['--breakdown'], ['--json', 'a']][rank])"
     )
-    command = [sys.executable, "-c", program, write_registry(folder)]
+    command = [sys.executable, "-c", program, write(folder)]
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 1
     said = "(starting): options of the command, --breakdown: true on rank 0, false on rank 1; "
@@ -187,7 +178,7 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    write_registry(folder)
+    write(folder)
     done = recd("run", folder / arguments[0], *arguments[1:])
     assert done.returncode != 0
     assert message in done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli import programs
+from tests.small_registry import random_rows, write_registry
 
 PLUGIN = '''
 import json
@@ -58,24 +59,17 @@ def register_plugins():
     return [Notes]
 '''
 
-REGISTRY = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 90, item: 90}}}}}}
-converter: {{use: recd.kjt}}
-{callbacks}model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 16, ranks: 2, checkpoint: {{path: {folder}/checkpoints, every: 4}}}}
-"""
-
 
 def write(folder: Path, **options: Any) -> Path:
-    """A registry file with callbacks, or with none where there are no options."""
     (folder / "plugins").mkdir(exist_ok=True)
     (folder / "plugins" / "acme.py").write_text(PLUGIN)
-    options = options and {"path": f"{folder}/notes", **options}
-    entry = json.dumps([{"use": "acme.notes", "options": options}])
-    callbacks = f"callbacks: {entry}\n" if options else ""
-    registry = folder / "registry.yaml"
-    registry.write_text(REGISTRY.format(folder=folder, callbacks=callbacks), encoding="utf-8")
-    return registry
+    checkpoint = {"path": f"{folder}/checkpoints", "every": 4}
+    return write_registry(
+        folder,
+        dataset=random_rows(256, test_rows=64),
+        callbacks=[{"use": "acme.notes", "options": {"path": f"{folder}/notes", **options}}],
+        training={"ranks": 2, "device": "auto", "checkpoint": checkpoint},
+    )
 
 
 def run(registry: Path, *options: str, expect: int = 0) -> str:

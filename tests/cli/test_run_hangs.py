@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests import forked
 from tests.cli.programs import RECD, recd
+from tests.small_registry import hashed, papercal, write_registry
 
 from recd_plugins.cli import main
 
@@ -50,29 +51,28 @@ def register_preprocessing():
     return [Stop]
 '''
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 32}}}}
-converter: {{use: recd.kjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
-  - {{use: acme.stop, features: [usr_0], options: {{rank: {rank}, note: {folder}/stopped}}}}
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4], bag_pooling: mean}}
-training:
-  {{batch_size: 16, ranks: 2, steps: 8, evaluate: false, device: cpu,
-    checkpoint: {{path: {folder}/checkpoints, every: 1}}}}
-"""
-
 
 def write(folder: Path, rank: int = 1) -> list[str]:
     """The arguments of a run in which a process of ``rank`` is stopped."""
     plugins = folder / "plugins"
     plugins.mkdir()
     (plugins / "stop.py").write_text(PLUGIN)
-    registry = folder / "registry.yaml"
-    registry.write_text(REGISTRY.format(folder=folder, rank=rank))
+    stop = {"rank": rank, "note": f"{folder}/stopped"}
+    registry = write_registry(
+        folder,
+        dataset=papercal(folder, 512, 32),
+        preprocessing=[
+            *hashed(50),
+            {"use": "acme.stop", "features": ["usr_0"], "options": stop},
+        ],
+        model={"num_embeddings": 50, "bag_pooling": "mean"},
+        training={
+            "ranks": 2,
+            "steps": 8,
+            "evaluate": False,
+            "checkpoint": {"path": f"{folder}/checkpoints", "every": 1},
+        },
+    )
     return ["--plugins-dir", str(plugins), "run", str(registry)]
 
 

@@ -8,29 +8,32 @@ from typing import Any
 
 import pytest
 from tests.cli import programs
+from tests.small_registry import random_rows, write_registry
 from tests.training.test_evaluation import METRIC
 
-REGISTRY = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 9, item: 90}}}}}}
-converter: {{use: recd.ikjt}}
-optimizers:
-  - {{use: torchrec.adagrad, tables: [t_user], options: {{learning_rate: {rate}}}}}
-metrics:
-  - {{use: acme.wrong}}
-  - {{use: torchrec.rec_metrics, options: {{names: [ne, accuracy]}}}}
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 16, ranks: 2, steps: 8, {more}}}
-"""
 
-
-def write(
-    folder: Path, *, fault: str = "", rate: float = 0.1, more: str = "", **sizes: int
-) -> Path:
+def write(folder: Path, optimizer: str = "adagrad", size: int = 4, **more: Any) -> Path:
     (folder / "plugins").mkdir(exist_ok=True)
     (folder / "plugins" / "acme.py").write_text(METRIC)
-    registry = folder / "registry.yaml"
-    registry.write_text(REGISTRY.format(rate=rate, more=more))
-    return registry
+    adagrad = {"use": f"torchrec.{optimizer}", "tables": ["t_user"]}
+    return write_registry(
+        folder,
+        dataset=random_rows(256, test_rows=64, sparse={"user": 9, "item": 90}),
+        converter={"use": "recd.ikjt"},
+        optimizers=[{**adagrad, "options": {"learning_rate": 0.1}}],
+        metrics=[
+            {"use": "acme.wrong"},
+            {"use": "torchrec.rec_metrics", "options": {"names": ["ne", "accuracy"]}},
+        ],
+        model={"embedding_dim": size, "bottom_mlp": [size]},
+        training={
+            "ranks": 2,
+            "steps": 8,
+            "device": "auto" if size == 4 else "cpu",
+            "checkpoint": {} if size == 4 else {"path": f"{folder}/checkpoints"},
+        },
+        **more,
+    )
 
 
 def run(registry: Path, *options: str, expect: int = 0) -> Any:
@@ -57,12 +60,9 @@ def test_they_are_what_stock_torchrec_trains(tmp_path: Path) -> None:
 
 def test_scores_take_no_optimizer(tmp_path: Path) -> None:
     """As of a model that a GPU trained by Adam, which FBGEMM lacks on the CPU; split otherwise."""
-    registry = write(tmp_path, more=f"device: cpu, checkpoint: {{path: {tmp_path}/checkpoints}}")
-    text = registry.read_text().replace("g_dim: 4", "g_dim: 8").replace("m_mlp: [4]", "m_mlp: [8]")
-    registry.write_text(text)
-    _, trained = run(registry)
-    text = text.replace("torchrec.adagrad", "torchrec.adam")
-    registry.write_text(f"{text}sharding: [{{use: torchrec.column_wise, tables: [t_item]}}]\n")
+    _, trained = run(write(tmp_path, size=8))
+    split = {"use": "torchrec.column_wise", "tables": ["t_item"]}
+    registry = write(tmp_path, "adam", size=8, sharding=[split])
     plugins, report = tmp_path / "plugins", tmp_path / "scores.json"
     done = programs.recd("--plugins-dir", plugins, "evaluate", registry, "--json", report)
     assert done.returncode == 0, done.stderr

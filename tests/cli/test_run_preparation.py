@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli import programs
+from tests.small_registry import write_registry
 
 PLUGIN = '''
 import os, signal, time
@@ -36,12 +37,6 @@ class Slow(Dataset):
 def register_datasets():
     return [Slow]
 '''
-REGISTRY = """version: 1
-dataset: {use: acme.slow}
-converter: {use: recd.kjt}
-model: {embedding_dim: 4, num_embeddings: 20, bottom_mlp: [4], top_mlp: [4]}
-training: {batch_size: 16, device: cpu, evaluate: false, checkpoint: {path: checkpoints}}
-"""
 
 
 def test_sigterm_says_what_it_ended_and_leaves_no_half(
@@ -50,7 +45,8 @@ def test_sigterm_says_what_it_ended_and_leaves_no_half(
     monkeypatch.chdir(tmp_path)
     Path("plugins").mkdir()
     Path("plugins/acme.py").write_text(PLUGIN, encoding="utf-8")
-    Path("registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    training = {"evaluate": False, "checkpoint": {"path": "checkpoints"}}
+    write_registry(tmp_path, dataset={"use": "acme.slow"}, training=training)
     done = programs.recd("--plugins-dir", "plugins", "run", "registry.yaml")
     assert done.returncode == 128 + signal.SIGTERM
     assert "the run was ended before its first step" in done.stderr

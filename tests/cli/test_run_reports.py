@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.docs.pages import blocks, page
+from tests.small_registry import write_registry
 
 from recd_plugins.cli import main
 
-REGISTRY = """version: 1
-dataset: {use: dlrm.random, options: {rows: 64, sparse: 2, num_ids: 20}}
-converter: {use: recd.kjt}
-model: {embedding_dim: 4, num_embeddings: 20, bottom_mlp: [4], top_mlp: [4]}
-training: {batch_size: 16, ranks: 1, device: cpu, evaluate: false}
-"""
 (MARKDOWN,) = (code for code in blocks(page("plugins/README.md"), "python") if "Markdown" in code)
 
 
@@ -24,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("plugins").mkdir()
     Path("plugins/acme.py").write_text(MARKDOWN, encoding="utf-8")
-    Path("registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    write_registry(tmp_path, training={"ranks": 1, "evaluate": False})
     return tmp_path
 
 

@@ -10,36 +10,30 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.cli import programs
+from tests.small_registry import hashed, papercal, write_registry
 from tests.training.checkpoint_cases import reseal
 
 from recd_plugins.cli import main
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/table
-    sparse: [usr_0, item_0]
-    generate: {{rows: 512, row_group_rows: 128}}
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
-model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4]}}
-training:
-  batch_size: 32
-  steps: 4
-  learning_rate: 0.1
-  evaluate: false
-  checkpoint: {{path: {folder}/checkpoints, every: 2}}
-"""
+
+def write(folder: Path, **training: object) -> Path:
+    checkpoint = {"path": f"{folder}/checkpoints", "every": 2}
+    settings = {"batch_size": 32, "steps": 4, "learning_rate": 0.1, "evaluate": False}
+    return write_registry(
+        folder,
+        dataset=papercal(folder, 512, 128, sparse=["usr_0", "item_0"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=hashed(50),
+        model={"num_embeddings": 50},
+        training={**settings, "device": "auto", "checkpoint": checkpoint, **training},
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table, its registry file and the checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "registry.yaml").write_text(REGISTRY.format(folder=folder), encoding="utf-8")
+    write(folder)
     assert recd(folder).exit_code == 0
     return folder
 
@@ -56,7 +50,7 @@ def folder(trained: Path) -> Path:
         shutil.copytree(trained / "checkpoints", kept)
     shutil.rmtree(trained / "checkpoints")
     shutil.copytree(kept, trained / "checkpoints")
-    (trained / "registry.yaml").write_text(REGISTRY.format(folder=trained), encoding="utf-8")
+    write(trained)
     return trained
 
 
@@ -64,13 +58,6 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-
-
-def change(folder: Path, old: str, new: str) -> None:
-    path = folder / "registry.yaml"
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def told(folder: Path, *arguments: str) -> str:
@@ -100,7 +87,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(folder: Path) -> Non
 
 
 def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> None:
-    change(folder, "learning_rate: 0.1", "learning_rate: 0.3")
+    write(folder, learning_rate=0.3)
     refused = recd(folder, "--resume", "--steps", "6")
     assert refused.exit_code == 1
     assert (

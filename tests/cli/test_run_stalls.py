@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 from tests import forked
 from tests.forked import RECD
+from tests.small_registry import papercal, write_registry
 
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options: {path: table, sparse: [item_0], generate: {rows: 2048, row_group_rows: 256}}
-converter: {use: recd.ikjt}
-model: {embedding_dim: 8, num_embeddings: 2000, bottom_mlp: [8], top_mlp: [8]}
-preprocessing:
-  - {use: test.slow, features: [item_0]}
-training: {batch_size: 64, ranks: 1, device: cpu, steps: 14, evaluate: false}
-"""
 SLOW = '''
 import time
 
@@ -45,7 +35,14 @@ def register_preprocessing():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    write_registry(
+        tmp_path,
+        dataset=papercal(tmp_path, 2048, 256, sparse=["item_0"]),
+        converter={"use": "recd.ikjt"},
+        preprocessing=[{"use": "test.slow", "features": ["item_0"]}],
+        model={"num_embeddings": 2000},
+        training={"batch_size": 64, "ranks": 1, "steps": 14, "evaluate": False},
+    )
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "slow.py").write_text(SLOW, encoding="utf-8")

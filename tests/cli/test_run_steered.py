@@ -19,6 +19,7 @@ import psutil
 import pytest
 from tests import forked
 from tests.cli import programs
+from tests.small_registry import random_rows, write_registry
 
 RANKS_OF_TORCHRUN = '''
 import os, signal
@@ -43,33 +44,29 @@ def register_plugins():
 # Workers, a schedule, epochs and a test split that fills no batch: what could be disturbed. Ranks
 # ask each other after up to 50 steps whether to end: a run that is over by then ends as ever.
 STEPS = 120
-REGISTRY = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 640, test_rows: 77, sparse: {{user: 90, item: 90}}}}}}
-converter: {{use: recd.kjt}}
-sharding: [{{use: torchrec.row_wise, tables: ["*"]}}]
-callbacks: [{callbacks}]
-model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training:
-  {{batch_size: 16, ranks: 2, epochs: {epochs}, workers: 1, schedule: {{warmup: 5}},
-   checkpoint: {{path: {folder}/checkpoints, every: 10, keep: 1}},
-   validation: {validation}}}
-"""
-TRACKED = "{{use: trackers.csv, options: {{path: {folder}/run.csv, every: 4}}}}"
+VALIDATED = {"every": 7}
 
 
-def write(
-    folder: Path, validation: str = "{every: 7}", epochs: int = 6, callbacks: str = TRACKED
-) -> Path:
-    path = folder / "registry.yaml"
-    path.write_text(
-        REGISTRY.format(
-            folder=folder,
-            epochs=epochs,
-            validation=validation,
-            callbacks=callbacks.format(folder=folder),
-        )
+def tracker(folder: Path) -> dict[str, Any]:
+    return {"use": "trackers.csv", "options": {"path": f"{folder}/run.csv", "every": 4}}
+
+
+def write(folder: Path, validation: Any = None, epochs: int = 6, **sections: Any) -> Path:
+    return write_registry(
+        folder,
+        dataset=random_rows(640, test_rows=77),
+        sharding=[{"use": "torchrec.row_wise", "tables": ["*"]}],
+        **{"callbacks": [tracker(folder)], **sections},
+        training={
+            "ranks": 2,
+            "epochs": epochs,
+            "workers": 1,
+            "schedule": {"warmup": 5},
+            "device": "auto",
+            "checkpoint": {"path": f"{folder}/checkpoints", "every": 10, "keep": 1},
+            "validation": validation,
+        },
     )
-    return path
 
 
 def progress(folder: Path, step: int) -> dict[str, Any]:
@@ -89,7 +86,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to its end, validated."""
     folder = tmp_path_factory.mktemp("whole")
-    report = programs.report_of("run", write(folder))
+    report = programs.report_of("run", write(folder, VALIDATED))
     (folder / "losses").write_text(json.dumps(report["losses"]))
     assert report["validation"]["steps"] == [*range(7, STEPS, 7), STEPS]
     assert report["test"]["log_loss"] == pytest.approx(0.75, abs=0.1)
@@ -97,7 +94,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_validation_changes_no_loss(whole: Path, tmp_path: Path) -> None:
-    report = programs.report_of("run", write(tmp_path, "null"))
+    report = programs.report_of("run", write(tmp_path))
     assert report["validation"] is None
     assert report["losses"] == json.loads((whole / "losses").read_text())
 
@@ -122,7 +119,7 @@ def ended(folder: Path, registry: Path) -> tuple[int, str]:
 
 
 def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    registry = write(tmp_path)
+    registry = write(tmp_path, VALIDATED)
     step, said = ended(tmp_path, registry)
     assert step < STEPS, "it was over before"
     assert "SIGTERM: every rank finishes its step" in said
@@ -155,7 +152,7 @@ def at_a_terminal() -> None:
 
 
 def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
-    registry = write(tmp_path, epochs=100)
+    registry = write(tmp_path, VALIDATED, epochs=100)
     ours, terminal = os.openpty()
     program = subprocess.Popen(
         [forked.RECD, "run", registry],
@@ -176,10 +173,8 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
-    registry = write(tmp_path, "{every: 4, metric: calibrated, mode: max, patience: 2}", epochs=1)
-    text = registry.read_text()
-    metric = "metrics: [{use: acme.falls}]\ncallbacks"
-    registry.write_text(text.replace("callbacks", metric, 1))
+    validation = {"every": 4, "metric": "calibrated", "mode": "max", "patience": 2}
+    registry = write(tmp_path, validation, epochs=1, metrics=[{"use": "acme.falls"}])
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "falls.py").write_text(FALLS)
     arguments = ["--plugins-dir", tmp_path / "plugins", "run", registry]
@@ -220,7 +215,7 @@ def register_plugins():
 
 
 def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
-    registry = write(tmp_path, "null", callbacks="{{use: acme.ends}}")
+    registry = write(tmp_path, callbacks=[{"use": "acme.ends"}])
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "acme.py").write_text(RANKS_OF_TORCHRUN)
     command = [forked.RECD, "--plugins-dir", tmp_path / "plugins", "run", registry]
