@@ -89,7 +89,7 @@ def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) ->
 
 
 def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
-    """Yield the row kernels of this rank, of a sharded module or a model with sharded modules."""
+    """Yield the row kernels of a model on this rank."""
     for part in module.modules():
         for lookup in getattr(part, "_lookups", ()):  # a list, which modules() does not enter
             for kernel in lookup.modules():
@@ -155,10 +155,9 @@ def _flush(kernels: Iterable[RowKernel]) -> None:
 
 
 def prefetches(model: nn.Module) -> bool:
-    """Return whether a table wants its rows fetched before the batch that needs them.
+    """Return whether rows of a table are prefetched, the same on all ranks.
 
-    By kernels of plugins, or by ``prefetch_pipeline`` of the plan's CacheParams or
-    ``fused_params``. The same on all ranks, as their pipelines have to send in one order.
+    Kernels of plugins ask for it, or ``prefetch_pipeline`` of CacheParams or ``fused_params``.
     """
     return any(
         plan_prefetches(
@@ -196,7 +195,7 @@ def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | N
 def offered_kernels(
     kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
 ) -> list[str]:
-    """Return compute kernels for a sharding type: TorchRec's, and those of ``kernels``."""
+    """Return the compute kernels of TorchRec and plugins for a sharding type."""
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return offered
     own = [each.compute_kernel for each in kernels if each.tables]
@@ -296,19 +295,19 @@ def _of_group(
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of modules that are kernels which count (fbgemm 1.6 to 1.9)."""
+    """Return the kernels that count steps (fbgemm 1.6 to 1.9)."""
     return [each for each in modules if hasattr(each, "iter_cpu") or hasattr(each, "iter")]
 
 
 def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
-    """Of each kernel the count that it learns by, and that of its state."""
+    """Return the step counts of kernels: those that they learn by, and those of their state."""
     found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 
 
 @contextmanager
 def steps_kept(model: nn.Module) -> Iterator[None]:
-    """A context whose lookups are no steps; FBGEMM counts those of an evaluation, too."""
+    """Restore step counts at the end, as FBGEMM counts lookups of an evaluation too."""
     kernels = counting(nn.ModuleList(_lookups_of(model)).modules())
     before = [count.clone() for count in step_counts(kernels)]
     try:
@@ -319,10 +318,7 @@ def steps_kept(model: nn.Module) -> Iterator[None]:
 
 
 def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
-    """Steps of the tables of this rank that learn by them, by path of the module and name.
-
-    The names are the same wherever tables live. They are copies.
-    """
+    """Return copies of the step counts of this rank's tables, by path of the module and name."""
     return {
         name: kernel.iter.to("cpu", copy=True)
         for names, kernel in _learning_by_steps(model)
@@ -331,7 +327,7 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Have tables learn on as from their steps."""
+    """Set the step counts of tables."""
     found = []
     for names, kernel in _learning_by_steps(model):
         of_tables = {name: int(steps.get(name, otherwise)) for name in names}

@@ -41,7 +41,7 @@ class PortableDenseEmbedding(BatchedDenseEmbedding):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features.
+        """Return embeddings of the ids, ``[num_values, embedding_dim]``, by feature.
 
         Raises:
             DataError: an id is outside of its table.
@@ -64,7 +64,7 @@ class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """As the base class; of a variable batch as ``PortableEmbeddingBag``."""
+        """Return pooled rows as ``PortableEmbeddingBag`` does."""
         if not features.variable_stride_per_key():
             return super().forward(features)
         widths, strides = _shape(self, features)
@@ -111,8 +111,7 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """As the base class; of a variable batch ``[num_scalars]``, rank by rank, feature by
-        feature, row by row."""
+        """Return pooled rows; of a variable batch flat, by rank, feature and row."""
         if not features.variable_stride_per_key():
             return super().forward(features, vbe_output, vbe_output_offsets)
         widths, strides = _shape(self, features)
@@ -133,13 +132,12 @@ class PortableEmbedding(BatchedFusedEmbedding):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features."""
+        """Return embeddings of the ids, ``[num_values, embedding_dim]``, by feature."""
         offsets = torch.arange(len(features.values()) + 1)
         return look_up_bags(self._emb_module, features, offsets)
 
 
 def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
-    """As ``refuse_outside``, with the tables of one of TorchRec's kernels."""
     tables = kernel._feature_table_map
     refuse_outside(
         features.values(),
@@ -150,13 +148,13 @@ def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
 
 
 def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]:
-    """Columns of each feature, and its rows from each rank, ``[F, num_ranks]``."""
+    """Return the columns of each feature, and its rows from each rank, ``[F, num_ranks]``."""
     widths = [kernel._local_cols[table] for table in kernel._feature_table_map]
     return widths, torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
 
 
 def _rank_by_rank(strides: Tensor) -> Tensor:
-    """Places, by feature, of rows that come by rank and feature, by strides ``[F, ranks]``."""
+    """Return indices that reorder rows from by-feature to by-rank; strides are ``[F, ranks]``."""
     first_row = strides.flatten().cumsum(0).view_as(strides) - strides
     num_rows = strides.t().flatten()
     shift = first_row.t().flatten() - (num_rows.cumsum(0) - num_rows)
@@ -179,18 +177,16 @@ def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
 
 
 def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
-    """The rows of a variable batch in the output of padded features, one after the other."""
+    """Return the rows of a variable batch from the output of padded features."""
     unit = math.gcd(*widths)
     units = _units_of_rows(strides, torch.tensor(widths) // unit)
     return output.view(-1, unit).index_select(0, units).flatten()
 
 
 def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
-    """Positions of a variable batch's rows in ``[num_rows, sum(widths)]`` of padded features.
+    """Return positions of a variable batch's rows in ``[num_rows, sum(widths)]``.
 
-    Args:
-        strides: rows of each feature from each rank, ``[F, num_ranks]``.
-        widths: of the features, in units, ``[F]``.
+    ``strides`` are ``[F, num_ranks]``, ``widths`` ``[F]``, in units.
     """
     first_row = (strides.cumsum(1) - strides).t()
     first_unit = first_row * widths.sum() + (widths.cumsum(0) - widths)
@@ -210,7 +206,7 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Zeros; an id that comes here raises DataError, as its table has it nowhere."""
+        """Return zeros; raise DataError for any id."""
         _refuse_outside(self, features)
         widths = [self._local_cols[table] for table in self._feature_table_map]
         if features.variable_stride_per_key():
@@ -225,16 +221,16 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
 
 
 class EmptyEmbedding(BatchedFusedEmbedding):
-    """The same without pooling."""
+    """A kernel without rows on this rank and without pooling."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """No embeddings; an id that comes here raises DataError."""
+        """Return no embeddings; raise DataError for any id."""
         _refuse_outside(self, features)
         return _zeros(self, features, [0, self._local_cols[0]])
 
 
 def _zeros(kernel: Any, features: KeyedJaggedTensor, shape: list[int]) -> Tensor:
-    """Of the type that other ranks send; the collectives' backward needs one with a gradient."""
+    """Return zeros of the type that other ranks send, with a gradient for the collectives."""
     dtype = SparseType.from_int(kernel._emb_module.output_dtype).as_dtype()
     return torch.zeros(shape, dtype=dtype, device=features.device(), requires_grad=True)
 
@@ -260,9 +256,9 @@ def _part_tables(kernel: Any) -> None:
 
 
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
-    """Replace lookups and kernels that fail on CPU by those of this module, in place.
+    """Replace lookups and kernels that fail on CPU, in place.
 
-    Their classes change, as optimizers, DDP and state dicts already hold their parameters.
+    Their classes change, as optimizers, DDP and state dicts hold their parameters.
     """
     module: Any
     for module in (module for lookup in lookups for module in lookup.modules()):

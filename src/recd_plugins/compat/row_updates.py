@@ -241,7 +241,7 @@ def _brought(parameter: Any) -> Iterator[tuple[type[torch.optim.Optimizer], Mapp
 
 
 def _has_other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
-    """Return whether no learning rate is given, and that of the class is not FBGEMM's."""
+    """Return whether FBGEMM's default learning rate replaces another one of the class."""
     of_class = inspect.signature(optimizer).parameters.get("lr")
     return (
         given.keys().isdisjoint({"lr", "learning_rate"})

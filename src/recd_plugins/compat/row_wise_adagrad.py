@@ -1,4 +1,4 @@
-"""Compiled loops of row-wise Adagrad; ``row_wise_adagrad.py`` is how to call them."""
+"""Row-wise Adagrad on CPU by compiled loops."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _sum_of_32, _sum_of_8, _sum_of_4 = _sum_of(32), _sum_of(8), _sum_of(4)
 def _sum_row(
     target: Any, gradients: Any, width: Any, stride: Any, bags: Any, begin: Any, end: Any, of: Any
 ) -> None:
-    """The same of a row of ``width`` scalars, a multiple of 4."""
+    """Sum a row of ``width`` scalars, a multiple of 4."""
     start = 0
     while start + 32 <= width:
         _sum_of_32(target + start * 4, gradients + start * 4, stride, bags, begin, end, of)
@@ -112,7 +112,7 @@ def _sum_row(
 def bags_by_row(
     places: Any, counts: Any, offsets: Any, weights: Any, mean: Any, ends: Any, bags: Any, of: Any
 ) -> None:
-    """The bags that each row is in, row after row.
+    """Find the bags of each row.
 
     Args:
         places: int64 ``[n]``, the number of the row of each id among those of its feature.
@@ -247,8 +247,7 @@ class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
         *more: Any,
         **others: Any,
     ) -> Tensor:
-        """As FBGEMM's, whose backward pass is taken, too, where rows are not pooled, weights of ids
-        need a gradient, features share a table, or batches come with sizes by feature."""
+        """Look rows up; use FBGEMM's backward pass in cases that the loops do not cover."""
         if (
             any(value is not None for value in (*more, *others.values()))
             or self.is_nobag
@@ -263,7 +262,6 @@ class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
         return learned
 
     def looked_up(self, *arguments: Any, **options: Any) -> Tensor:
-        """What FBGEMM's kernel gives."""
         output: Tensor = super().forward(*arguments, **options)
         return output
 

@@ -1,4 +1,4 @@
-"""Private names of TorchRec, FBGEMM, torch and others that this package relies on.
+"""Lists the private names of other packages that this package relies on.
 
 Plugins list theirs by the hook ``register_internals``. tests/test_internals.py finds names in the
 source that are not listed, and listed names that are not used.

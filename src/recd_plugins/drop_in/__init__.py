@@ -1,1 +1,1 @@
-"""What a trainer of TorchRec's takes without a registry file of data."""
+"""Deduplication and sharders for a trainer's own model and loader."""

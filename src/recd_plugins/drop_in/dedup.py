@@ -44,7 +44,7 @@ _MARGIN = 0.15
 
 @dataclass(frozen=True)
 class PooledFeatures:
-    """Which features have rows that are pooled by a module that takes unique ones.
+    """Features whose rows are pooled by a module that takes unique rows.
 
     Attributes:
         features: such features of each module, by its path.
@@ -60,7 +60,7 @@ class PooledFeatures:
 
     @classmethod
     def of(cls, modules: Sequence[EmbeddingModule]) -> Self:
-        """Return those of the ``embedding_modules`` of a model that is not sharded."""
+        """Find the features in ``embedding_modules`` of a model that is not sharded."""
         sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
         if not modules:
             raise SetupError(
@@ -100,7 +100,6 @@ class Counted:
     rows: int
 
     def __add__(self, other: Counted) -> Counted:
-        """Return the sums of both."""
         return Counted(self.ids + other.ids, self.stored + other.stored, self.rows + other.rows)
 
     @property
@@ -114,7 +113,7 @@ _NONE = Counted(0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """What is deduplicated, the same on all ranks.
+    """A decision on what to deduplicate, the same on all ranks.
 
     Attributes:
         features: by the path of each KeyedJaggedTensor that changes, those in which equal rows are
@@ -330,7 +329,7 @@ class DedupIterator(_Wrapper):
 
 @dataclass
 class _Look:
-    """A look at the KeyedJaggedTensors of a batch, which changes none."""
+    """Counts duplicates in the KeyedJaggedTensors of a batch, and changes none."""
 
     pooled: frozenset[str]
     takes_plain: Mapping[str, str]

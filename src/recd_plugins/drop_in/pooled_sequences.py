@@ -93,7 +93,7 @@ class PooledSequences(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[Pooled, Tensor]:
-        """Return what each pooling gives, for all rows.
+        """Return the output of each pooling, for all rows.
 
         Raises:
             ExactnessError: ``features`` is deduplicated, and the sharder of ``sequences`` or the

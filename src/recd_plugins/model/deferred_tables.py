@@ -121,7 +121,7 @@ Init = Callable[[Tensor], Any]
 
 
 class Window(NamedTuple):
-    """Where a part of a table goes: ``target`` has it from that row and column on."""
+    """A part of a table from a row and column on, and the tensor for it."""
 
     target: Tensor
     row: int
@@ -196,7 +196,7 @@ class FirstValues:
         return weight.detach()
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """All rows in turn, some at a time: the first of them, and their values."""
+        """Yield chunks of rows: the first row, and the values."""
         rows, dim = self.shape
         step = max(_TOGETHER, _CHUNK // max(1, dim) // _TOGETHER * _TOGETHER)
         starts = [0, *range(step, rows, step)]
@@ -210,11 +210,7 @@ class FirstValues:
 
 
 class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A look at what a model does with tables that have no memory yet.
-
-    Attributes:
-        touched: what read or wrote one, in words; empty where nothing did.
-    """
+    """Watches a model for uses of tables without memory; ``touched`` describes the first."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -262,7 +258,7 @@ def deferred_tables() -> Iterator[Deferred]:
 
 
 def first_values_of(weight: Tensor) -> FirstValues | None:
-    """Those of a parameter that was made in ``deferred_tables``; None of any other."""
+    """Return the initial values of a parameter made in ``deferred_tables``, else None."""
     return getattr(weight, "recd_first_values", None)
 
 
@@ -294,10 +290,7 @@ def _defer(
 
 
 def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:
-    """Draw what the collection would have drawn, in its order (torchrec 1.6 to 1.9).
-
-    torch's modules in it draw first, of an EmbeddingBagCollection all of them.
-    """
+    """Draw initial values in the collection's order (torchrec 1.6 to 1.9)."""
     pooled = isinstance(collection, EmbeddingBagCollection)
     modules: Any = collection.embedding_bags if pooled else collection.embeddings
     weights = [(config, modules[config.name].weight) for config in configs]
@@ -326,7 +319,7 @@ def _is_by_element(init: Init) -> bool:
 
 
 def _copy(values: Tensor, row: int, windows: Iterable[Window]) -> None:
-    """Copy what ``values``, the rows of a table from ``row`` on, have of the windows."""
+    """Copy the rows of a table from ``row`` on into the windows."""
     for target, first, column in windows:
         start, end = max(row, first), min(row + len(values), first + len(target))
         if start < end:

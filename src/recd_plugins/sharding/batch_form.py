@@ -37,10 +37,7 @@ _MARK = "recd_takes_stored_rows"
 
 
 class BatchForm:
-    """The one form of a module's batches, which is that of its first.
-
-    Batches of the other form are made to fit: rows that are stored once are repeated, or each row
-    counts as one that is stored.
+    """Converts all batches of a module to the form of its first: deduplicated or plain.
 
     Args:
         name: of the module, for messages.
@@ -188,7 +185,7 @@ def gives_stored_rows(module: Any) -> bool:
 
 
 class IdWeights:
-    """A look at the weights of ids in an EmbeddingBagCollection's batches.
+    """Checks the weights of ids in batches of an EmbeddingBagCollection.
 
     Args:
         name: of the module, for messages.
@@ -206,7 +203,7 @@ class IdWeights:
         self._told = False
 
     def check_batch(self, features: KeyedJaggedTensor) -> None:
-        """Look at a batch before it is sent.
+        """Check a batch before it is sent.
 
         Raises:
             ExactnessError: weights would never learn, or belong to ids that are averaged.
@@ -228,7 +225,7 @@ class IdWeights:
             )
 
     def check_sent(self, features: Iterable[KeyedJaggedTensor]) -> None:
-        """Look at what is looked up; feature processors have made weights by now."""
+        """Check features before their lookup, when feature processors have made weights."""
         if self._weighted and any(kjt.weights_or_none() is None and kjt.keys() for kjt in features):
             self._tell(
                 "is is_weighted, and its batches have no weights: sharded, TorchRec sums vectors, "
@@ -275,7 +272,7 @@ def fit_batches(
     needs_rows: bool = False,
     weights: IdWeights | None = None,
 ) -> None:
-    """Give batches of one form to a sharded module of TorchRec's, by an ``input_dist`` of its own.
+    """Have a sharded module of TorchRec get batches of one form.
 
     Args:
         sharded: takes a KeyedJaggedTensor.
@@ -367,12 +364,7 @@ def _plain(features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
 
 @dataclass
 class _ExactContext:
-    """What stays on this rank, in a context of TorchRec's.
-
-    Attributes:
-        coalesced: of a coalesced batch.
-        no_rows: whether an empty row was put into a batch without any.
-    """
+    """A context with the parts of a batch that stay here; ``no_rows`` if it got an empty row."""
 
     coalesced: Coalesced | None = None
     no_rows: bool = False

@@ -68,7 +68,7 @@ class SharderDefaults:
         )
 
     def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``params`` under the trainer's; a trainer's optimizer has rates of its own."""
+        """Return ``params`` updated by the trainer's, or its own if they name an optimizer."""
         chosen = self.fused_params or {}
         return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
 
@@ -81,11 +81,10 @@ def build_sharders(
     qcomm_codecs_registry: Codecs | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return exact sharders, those of the registry's plugins, and TorchRec's for other modules.
+    """Return exact sharders, sharders of plugins, and TorchRec's for other modules.
 
-    With ``base`` only its module types are sharded, besides those of plugins.
-    ``Prepared.sharders`` describes the arguments and errors.
-    ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
+    With ``base`` only its module types are sharded, besides those of plugins. ``defaults`` are
+    FBGEMM's parameters instead of those of ``training:``. See ``Prepared.sharders``.
     """
     registry, kernels = prepared.registry, prepared.lookup_kernels
     training = registry.training
@@ -93,7 +92,6 @@ def build_sharders(
     given = SharderDefaults(fused_params, qcomm_codecs_registry)
 
     def joined(stock: type[Any]) -> tuple[dict[str, Any], Codecs | None, bool]:
-        """Return what the sharder of ``base`` for this type and the arguments come to."""
         found = _in_base(base, stock)
         both = given if found is None else SharderDefaults.of(found).or_else(given)
         _check_optimizer(both, registry, file_counts=bool(defaults))
@@ -111,7 +109,7 @@ def build_sharders(
     )
 
     def arguments(inner: Any) -> tuple[dict[str, Any], Codecs | None]:
-        """Return the arguments of a sharder inside of one in ``base``."""
+        """Return the arguments for a sharder inside one of ``base``."""
         own = SharderDefaults.of(inner)
         _check_optimizer(own, registry, file_counts=bool(defaults))
         codecs = own.qcomm_codecs_registry or qcomm_codecs_registry

@@ -1,7 +1,4 @@
-"""What the collectives of this rank send, and how many ids its lookups take.
-
-The conventions are those of docs/measuring.md.
-"""
+"""Counters of sent bytes and looked-up ids of this rank; docs/measuring.md has the conventions."""
 
 from __future__ import annotations
 
@@ -26,11 +23,8 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 class Traffic:
     """Key of the counted bytes.
 
-    Attributes:
-        kind: of collective.
-        group: name of the process group.
-        phase: whether autograd's backward pass called it.
-        payload: integers are ids, lengths and sizes; floats are embeddings, gradients and weights.
+    Integers are ids, lengths and sizes; floats are embeddings, gradients and weights. ``group`` is
+    the name of the process group.
     """
 
     kind: CollectiveKind
@@ -74,15 +68,14 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def total(self) -> int:
-        """All bytes."""
         return sum(self.sent.values())
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind of collective, of those that were used."""
+        """Return the bytes of each kind of collective."""
         return self.by("kind")
 
     def by(self, attribute: Literal["kind", "group", "phase", "payload"]) -> dict[str, int]:
-        """Bytes by one attribute of ``Traffic``."""
+        """Return the bytes by an attribute of ``Traffic``."""
         totals: Counter[str] = Counter()
         for traffic, num_bytes in self.sent.items():
             totals[getattr(traffic, attribute)] += num_bytes
@@ -147,25 +140,18 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class LookupIds:
-    """Ids that the lookups of this rank took, by feature.
-
-    A column-wise table takes an id once for each of its shards on this rank.
-    """
+    """Ids looked up on this rank, by feature; each column shard of a table counts an id."""
 
     per_feature: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
-        """All features."""
         return sum(self.per_feature.values())
 
 
 @contextmanager
 def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
-    """Count the ids that enter the lookups of ``model``'s sharded embedding modules.
-
-    On CUDA it waits for the device once a lookup.
-    """
+    """Count the ids that ``model`` looks up; on CUDA this waits for the device at each lookup."""
     ids = LookupIds()
     modules: list[Any] = [m for m in model.modules() if isinstance(m, ShardedEmbeddingModule)]
     before = [module.post_lookup_tracker_fn for module in modules]  # TorchRec's, one slot
@@ -227,7 +213,6 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
 
 
 def _split(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int]:
-    """Rows of one tensor, split over the ranks."""
     splits = arguments["input_split_sizes"]
     if not splits:
         return [_bytes(value) // size] * size
@@ -236,28 +221,24 @@ def _split(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int
 
 
 def _listed(value: Any, *_: Any) -> list[int]:
-    """One tensor for each rank."""
     return [_bytes(tensor) for tensor in value]
 
 
 def _listed_others(value: Any, _: dict[str, Any], rank: int, __: int) -> int:
-    """One tensor for each rank, or several such lists; what stays is not sent."""
     lists = value if value and isinstance(value[0], list | tuple) else [value]
     return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
 
 
 def _even(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    """All of a tensor but the part that stays."""
     return _bytes(value) * (size - 1) // size
 
 
 def _whole(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    """The whole tensor to each of the other ranks."""
     return _bytes(value) * (size - 1)
 
 
 def _reduced(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    """A reduce-scatter and an all-gather of the result."""
+    # A reduce-scatter and an all-gather of the result.
     return 2 * _bytes(value) * (size - 1) // size
 
 

@@ -1,4 +1,4 @@
-"""What sharding and cache entries ask of the planner."""
+"""Planner constraints of sharding and cache entries."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ _UNSET = ParameterConstraints()
 
 @dataclass(frozen=True)
 class EntryConstraints:
-    """What one entry asks of the planner.
-
-    Attributes:
-        where: file, line and field, as errors begin.
-        plugin: its name.
-        of_tables: constraints by table name.
-    """
+    """Planner constraints of one entry by table name; errors begin with ``where``."""
 
     where: str
     plugin: str
@@ -31,12 +25,7 @@ class EntryConstraints:
 
 
 def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[EntryConstraints]:
-    """Return the constraints of each sharding and cache entry, in the order of the file.
-
-    Args:
-        prepared: whose registry it is.
-        tables: of the model, as plugins left it.
-    """
+    """Return the constraints of each sharding and cache entry, in the order of the file."""
     registry = prepared.registry
     of_parts = {part.entry.field: part for part in prepared.checked_parts}
     found = []
@@ -76,5 +65,5 @@ def set_fields(constraints: ParameterConstraints) -> list[str]:
 def merged_constraints(
     first: ParameterConstraints, second: ParameterConstraints
 ) -> ParameterConstraints:
-    """Return the first, with what the second sets."""
+    """Return ``first`` with the fields that ``second`` sets."""
     return replace(first, **{field: getattr(second, field) for field in set_fields(second)})

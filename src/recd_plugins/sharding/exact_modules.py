@@ -87,7 +87,7 @@ class _RowKernels:
             super()._create_lookups()  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move tables (``to``, ``half``), but for those whose rows are elsewhere."""
+        """Move tables (``to``, ``half``), except those of row kernels."""
         tables = getattr(self, "embedding_bags", None) or self.embeddings  # type: ignore[attr-defined]
         with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
             moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]
@@ -250,7 +250,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def _pooled(
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        """Make bags of the unique rows of a coalesced batch, and take out an empty row."""
+        """Pool a coalesced batch, and take out an empty row."""
         if self._layout is not None:
             assert isinstance(ctx, ExactBagContext)
             assert ctx.coalesced is not None
@@ -284,9 +284,9 @@ def _sync_collectives() -> Iterator[None]:
 
 
 class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
-    """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
+    """Trains data-parallel tables right on CPU, and refuses input that would lose its gradient.
 
-    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; a subclass changes ids there.
+    ``distribute`` and ``look_up`` see unique ids of coalesced tables; a subclass changes ids there.
 
     Attributes:
         dedups_gradients: whether ``DedupGradientAllToAll`` sends those of its rows.
@@ -385,7 +385,7 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
     def _expanded(
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Make rows of all ids from those of a coalesced batch, and take out an empty row."""
+        """Expand a coalesced batch, and take out an empty row."""
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             assert ctx.coalesced is not None

@@ -55,7 +55,7 @@ class DedupGradientAllToAll:
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """Send ``rows`` ``[n, D]``, ordered by rank; return a handle for those of other ranks."""
+        """Send ``rows`` ``[n, D]``, ordered by rank, and return a handle for the received ones."""
         own, width = group.rank(), rows.shape[1] * rows.element_size()
         received = rows.new_empty(sum(from_ranks), rows.shape[1])
         here = torch.split(received, list(from_ranks))

@@ -21,12 +21,11 @@ from recd_plugins.sharding.batch_form import refuse_inverse_indices, takes_store
 
 
 def guard(model: nn.Module) -> None:
-    """Have ``model`` refuse batches from which rows would get the sequences of others.
+    """Have ``model`` refuse deduplicated sequences that it would take for all rows.
 
-    Its unsharded EmbeddingCollections ignore inverse indices, and refuse them. The model itself,
-    called with a ModelInput, has to ask that for the unique rows of each deduplicated sequence, or
-    for their ``inverse_lookup``, before its forward pass ends. Tables that clip gradients take no
-    deduplicated sequence.
+    Its unsharded EmbeddingCollections refuse inverse indices, which they ignore. Called with a
+    ModelInput, the model has to read the unique rows or the ``inverse_lookup`` of each deduplicated
+    sequence in its forward pass. Tables that clip gradients take no deduplicated sequence.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
@@ -62,10 +61,10 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
 
 
 def check_sharded_as_wholes(model: nn.Module) -> None:
-    """Refuse collision maps and feature processors of which only the tables inside are sharded.
+    """Refuse collision maps and feature processors if only their tables are sharded.
 
-    DistributedModelParallel does so if its list of sharders lacks theirs: each rank then has a
-    collision map, or weights, of its own.
+    DistributedModelParallel does so if it has no sharder of theirs: each rank then has a collision
+    map, or weights, of its own.
 
     Raises:
         ExactnessError: names the module and its type.

@@ -252,7 +252,7 @@ def _refuse_row_wise_means(
 def _why_plain_kernels(
     module: nn.Module, sharded: nn.Module, params: EmbeddingModuleShardingPlan
 ) -> str:
-    """Return why kernels on CUDA take plain batches alone; empty if they take others."""
+    """Return why kernels on CUDA need plain batches, or an empty string."""
     if isinstance(module, FusedEmbeddingBagCollection):
         return why_plain_kernels(params, plain_updates(module, None, "cuda"), on_cpu=False)
     if not isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):

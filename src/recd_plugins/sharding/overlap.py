@@ -128,7 +128,7 @@ def _send(
     arriving: Sequence[KJTAllToAllTensorsAwaitable],
     sent: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Have ``arriving`` wait for an all-to-all of what they would have sent."""
+    """Send the tensors of ``arriving`` in one all-to-all for which they wait."""
     every: list[_Tensor] = []
     for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
         from_ranks = [awaitable._output_splits[label] for label in meta.labels]
@@ -141,7 +141,7 @@ def _send(
 
 
 class _Tensor:
-    """A one-dimensional tensor of several that are sent together, with its splits by rank."""
+    """A one-dimensional tensor with its splits by rank."""
 
     def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
         self.received = sent.new_empty(sum(from_ranks))
@@ -151,7 +151,7 @@ class _Tensor:
 
 
 class _AllToAll:
-    """One all-to-all of several tensors, with a ``wait`` like that of ``dist.Work``."""
+    """An all-to-all of several tensors; ``wait`` is as in ``dist.Work``."""
 
     def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
         to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
@@ -197,10 +197,9 @@ class DeferredAllReduce:
 
     @classmethod
     def of(cls, wrapped: DistributedDataParallel) -> DeferredAllReduce | None:
-        """Return that of ``wrapped``, made at the first call. A collective call.
+        """Return the deferred all-reduce of ``wrapped``, made at the first call. Collective.
 
-        None if a trainer has given it a hook of its own, or if only some of the ranks have it: the
-        others would have to make its groups too.
+        Return None if a trainer has given it a hook, or if not all ranks have it.
         """
         if wrapped.process_group.size() != dist.get_world_size():
             return None
@@ -290,7 +289,7 @@ def _hops(ranks: Sequence[int]) -> _Hops | None:
 
 
 class _Sum:
-    """Gradients that are summed over ranks in place; with ``hops``, first over those of a node."""
+    """A sum of gradients over ranks in place; with ``hops``, over a node first."""
 
     def __init__(self, gradients: Tensor, group: dist.ProcessGroup, hops: _Hops | None) -> None:
         self._gradients, self._hops = gradients, hops

@@ -149,10 +149,7 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         return output
 
     def _wait_for_prefetch(self) -> None:
-        """Order the forward pass of the first batch after what was enqueued for it so far.
-
-        Before the next batch is prefetched, for which it is not to wait.
-        """
+        """Have the forward pass of the first batch wait for its prefetch, not for the next one."""
         if self._prefetch_stream is not None:
             current = torch.get_device_module(self._device).current_stream()
             current.wait_stream(self._prefetch_stream)
@@ -187,14 +184,14 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
 
 @dataclass
 class _RowsAheadContext(TrainPipelineContext):
-    """Also how far the ids of the batch are, and its rows, by module, that are on their way."""
+    """A context with the state of a batch's ids and its rows under way, by module."""
 
     has_sizes: bool = False
     rows: dict[str, Awaitable[Any]] = field(default_factory=dict)
 
 
 class _RowsAhead(PipelinedForward):
-    """Takes the rows that were looked up ahead; those of other modules are looked up now."""
+    """Returns rows that were looked up ahead, or looks them up now."""
 
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
@@ -214,7 +211,7 @@ class _RowsAhead(PipelinedForward):
 
 
 def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
-    """What comes out of a module, of which no table learns."""
+    """Return the output of a module without gradients."""
     if isinstance(rows, KeyedTensor):
         return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values().detach())
     return {
@@ -235,12 +232,12 @@ class _LateCopies(LazyAwaitable[Tensor]):
         self._columns: list[int] = []
 
     def look_up(self, features: Any) -> Tensor:
-        """In place of the lookup: keep what to read."""
+        """Replace the lookup: keep the features."""
         self._features = features
         return torch.empty(0)
 
     def sent(self, rows: Tensor, _context: Any = None) -> Awaitable[Tensor]:
-        """In place of the output dist, which sends nothing of such tables."""
+        """Replace the output dist, which sends nothing for such tables."""
         self._columns = list(rows.shape[1:])  # a module without pooling has given it some
         return self
 
@@ -309,7 +306,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                             deferred.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
-        """As the base class; where the sizes of a batch's ids are sent already, sends the ids."""
+        """Send the sizes of a batch's ids, or the ids if their sizes are sent."""
         assert isinstance(context, _RowsAheadContext)
         if context.has_sizes:
             self.wait_sparse_data_dist(context)
@@ -347,7 +344,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                 module.forward.look_up(context)
 
     def _take(self, context: TrainPipelineContext) -> None:
-        """Have the rows in the form that the model takes, while sums are still under way."""
+        """Convert rows to the form that the model takes while sums are under way."""
         assert isinstance(context, _RowsAheadContext)
         with record_function(f"## take {context.index} ##"):
             for module in _ahead(self._pipelined_modules):
@@ -401,14 +398,17 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | No
 
 
 def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
-    """Return the same of a model that is not sharded yet, by its plan for so many nodes."""
+    """Return the same for a model that is not sharded yet, by its plan for so many nodes."""
     training = prepared.registry.training
     if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
         return False
     kernels = prepared.lookup_kernels
     modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
-    ahead = any(plan_prefetches(module, kernels) for module in modules)
-    return not ahead and plan_overlaps(plan, training.overlap)
+    if any(plan_prefetches(module, kernels) for module in modules):
+        return False
+    return any(
+        _is_final_early(each) and (training.overlap or _sends_rows(each)) for each in modules
+    )
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
@@ -422,14 +422,8 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
     return device.type == "cpu" and crosses_links() and any(map(_sends_rows, plans))
 
 
-def plan_overlaps(plan: ShardingPlan, asked: bool | None) -> bool:
-    """Return whether a plan has a module whose rows are looked up ahead, and sent if not asked."""
-    modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
-    return any(_is_final_early(each) and (asked or _sends_rows(each)) for each in modules)
-
-
 def _ahead(modules: Sequence[Any]) -> list[Any]:
-    """Those that are looked up ahead; of sequences first, which have more to send."""
+    """Return modules that are looked up ahead, sequences first, which send more."""
     chosen = [module for module in modules if _looks_up_ahead(module)]
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 

@@ -64,7 +64,7 @@ class _OnlyIfConstrained(str):
 
 
 class _WithKernels:
-    """What the exact sharders have beside TorchRec's."""
+    """A base of the exact sharders, with kernels of plugins and coalesced tables."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _WithKernels:
         return left_uncompiled(sharded)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return TorchRec's kernels and those of plugins."""
+        """Return the kernels of TorchRec and of plugins."""
         offered = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
         return offered_kernels(self._kernels, sharding_type, offered)
 
@@ -171,7 +171,7 @@ def _check(
     *,
     pooled: bool,
 ) -> None:
-    """Refuse what would silently train otherwise; a collective call, as ranks have to agree."""
+    """Reject setups that would silently train incorrectly. A collective call."""
     name = module_fqn or type(module).__name__
     tables: dict[str, nn.Parameter] = sharder.shardable_parameters(module)
     refuse_two_dimensions(name, env)

@@ -53,10 +53,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """All tables of a sharded model.
-
-    ``str`` prints tables that differ in name and rows alone in one line.
-    """
+    """Tables of a sharded model; ``str`` joins those that differ in name and rows alone."""
 
     lines: tuple[TableLine, ...]
 

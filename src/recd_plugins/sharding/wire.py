@@ -94,7 +94,7 @@ def wire_codecs(
 
 
 def _with_gradients(codecs: Codecs | None) -> Codecs | None:
-    """Return the same codecs, those of bf16 with a decoder that has a gradient."""
+    """Return the codecs with a differentiable decoder for bf16."""
     return codecs and {
         name: replace(
             both, forward=_with_gradient(both.forward), backward=_with_gradient(both.backward)

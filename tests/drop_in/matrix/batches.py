@@ -29,7 +29,7 @@ Make = Callable[[Rows, int, int, bool], Any]
 
 @dataclass
 class Batch(Pipelineable):
-    """A trainer's own."""
+    """A batch of a trainer."""
 
     sparse: KeyedJaggedTensor
     lengths: dict[str, Tensor]
@@ -37,29 +37,23 @@ class Batch(Pipelineable):
     stored: ModelInput | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False, **_: Any) -> Batch:
-        """As TorchRec's pipelines ask."""
         if device.type == "cpu":
             return self
-        moved = [
-            None if each is None else each.to(device, non_blocking=non_blocking)
-            for each in (self.sparse, self.labels, self.stored)
-        ]
+        stored = None if self.stored is None else self.stored.to(device, non_blocking=non_blocking)
         lengths = {name: each.to(device) for name, each in self.lengths.items()}
-        return Batch(moved[0], lengths, *moved[1:])  # type: ignore[arg-type]
+        return Batch(self.sparse.to(device), lengths, self.labels.to(device), stored)
 
     def record_stream(self, stream: Any) -> None:
-        """As TorchRec's pipelines ask."""
         for each in (self.sparse, self.labels, self.stored, *self.lengths.values()):
             if each is not None:
                 each.record_stream(stream)
 
     def pin_memory(self) -> Batch:
-        """As TorchRec's pipelines ask, which copy from it."""
         return self
 
 
 def rows(rank: int, step: int, num_rows: int = NUM_ROWS) -> Rows:
-    """Rows of which a half are equal to others; some are empty."""
+    """Return rows, half of which are equal to others; some are empty."""
     generator = torch.Generator().manual_seed(100 * rank + step)
     found: Rows = {}
     for feature in FEATURES:
@@ -102,7 +96,6 @@ def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None =
 
 
 def _stored(found: Rows, **placed: Any) -> ModelInput:
-    """Partial IKJTs of rows, for features that are pooled or sequences."""
     kjt = plain(found)
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
     dense, labels = torch.zeros(kjt.stride(), 1), torch.zeros(kjt.stride())
@@ -113,7 +106,6 @@ def _stored(found: Rows, **placed: Any) -> ModelInput:
 
 
 def partial_sequences(found: Rows) -> Batch:
-    """A batch of stored ids for an EmbeddingCollection, whose vectors rows gather."""
     stored = _stored(found, sequence=FEATURES)
     assert stored.sequence_features is not None
     return replace(batch_of(found, stored.sequence_features), stored=stored)
@@ -127,55 +119,37 @@ def batch_of(found: Rows, sparse: KeyedJaggedTensor) -> Batch:
 
 @dataclass(frozen=True)
 class Form:
-    """How batches come.
-
-    Attributes:
-        sparse: makes the features.
-        dedup: whether the trainer's loader goes through ``dedup``.
-        num_rows: of a batch, given rank and step.
-        plain_for_stock: whether TorchRec's side gets the rows as plain batches.
-        truth: whether a model in one piece is given the same.
-        noted: what FBGEMM itself says of it.
-        no_ids: step in which no row has an id.
-        partial: whether an EmbeddingCollection gets stored ids, which rows overlap in.
-    """
+    """A form of batches."""
 
     sparse: Make
-    dedup: bool = False
+    dedup: bool = False  # the loader goes through ``dedup``
     num_rows: Callable[[int, int], int] = lambda rank, step: NUM_ROWS
     plain_for_stock: bool = True
     truth: bool = True
-    noted: str = ""
-    partial: bool = False
-    no_ids: int | None = None
+    noted: str = ""  # FBGEMM's own note
+    partial: bool = False  # an EmbeddingCollection gets stored ids, which rows overlap in
+    no_ids: int | None = None  # step in which no row has an id
 
     def rows(self, rank: int, step: int) -> Rows:
-        """Of a step of a rank."""
         found = rows(rank, step, self.num_rows(rank, step))
         if step == self.no_ids:
             return {name: [([], [])] * len(each) for name, each in found.items()}
         return found
 
     def batch(self, found: Rows, rank: int, step: int, module: Module) -> Batch:
-        """The batch of some rows."""
         if self.partial and module.sequences:
             return partial_sequences(found)
         return batch_of(found, self.sparse(found, rank, step, module.weighted))
 
 
-def _rebuilt(kjt: Any, **changed: Any) -> Any:
-    parts = {"values": kjt.values(), "lengths": kjt.lengths(), "weights": kjt.weights_or_none()}
-    return KeyedJaggedTensor(kjt.keys(), **parts | changed)
-
-
 def _int32(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     kjt = plain(found, weighted=weighted)
-    return _rebuilt(kjt, values=kjt.values().int())
+    return KeyedJaggedTensor(kjt.keys(), kjt.values().int(), kjt.weights_or_none(), kjt.lengths())
 
 
 def _long_lengths(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     kjt = plain(found, weighted=weighted)
-    return _rebuilt(kjt, lengths=kjt.lengths().long())
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), kjt.weights_or_none(), kjt.lengths().long())
 
 
 def _more(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
@@ -192,18 +166,13 @@ def _first_id(value: int) -> Make:
 
 
 def _with_keys(make: Any, keys: list[str], from_step: int = 1) -> Make:
-    """Other features from a step on."""
+    """Make batches that have other features from a step on."""
     return lambda found, _rank, step, weighted: make(
         found, weighted=weighted, keys=keys if step >= from_step else None
     )
 
 
-def _plain(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-    return plain(found, weighted=weighted)
-
-
-def _stored_once(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-    return stored_once(found, weighted=weighted)
+_plain, _stored_once = _with_keys(plain, FEATURES), _with_keys(stored_once, FEATURES)
 
 
 def _no_rows(at: int) -> Callable[[int, int], int]:
@@ -265,7 +234,6 @@ BATCHES: dict[str, Form] = {
 
 
 def loader(form: Form, rank: int, module: Module, dedup: Dedup | None) -> Iterator[Batch]:
-    """Batches of a rank; as they come, or through ``dedup``."""
     found = (form.rows(rank, step) for step in range(NUM_STEPS))
     batches = (form.batch(each, rank, step, module) for step, each in enumerate(found))
     if not form.dedup or dedup is None:
@@ -276,7 +244,6 @@ def loader(form: Form, rank: int, module: Module, dedup: Dedup | None) -> Iterat
 
 
 def plain_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:
-    """The same rows as plain batches."""
     for step in range(NUM_STEPS):
         found = form.rows(rank, step)
         yield batch_of(found, plain(found, weighted=module.weighted))

@@ -90,22 +90,13 @@ weighted_bags = partial(bag_collection, weighted=True)
 
 @dataclass(frozen=True)
 class Module:
-    """A kind of module.
-
-    Attributes:
-        build: makes it, with the weights that the generator gives.
-        width: numbers of its vector of a row.
-        weighted: whether its batches have to have weights.
-        sequences: whether it has a vector for each id.
-        truth: whether one process without sharding computes the same; a collision map that each
-            rank fills in its own order does not.
-        sharders: of TorchRec's that a trainer with it has besides the defaults.
-    """
+    """A kind of module."""
 
     build: Callable[[], nn.Module]
-    width: int = DIM * len(FEATURES)
+    width: int = DIM * len(FEATURES)  # of the vector of a row
     weighted: bool = False
-    sequences: bool = False
+    sequences: bool = False  # it has a vector for each id
+    # One process without sharding computes the same; each rank fills collision maps in its order.
     truth: bool = True
     sharders: tuple[Callable[[], Any], ...] = ()
 
@@ -131,7 +122,7 @@ class ManagedSequences(ManagedCollisionEmbeddingCollection):
 
 
 class ProcessedBefore(nn.Module):
-    """Weights by position, which the model itself makes before the lookup."""
+    """A model that makes weights by position before the lookup."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +146,7 @@ class Two(nn.Module):
 
 
 class Pooled(nn.Module):
-    """A pool of rows of ids, which are looked up next to those of the batch."""
+    """A model that looks up pools beside its batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +166,7 @@ class Pooled(nn.Module):
 
 
 class Indexed(nn.Module):
-    """An EmbeddingCollection that returns ids next to vectors, and a model that uses both."""
+    """A model that uses ids and vectors of an EmbeddingCollection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,8 +185,6 @@ def _scaled(found: JaggedTensor) -> JaggedTensor:
 
 
 class Interaction(nn.Module):
-    """Of a tower."""
-
     def __init__(self, feature: str | None = None) -> None:
         super().__init__()
         self._features = [feature] if feature else FEATURES
@@ -272,7 +261,6 @@ def managed(
     make: Callable[[], Any] = mch,
     kind: Any = ManagedCollisionEmbeddingBagCollection,
 ) -> nn.Module:
-    """Tables behind collision maps."""
     if issubclass(kind, ManagedCollisionEmbeddingBagCollection):
         inside: Any = bag_collection()
         tables = inside.embedding_bag_configs()
@@ -288,7 +276,7 @@ managed_sequences = partial(managed, kind=ManagedCollisionEmbeddingCollection)
 
 
 def _adapted(kind: str, inside: str, tables: Any) -> nn.Module:
-    """As TorchRec's adapters make them, but that their tables are on the DEVICE, and not meta."""
+    """Make an adapter of TorchRec's with tables on DEVICE instead of meta."""
     from torchrec.modules import mc_adapter
 
     how: dict[str, Any] = {"device": DEVICE, "world_size": 2, "zch_method": "sort_zch"}

@@ -1,4 +1,4 @@
-"""Optimizers of tables, and what else a trainer may have, one thing at a time."""
+"""Optimizers of tables, and other properties of trainers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,9 @@ _REFERENCES: dict[EmbOptimType, Callable[..., Optimizer]] = {
 
 @dataclass(frozen=True)
 class TableOptimizer:
-    """What a trainer says of the optimizer of its tables.
+    """The optimizer of a trainer's tables.
 
-    Attributes:
-        in_backward: class that their parameters bring.
-        arguments: of that class.
-        of_table: arguments of one table besides.
-        class_of_table: class of one table in place of ``in_backward``; None of one that is dense.
-        fused_params: of the sharder.
-        dense: class of the dense optimizer that trains data-parallel tables.
-        around: what wraps the optimizer of all parameters.
-        reference: the same in one process; None where there is none.
-        unlike: what it must not train like, where there is no reference.
+    ``reference`` is the same in one process; without one, training must differ from ``unlike``.
     """
 
     in_backward: type[Optimizer] | None = None
@@ -60,7 +51,6 @@ class TableOptimizer:
     unlike: TableOptimizer | None = None
 
     def bring(self, model: nn.Module) -> None:
-        """Have the tables' parameters bring it."""
         if self.in_backward is None:
             return
         from torch.distributed.optim import _apply_optimizer_in_backward
@@ -73,12 +63,10 @@ class TableOptimizer:
                 _apply_optimizer_in_backward(kind, [parameter], arguments)
 
     def is_dense(self, table: str) -> bool:
-        """Whether the dense optimizer trains a table, which is data-parallel then."""
         kind = self.class_of_table.get(table, self.in_backward)
         return self.dense is not None and kind is None
 
     def of_whole(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer | None:
-        """The same of tables that are not sharded."""
         if self.reference is None:
             return None
         groups = [
@@ -89,7 +77,7 @@ class TableOptimizer:
 
 
 def table_of(name: str) -> str:
-    """The table of a parameter; empty of another parameter."""
+    """Return the table of a parameter, empty for another parameter."""
     parts = name.split(".")
     return parts[-2] if parts[-1] == "weight" and parts[-2].startswith("t_") else ""
 
@@ -152,7 +140,6 @@ _RUN_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad)
 
 
 def arguments_of(kind: type[Optimizer]) -> list[str]:
-    """Arguments of a class, but for those that ``SAME_RESULT`` names."""
     return [name for name in inspect.signature(kind).parameters if name not in SAME_RESULT]
 
 
@@ -170,9 +157,8 @@ def _all() -> dict[str, TableOptimizer]:
             found[f"{_name(kind)} {name}"] = in_backward(kind, lr=LR, **{name: _VALUES[name]})
     for rule in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
         for name, arguments in _OF_FBGEMM.items():
-            if (rule, name) in _MEANINGLESS:
-                continue
-            found[f"{rule.name} fused_params {name}"] = _of_fbgemm(rule, name, arguments)
+            if (rule, name) not in _MEANINGLESS:
+                found[f"{rule.name} fused_params {name}"] = _of_fbgemm(rule, name, arguments)
     found["RowWiseAdagrad max_norm in backward"] = TableOptimizer(
         RowWiseAdagrad, {"lr": LR, "max_norm": 0.01}, unlike=in_backward(RowWiseAdagrad, lr=LR)
     )
@@ -189,13 +175,7 @@ def _all() -> dict[str, TableOptimizer]:
         reference=torch.optim.SGD,
     )
     found |= _by_table()
-    for kind in (
-        torch.optim.SGD,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        RowWiseAdagrad,
-    ):
+    for kind in (*_RUN_ON_CPU, torch.optim.Adam, torch.optim.AdamW):
         found[f"dense {_name(kind)}, data-parallel"] = TableOptimizer(
             arguments={"lr": LR}, dense=kind, reference=kind
         )
@@ -210,7 +190,6 @@ def _all() -> dict[str, TableOptimizer]:
 
 
 def _by_table() -> dict[str, TableOptimizer]:
-    """Optimizers that are not the same for both tables."""
     found = {
         f"other {name} of a table": TableOptimizer(
             RowWiseAdagrad, {"lr": LR}, {"t_b": {name: value}}, reference=RowWiseAdagrad
@@ -234,7 +213,7 @@ def _by_table() -> dict[str, TableOptimizer]:
 
 
 def _each(*kinds: type[Optimizer]) -> Callable[..., Any]:
-    """An optimizer of tables of which each has a class of its own."""
+    """Return an optimizer with another class for each table."""
 
     def build(groups: list[dict[str, Any]], **arguments: Any) -> CombinedOptimizer:
         return CombinedOptimizer(
@@ -250,7 +229,6 @@ def _each(*kinds: type[Optimizer]) -> Callable[..., Any]:
 
 
 def _of_fbgemm(kind: EmbOptimType, name: str, arguments: Mapping[str, Any]) -> TableOptimizer:
-    """Its reference is what the argument means, where a class of torch has it."""
     made = _fused(kind, **arguments)
     if name in ("weight_decay", "momentum", "eps"):
         return replace(made, arguments={**made.arguments, **arguments})
@@ -268,29 +246,10 @@ KERNELS = [kind for kind in EmbeddingComputeKernel if "quant" not in kind.value]
 
 @dataclass(frozen=True)
 class Rest:
-    """What a trainer has besides.
+    """Other properties of a trainer."""
 
-    Attributes:
-        ddp: arguments of DistributedModelParallel's wrapper for data-parallel parts.
-        compiled: ``dense``, the dense part, or ``all``, by torch.compile.
-        autocast: whether forward passes are in bfloat16.
-        accumulate: steps whose gradients of dense parameters are added up; ``by`` whom.
-        mode: of the evaluation.
-        two_d: whether DMPCollection takes DistributedModelParallel's place.
-        codecs: precision of quantised collectives.
-        loss_scale: of their backward pass.
-        constrained: the sharding types that the trainer's constraints name, table by table.
-        kernel: the compute kernel that they name.
-        planner: whether the trainer plans by TorchRec's planner.
-        own_plan: whether the plan is the trainer's own.
-        state: whose state dict goes into whose model after the first steps.
-        sync: whether TorchRec's synchronous collectives are on.
-        truth: whether one process without sharding computes the same.
-        near: what TorchRec's numbers may differ by; unique rows are rounded as such.
-    """
-
-    ddp: Mapping[str, Any] | None = None
-    compiled: str = ""
+    ddp: Mapping[str, Any] | None = None  # of the data-parallel wrapper
+    compiled: str = ""  # "dense" or "all"
     autocast: bool = False
     accumulate: int = 1
     mode: str = "no_grad"
@@ -301,10 +260,10 @@ class Rest:
     kernel: str = ""
     planner: bool = False
     own_plan: bool = False
-    state: str = ""
+    state: str = ""  # whose state dict goes into whose model after the first steps
     sync: bool = False
-    truth: bool = True
-    near: float = 1e-6
+    truth: bool = True  # one process without sharding computes the same
+    near: float = 1e-6  # largest difference from TorchRec; unique rows are rounded as such
 
 
 NOTHING = "nothing"

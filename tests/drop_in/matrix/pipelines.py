@@ -22,19 +22,12 @@ from recd_plugins.testing.device import DEVICE
 
 @dataclass(frozen=True)
 class Loop:
-    """A training loop.
-
-    Attributes:
-        build: makes a pipeline of model and optimizer; None of a plain loop.
-        trains: whether it does.
-        truth: whether it trains as a plain loop does.
-        on_cuda: whether TorchRec's code wants streams of CUDA.
-    """
+    """A training loop; ``build`` makes a pipeline of model and optimizer, None for a plain loop."""
 
     build: Callable[[nn.Module, Optimizer], Any] | None = None
     trains: bool = True
-    truth: bool = True
-    on_cuda: bool = False
+    truth: bool = True  # it trains as a plain loop does
+    on_cuda: bool = False  # TorchRec's code wants streams of CUDA
 
 
 # They record tensors on streams, pin memory or move states to a device (torchrec 1.8).
@@ -47,7 +40,7 @@ _ON_CUDA = {
     "TrainPipelineSparseDistEmbStash",
     "TrainPipelineSparseDistOptStash",
 }
-#: Those that work at one place of the backward pass: where vectors of this module come back.
+#: These run at one place of the backward pass, which ``site_fqn`` names.
 _AT_A_PLACE = {
     "TrainPipelinePrefetchEMS",
     "TrainPipelineSparseDistBwdOpt",
@@ -116,7 +109,6 @@ class _Staged:
 
 
 def of_library() -> dict[str, type]:
-    """TorchRec's pipelines, by name."""
     found: dict[str, type] = {}
     for each in pkgutil.iter_modules(train_pipeline.__path__, f"{train_pipeline.__name__}."):
         for name, kind in vars(importlib.import_module(each.name)).items():
@@ -127,17 +119,15 @@ def of_library() -> dict[str, type]:
 
 
 def arguments_of(kind: type) -> list[str]:
-    """What a pipeline may be given besides model, optimizer and device."""
+    """Return the arguments of a pipeline besides model, optimizer and device."""
     return list(inspect.signature(kind).parameters)[3:]
 
 
 def with_argument(argument: str) -> str:
-    """The name of TrainPipelineSparseDist with a value of an argument."""
     return f"TrainPipelineSparseDist {argument}"
 
 
 def _own_forward(model: nn.Module, optimizer: Optimizer) -> Any:
-    """A pipeline whose forward pass is the trainer's."""
     return train_pipelines.TrainPipelineSparseDist(
         model, optimizer, DEVICE, custom_model_fwd=lambda batch: model(batch)
     )

@@ -1,4 +1,4 @@
-"""Cells on ranks: each trained by these parts, by TorchRec's alone and in one piece."""
+"""Train cells on ranks: with these parts, with TorchRec's alone and in one piece."""
 
 from __future__ import annotations
 
@@ -52,16 +52,7 @@ _CUDA = ("CUDA", "cuda", "GPU", "CPU mode", "'fbgemm' object has no attribute")
 
 @dataclass
 class Trained:
-    """What came of one side of a cell on one rank.
-
-    Attributes:
-        values: losses, predictions and dense parameters, by name.
-        tables: the shards of this rank, by name and window of the table.
-        moved: tables of this rank's shards that moved.
-        warned: what was said.
-        error: type and message, where it failed.
-        refused: whether the error is for users.
-    """
+    """One side of a cell on one rank: losses and parameters, shards of tables, warnings, errors."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
     tables: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
@@ -73,16 +64,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Seen:
-    """One rank's.
-
-    Attributes:
-        ours: this library's side.
-        stock_error: of TorchRec's side.
-        to_stock: the largest difference; None where one side failed.
-        to_truth: likewise, from a model in one piece; None without such a model.
-        stock_to_truth: likewise.
-        changed: whether it differs from a run that it must differ from; None without.
-    """
+    """One rank's differences; None if a side failed or there is no model in one piece."""
 
     ours: Trained
     stock_error: str
@@ -94,14 +76,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sign of ``SIGNS``, and what was said."""
+    """A sign of ``SIGNS`` and the message."""
 
     sign: str
     said: str = ""
 
 
 def outcome_of(cell: Cell, ranks: Sequence[Seen]) -> Outcome:
-    """Of what the ranks saw."""
+    """Return the sign of a cell."""
     ours = [seen.ours for seen in ranks]
     error = next((each.error for each in ours if each.error), "")
     stock_error = next((seen.stock_error for seen in ranks if seen.stock_error), "")
@@ -164,7 +146,6 @@ def outcomes_of(cells: list[Cell]) -> dict[Cell, Outcome]:
 
 
 def train_cells(rank: int, world_size: int, cells: list[Cell]) -> list[Seen]:
-    """What this rank saw of each cell."""
     torch.set_num_threads(1)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     return [see(cell, rank) for cell in cells]
@@ -198,7 +179,7 @@ def see(cell: Cell, rank: int) -> Seen:
 
 
 def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained, Any]:
-    """Train one side; the plan that it made or was given, too."""
+    """Train one side, and return the plan that it made or was given too."""
     trained, made = Trained(), [plan]
     group: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
     handler = logging.Handler(logging.WARNING)
@@ -259,7 +240,7 @@ def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made:
 
 
 def _sides(rest: Rest, flow: str) -> list[str]:
-    """The sides that train one after the other; TorchRec's in place of ours, in its flow."""
+    """Return the sides that train in turn; TorchRec's in place of ours, in its flow."""
     if not rest.state:
         return [flow]
     names = rest.state.split(" to ")
@@ -269,20 +250,15 @@ def _sides(rest: Rest, flow: str) -> list[str]:
 
 
 def _load(side: Variant, before: Variant) -> None:
-    """Take over what another side has saved."""
     state = before.dmp.state_dict()
-    if side.side == "whole":
+    if "whole" in (side.side, before.side):
         side.dmp.load_state_dict({name: whole(value) for name, value in state.items()})
-        return
-    if before.side == "whole":
-        side.dmp.load_state_dict({name: value.clone() for name, value in state.items()})
-        return
-    side.dmp.load_state_dict(state)
-    side.optimizer.load_state_dict(before.optimizer.state_dict())
+    else:
+        side.dmp.load_state_dict(state)
+        side.optimizer.load_state_dict(before.optimizer.state_dict())
 
 
 def whole(value: Any) -> Tensor:
-    """A tensor of all ranks' shards."""
     if not isinstance(value, ShardedTensor):
         return value.detach().cpu().clone()
     shards: list[Any] = [None] * dist.get_world_size()
@@ -299,7 +275,6 @@ def _window(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _keep(side: Variant, trained: Trained) -> None:
-    """Note parameters, and which tables moved."""
     for name, value in side.dmp.state_dict().items():
         if table := table_of(name):
             parts: list[tuple[Any, Any]] = [(value, None)]
@@ -317,7 +292,7 @@ def _keep(side: Variant, trained: Trained) -> None:
 
 
 def _difference(one: Trained, other: Trained | None) -> float | None:
-    """The largest difference of numbers that both have; None where one of them failed."""
+    """Return the largest difference of numbers that both have; None if one of them failed."""
     if other is None or one.error or other.error:
         return None
     largest = 0.0

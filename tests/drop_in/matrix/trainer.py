@@ -1,4 +1,4 @@
-"""A trainer, on one rank: with these parts, with TorchRec's alone, or with a model in one piece."""
+"""A trainer on one rank: with these parts, with TorchRec's alone, or with a model in one piece."""
 
 from __future__ import annotations
 
@@ -79,8 +79,6 @@ class Cell:
 
 
 class Model(nn.Module):
-    """As a train pipeline takes it."""
-
     def __init__(self, module: str, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
@@ -172,7 +170,6 @@ class Variant:
         return dmp
 
     def _constraints(self) -> dict[str, ParameterConstraints]:
-        """The trainer's, of its tables in order."""
         tables = sorted({table_of(name) for name in self.before} - {""})
         constraints = {}
         for table, kind in zip(tables, cycle(self.rest.constrained or [""]), strict=False):
@@ -235,15 +232,13 @@ class Variant:
         return _wrapped(optimizer, self.optimizer_of_tables)
 
     def batches(self, rank: int | None = None) -> Iterator[Batch]:
-        """Of a rank, this one without it."""
         form, rank = BATCHES[self.cell.batch], self.rank if rank is None else rank
-        plain = self.side == "whole" or (self.side == "stock" and form.plain_for_stock)
-        if plain:
+        if self.side == "whole" or (self.side == "stock" and form.plain_for_stock):
             return plain_loader(form, rank, self.module)
         return loader(form, rank, self.module, self.dedup if self.side == "ours" else None)
 
     def train(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Loss, where the loop tells it, and predictions of each step."""
+        """Yield the loss of each step, if the loop tells it, and the predictions."""
         if self.side == "whole":
             yield from self._train_whole()
         elif self.loop.build is None and self.rest.accumulate == 1:
@@ -292,7 +287,6 @@ class Variant:
         return torch.compile(self.dmp, backend="eager") if compiled else self.dmp
 
     def _train_whole(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """A model in one piece sees the batches of all ranks."""
         loaders = [self.batches(rank) for rank in range(dist.get_world_size())]
         for batches in zip(*loaders, strict=True):
             for optimizer in self.optimizer:
@@ -315,7 +309,6 @@ class Variant:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.rest.autocast)
 
     def evaluate(self) -> Tensor:
-        """Predictions of plain rows."""
         found = rows(self.rank, 99)
         form = BATCHES[self.cell.batch]
         batch = batch_of(found, plain(found, weighted=self.module.weighted))
@@ -329,7 +322,7 @@ class Variant:
 
 
 def _own_plan(model: Model, sharders: Sequence[Any]) -> ShardingPlan:
-    """One table on a rank, the others by rows."""
+    """Place one table on a rank, the others by rows."""
     names = sorted({table_of(name) for name in model.state_dict()} - {""})
     how = {name: row_wise() if place else table_wise(rank=1) for place, name in enumerate(names)}
     (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))

@@ -1,4 +1,4 @@
-"""Which features are made unique together."""
+"""Coalescing: sends each id of a table once a batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from recd_plugins.sharding.coalesced.kernels import number_ids
 
 @dataclass(frozen=True)
 class FeatureGroups:
-    """The features of a module, those of coalesced tables first.
+    """Features of a module, grouped by the coalesced tables that they look up.
 
-    Attributes:
-        groups: features that look up the same coalesced tables; their ids are unique together, and
-            travel as those of the first one.
-        others: features of the other tables.
+    Ids of a group are unique together and travel with its first feature, the carrier. ``others``
+    are features of other tables.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -34,17 +32,15 @@ class FeatureGroups:
 
     @property
     def coalesced(self) -> list[str]:
-        """Features of the groups, in order."""
         return [name for group in self.groups for name in group]
 
     @property
     def keys(self) -> list[str]:
-        """All features, in order."""
         return [*self.coalesced, *self.others]
 
     @property
     def carriers(self) -> dict[str, str]:
-        """The first feature of its group, by feature."""
+        """Carriers by feature."""
         return {name: group[0] for group in self.groups for name in group}
 
 
@@ -115,12 +111,11 @@ def refuse_at_signs(features: Iterable[str], what: str) -> None:
 
 
 class Unique(NamedTuple):
-    """The distinct ids of segments.
+    """Distinct ids of segments.
 
     Attributes:
-        ids: distinct ids, segment after segment; on CPU in the order in which they occur, elsewhere
-            sorted.
-        counts: how many each segment has.
+        ids: distinct ids, by segment; on CPU in order of occurrence, elsewhere sorted.
+        counts: number of distinct ids of each segment.
         inverse: int64 ``[n]``, the place of each id among the distinct ones of its segment.
     """
 
@@ -130,13 +125,9 @@ class Unique(NamedTuple):
 
 
 def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """The distinct ids of each segment of ``ids``.
+    """Return the distinct ids of segments of ``ids``, int32 or int64 ``[n]``.
 
-    Any integer may be an id: whether a table has that row is not looked at.
-
-    Args:
-        ids: int32 or int64 ``[n]``.
-        sizes: of the segments; their sum is n.
+    ``sizes`` of the segments sum to n. Ids need not be rows of a table.
     """
     if ids.device.type == "cpu":
         return _by_hash(ids, sizes)
@@ -160,7 +151,7 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """The same on any device, by two stable sorts; waits for the device once."""
+    """Return the same on any device, by two stable sorts; waits for the device once."""
     segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
         torch.tensor(sizes, device=ids.device), output_size=len(ids)
     )
@@ -179,15 +170,15 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 @dataclass(frozen=True, eq=False)
 class Coalesced:
-    """What of a batch stays on its rank.
+    """Parts of a batch that stay on its rank, by feature.
 
     Attributes:
-        inverse: by feature of a coalesced table: int64, the unique row of each of its ids.
-        lengths: of all features: ``[rows of the feature]``.
-        ids: of coalesced features, as they came.
-        weights: float32, of coalesced features, or empty: the batch has none.
-        inverse_indices: int64 ``[B]`` of all features of a deduplicated batch, or empty.
-        num_rows: B, of the output.
+        inverse: int64, the unique row of each id of a coalesced feature.
+        lengths: ``[rows of the feature]``, for all features.
+        ids: ids of coalesced features, as they came.
+        weights: float32, of coalesced features; empty if the batch has none.
+        inverse_indices: int64 ``[B]``, for all features of a deduplicated batch, else empty.
+        num_rows: B, the rows of the output.
     """
 
     inverse: dict[str, Tensor]
@@ -208,14 +199,10 @@ class Coalesced:
 def coalesce_sequences(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
-    """Unique ids for an EmbeddingCollection: the first feature of a group has all of them.
+    """Coalesce a plain batch for an EmbeddingCollection.
 
-    They are in its first row; the other features of the group are empty. Without features of other
-    tables the batch has one row.
-
-    Args:
-        features: plain; features beside those of ``groups`` are left out.
-        groups: of the module's features.
+    Each carrier has all ids of its group in its first row, and the group's other features are
+    empty. Without features of other tables the batch has one row.
     """
     batch, ids, counts = _coalesce(features, groups)
     rows = features.stride() if groups.others else 1
@@ -235,17 +222,12 @@ def coalesce_sequences(
 def coalesce_bags(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
-    """Unique ids for an EmbeddingBagCollection: a variable batch (VBE) of rows of length 1.
+    """Coalesce a batch for an EmbeddingBagCollection into a variable batch of rows of length 1.
 
-    The first feature of a group has a row for each unique id, the others have none. On CUDA, where
-    FBGEMM's kernels (1.6 to 1.9) divide by the rows of a feature on average, rounded down, features
-    without rows get an empty one where a group has fewer ids than features. Features of other
-    tables stay as they are. The inverse indices are empty: nothing must be expanded by them.
-
-    Args:
-        features: plain, or a variable batch with inverse indices; features beside those of
-            ``groups`` are left out.
-        groups: of the module's features.
+    Each carrier has a row for each unique id, and the group's other features have none. FBGEMM's
+    kernels for CUDA (1.6 to 1.9) divide by the mean number of rows of a feature, rounded down, so
+    there features without rows get an empty one if a group has fewer ids than features.
+    The inverse indices are empty, so that nothing is expanded by them.
 
     Raises:
         ExactnessError: a variable batch lacks inverse indices, or has some of rows that it lacks.
@@ -281,7 +263,7 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Rows by feature and their lengths, where each group has as many as features."""
+    """Return rows by feature and their lengths, with as many rows as features in each group."""
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:
         if found[group[0]] < len(group):
@@ -299,7 +281,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """What stays, the unique ids of all groups, and how many of them each feature carries."""
+    """Return what stays here, the unique ids, and the number that each feature carries."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]
@@ -337,7 +319,7 @@ def _coalesce(
 def _inverse_indices(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[dict[str, Tensor], int]:
-    """By feature, and how many: compiled loops follow them, so that they have to be right."""
+    """Return checked inverse indices by feature, which compiled loops follow, and their number."""
     inverse = features.inverse_indices_or_none()
     if inverse is None and not features.variable_stride_per_key():
         return {}, features.stride()
@@ -360,7 +342,7 @@ def _inverse_indices(
 
 
 def _by_key(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """What of ``tensor``, which has an item for each id, belongs to some keys."""
+    """Return the parts of ``tensor``, which has an item for each id, by key."""
     offsets = features.offset_per_key()
     place = {name: index for index, name in enumerate(features.keys())}
     return {name: tensor[offsets[place[name]] : offsets[place[name] + 1]] for name in names}
@@ -375,7 +357,7 @@ def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -
 def _with_others(
     own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> Tensor:
-    """``own``, and behind it what of ``tensor`` belongs to features of other tables."""
+    """Append the part of ``tensor`` that belongs to other tables."""
     if not groups.others:
         return own
     return torch.cat([own, _joined(tensor, features, groups.others)])

@@ -1,4 +1,4 @@
-"""Rows of unique ids become the rows, and the pooled bags, of all ids."""
+"""Expands rows of unique ids to the rows, or pooled bags, of all ids."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COMPILED = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """How bags are made of rows.
+    """Bags of rows.
 
     Attributes:
         index: int64 ``[n]``, a row for each id.
         offsets: int64 ``[num_bags + 1]``.
-        weights: float32 ``[n]``, or None: 1 for each. Mean pooling is in them.
+        weights: float32 ``[n]``, with mean pooling in them; None for 1 each.
     """
 
     index: Tensor
@@ -56,13 +56,13 @@ class Part:
     """Columns of the output of an EmbeddingBagCollection.
 
     Attributes:
-        source: number of the tensor that has the rows.
-        start: where they start there, in scalars.
-        num_rows: how many.
-        dim: scalars of a row, and columns of the output.
-        column: the first of these.
-        bags: what is made of them first, or None: nothing.
-        inverse: int64 ``[B]``, which bag, or row, is each row of the output; None: in order.
+        source: number of the tensor with the rows.
+        start: their start in it, in scalars.
+        num_rows: number of rows.
+        dim: scalars in a row, and columns in the output.
+        column: first column in the output.
+        bags: pool the rows first; None for no pooling.
+        inverse: int64 ``[B]``, the bag, or row, of each output row; None if they are in order.
     """
 
     source: int
@@ -75,14 +75,13 @@ class Part:
 
 
 def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
-    """``source.index_select(0, index)`` for each index; gradients are summed once for each row.
+    """Return ``source.index_select(0, index)`` for each index; gradients are summed per row.
 
-    Those of half precision in float32. On CUDA the order of the additions, and so the last bits,
-    may differ from run to run.
+    Half precision is summed in float32. On CUDA the last bits may differ from run to run.
 
     Args:
         sources: ``[R_i, D]``.
-        of: number of the source that each index is of.
+        of: number of the source of each index.
         indices: int64 ``[n_i]``.
     """
     if all(map(_compiles, sources)):
@@ -96,16 +95,10 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
 
 
 def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
-    """Pooled embeddings ``[num_rows, width]``.
+    """Return pooled embeddings ``[num_rows, width]`` in the dtype of ``sources``.
 
-    Args:
-        sources: flat tensors of rows.
-        parts: of the output, that fill its columns.
-        num_rows: B.
-        width: columns.
-
-    Returns:
-        In the dtype of ``sources``; half-precision rows are summed in float32.
+    ``sources`` are flat tensors of rows; half precision is summed in float32. ``parts`` fill the
+    columns of the output.
     """
     if (dtype := sources[0].dtype) in HALF_PRECISION:
         return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
@@ -115,7 +108,6 @@ def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width:
 
 
 def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
-    """The same on any device."""
     columns = []
     for part in sorted(parts, key=lambda part: part.column):
         flat = sources[part.source].narrow(0, part.start, part.num_rows * part.dim)
@@ -225,7 +217,6 @@ def _arrays(bags: Bags, dtype: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray
 
 
 def _rows_of(flat: NDArray[Any], part: Part) -> NDArray[Any]:
-    """Shares the memory of ``flat``."""
     return flat[part.start : part.start + part.num_rows * part.dim].reshape(part.num_rows, part.dim)
 
 
@@ -238,11 +229,7 @@ _SUMMED = {
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a feature's embedding that one shard has.
-
-    ``source`` is the number of the sharding that returns the rows, ``column`` their first one in
-    the output, ``carrier`` the number of the _Columns whose rows these are.
-    """
+    """Columns of a feature's embedding on one shard; ``carrier`` numbers those with its rows."""
 
     feature: str
     source: int
@@ -253,7 +240,7 @@ class _Columns:
 
 
 class BagLayout:
-    """Where the rows of each feature come from, and which columns of the output are its own."""
+    """The source of each feature's rows, and its columns in the output."""
 
     def __init__(
         self,
@@ -323,7 +310,6 @@ class BagLayout:
 
 
 def _bags(batch: Coalesced, feature: str, mean: bool) -> Bags | None:
-    """Of unique rows, or of pooled ones that are to be divided."""
     lengths, index = batch.lengths[feature].long(), batch.inverse.get(feature)
     share = lengths.clamp(min=1).float().reciprocal() if mean else None
     if index is None:
@@ -339,14 +325,7 @@ def _bags(batch: Coalesced, feature: str, mean: bool) -> Bags | None:
 
 
 class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """Pooled embeddings of all bags, from the embeddings of unique ids.
-
-    Args:
-        rows: output of each sharding, flat.
-        num_rows: for each of the layout's columns.
-        batch: kept on this rank.
-        layout: of the module.
-    """
+    """Pooled embeddings of all bags, made of the embeddings of unique ids."""
 
     def __init__(
         self,
@@ -356,10 +335,8 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
         layout: BagLayout,
     ) -> None:
         super().__init__()
-        self._rows = rows
-        self._num_rows = num_rows
-        self._batch = batch
-        self._layout = layout
+        self._rows, self._num_rows = rows, num_rows
+        self._batch, self._layout = batch, layout
 
     def _wait_impl(self) -> KeyedTensor:
         sources = [rows.wait().view(-1) for rows in self._rows]
@@ -374,14 +351,7 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
 
 
 class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
-    """The embeddings of all ids, from those of the unique ones.
-
-    Args:
-        unique: of the module with unique ids.
-        batch: what stayed on this rank.
-        groups: of the module's features.
-        need_indices: as EmbeddingCollection has it: outputs have the ids as weights.
-    """
+    """Embeddings of all ids, made of those of unique ids."""
 
     def __init__(
         self,
@@ -391,10 +361,8 @@ class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
         need_indices: bool,
     ) -> None:
         super().__init__()
-        self._unique = unique
-        self._batch = batch
-        self._carriers = groups.carriers
-        self._need_indices = need_indices
+        self._unique, self._batch = unique, batch
+        self._carriers, self._need_indices = groups.carriers, need_indices
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         outputs = dict(self._unique.wait())
