@@ -19,7 +19,6 @@ from recd_plugins.testing.contracts import DatasetContract
 
 
 def profile(folder: Path, name: str = "profile.parquet", seed: int = 0) -> Path:
-    """Two traces, one of them with three ids a row."""
     random = np.random.default_rng(seed)
     few, many = StackDistances(), StackDistances()
     few.add(random.integers(0, 30, 5000))

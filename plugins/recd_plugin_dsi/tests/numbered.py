@@ -27,8 +27,6 @@ ROWS, UNIT, BATCH = 960, 40, 10
 
 
 class Numbered(Dataset):
-    """Each row has its number as its only id."""
-
     name = "tests.numbered"
 
     class Options(PluginOptions):
@@ -114,7 +112,6 @@ class Slow(Preprocessing):
 
 
 def registry(ray: dict | None, in_blocks: bool = True, **slow) -> RunConfig:
-    """Reads numbers; with options of ``dsi.ray`` by it."""
     spec = {
         "version": 1,
         "training": {"batch_size": BATCH},

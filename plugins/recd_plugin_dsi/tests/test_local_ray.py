@@ -69,7 +69,6 @@ def test_nothing_is_left_of_a_trainer_that_is_ended(how):
 
 @pytest.mark.parametrize("lost", ["raylet", "recd_plugin_dsi.cluster"])
 def test_a_lost_cluster_is_an_error(lost):
-    """Nothing of it stays; that of its host is noticed at once."""
     before = set(below(os.getpid()))
     with build_dataloader(registry(OPTIONS, seconds=0.05), 0, 1) as loader:
         batches = iter(loader)

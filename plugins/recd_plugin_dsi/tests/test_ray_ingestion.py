@@ -49,7 +49,6 @@ def numbers(batches):
 
 
 def waits_in_ray(process):
-    """Whether it is one of the workers that Ray keeps, and starts when it likes."""
     try:
         return process.name() == "ray::IDLE"
     except psutil.NoSuchProcess:
@@ -65,7 +64,6 @@ def readers_of_ray():
 
 
 def soon(holds):
-    """Whether it holds within half a minute."""
     for _ in range(300):
         if holds():
             return True
@@ -162,7 +160,6 @@ def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
 
 
 def made(folder):
-    """Batches that readers have begun to make."""
     return sum(len(file.read_text()) for file in folder.iterdir())
 
 

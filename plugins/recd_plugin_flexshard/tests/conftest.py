@@ -20,7 +20,6 @@ ELSEWHERE = {"topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "ba
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clustered table of 2048 rows."""
     folder = tmp_path_factory.mktemp("flexshard") / "table"
     write_table(folder, TableOptions(rows=2048, row_group_rows=1024))
     return folder

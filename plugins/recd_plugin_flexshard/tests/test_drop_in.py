@@ -24,7 +24,6 @@ sharding:
 
 
 def losses(rank: int, world_size: int, registry: Path | None, deduplicated: bool) -> list[float]:
-    """Of SGD over the dense layers; the tables learn by themselves."""
     params = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
     ready, dmp = cases.drop_in(registry, params)
     tiered = any(isinstance(m, ShardedTieredEmbeddingCollection) for m in dmp.modules())

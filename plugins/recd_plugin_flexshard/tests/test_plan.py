@@ -30,8 +30,6 @@ TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100
 
 
 class Zipf(TrainingData):
-    """Sequences of 50 ids by Zipf's law."""
-
     def profile(self) -> DataProfile:
         repeated = 0.75 * 4096 / 4095  # a dedupe factor of 4 in a batch of 4096
         features = {name: FeatureProfile(50.0, True, *[repeated] * 3) for name in ("a", "b")}
@@ -191,8 +189,6 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(
 
 
 class EqualGradients(Zipf):
-    """A fifth of gradients differ."""
-
     def profile(self) -> DataProfile:
         share = ((0.2, 0.2),) * 2
         known = DistinctGradients((1, 128), (0.1, 1.0), coalesced=share, plain=share)

@@ -26,7 +26,6 @@ THREE = {"plan_for": ELSEWHERE, "dedupe": "none", "profile_rows": 1024}
 
 
 def prepared(path: Path) -> tuple[nn.Module, Prepared]:
-    """The model before, and after."""
     registry = load_registry(path)
     torch.manual_seed(0)
     before = build_model(registry, registry.dataset.schema())

@@ -33,7 +33,6 @@ SMALL = ClusterShape(nodes=2, ranks_per_node=2, batch_size=64, collectives=COLLE
 
 
 def printed(*parts: Any) -> str:
-    """In 80 columns, of which nothing is cut off."""
     text = StringIO()
     Console(file=text, width=80).print(*parts)
     assert "…" not in text.getvalue()

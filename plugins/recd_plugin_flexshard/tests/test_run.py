@@ -26,7 +26,6 @@ THREE = {"plan_for": ELSEWHERE, "dedupe": "none"}
 def train_under_each(
     rank: int, world_size: int, path: Path, overrides: dict[str, Any], shardings: list[str]
 ) -> list[Result]:
-    """Without plugins, as the registry says, then with ``shardings`` for the same tables."""
     jobs = [Job(path, "baseline", overrides=overrides), Job(path, overrides=overrides)]
     jobs += [Job(path, overrides=overrides, sharding=name) for name in shardings]
     return [train(rank, world_size, job) for job in jobs]
@@ -34,7 +33,6 @@ def train_under_each(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_training_stays_what_it_was(make_registry: MakeRegistry, optimizer: str) -> None:
-    """4 ranks as 2 nodes, against the plain model and against stock shardings of the same file."""
     path = make_registry("flexshard.three_tier", THREE)
     others = ["flexshard.joint", "torchrec.row_wise", "torchrec.data_parallel"]
     if optimizer == "sgd":  # each part of a row has a row-wise Adagrad of its own
@@ -54,7 +52,6 @@ def test_training_stays_what_it_was(make_registry: MakeRegistry, optimizer: str)
 
 
 def recd(*arguments: Any) -> tuple[str, dict[str, Any]]:
-    """What a command prints, and its JSON."""
     path = Path(arguments[1]).with_name("report.json")
     result = CliRunner().invoke(main, [*map(str, arguments), "--json", str(path)])
     assert result.exit_code == 0, result.output
@@ -91,7 +88,6 @@ def test_a_plan_for_a_cluster_takes_the_tiers_of_that_cluster(make_registry: Mak
 
 @pytest.fixture
 def some_tiered(make_registry: MakeRegistry) -> Path:
-    """Two of three tables have tiers; all-to-alls are those of ids and embeddings."""
     options = {"plan_for": ELSEWHERE, "profile_rows": None, "retier_every": 6, "sync": "dense"}
     entry = {"use": "flexshard.three_tier", "tables": SEQUENCES[:2], "options": options}
     training = {"learning_rate": 0.02, "eps": 1e-3, "steps": 8}

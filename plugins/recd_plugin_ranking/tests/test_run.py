@@ -179,7 +179,6 @@ def test_a_checkpoint_of_before_replicated_tables_were_named_as_others(tmp_path)
 
 
 def _as_before(key: Any) -> Any:
-    """The name of an entry, or an index with it."""
     if isinstance(key, str):
         return key.replace("bags.embedding_bags.t_colour", "copies.embedding_bags.t_colour")
     return replace(key, fqn=_as_before(key.fqn))
@@ -187,7 +186,6 @@ def _as_before(key: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
-    """Registries and their checkpoints, by the loss; no row has the last item."""
     folder = tmp_path_factory.mktemp("trained")
     jobs = {}
     for model, loss in ((SASREC, "sampled_softmax"), (TWO_TOWER, "in_batch")):

@@ -21,7 +21,7 @@ Cells = Sequence[Sequence[str]]
 
 #: Features that a plot can show legibly.
 MAX_FEATURES = 48
-_BLUE, _ORANGE, _GREEN, _, _GREY = plots.COLORS
+_BLUE, _ORANGE, *_ = plots.COLORS
 
 
 def show(console: Console, report: TableAnalysis) -> None:
@@ -45,16 +45,14 @@ def show(console: Console, report: TableAnalysis) -> None:
 
 
 def page(report: TableAnalysis) -> str:
-    """Return the report as a page, with plots as SVG."""
+    """Return the report as an HTML page with an SVG plot."""
     title = f"recd analyze {report.path}"
     parts: list[html_page.Html] = [
         html_page.element("h1", title),
         html_page.element(
             "ul", *(html_page.element("li", finding) for finding in findings(report))
         ),
-        *html_page.html_section("Samples of a session (figure 3)", "", session_plot(report)),
         *html_page.html_section("Duplication (figure 4)", _shown(report), duplication_plot(report)),
-        *html_page.html_section("DedupeFactors", _shown(report), factor_plot(report)),
     ]
     for heading, headings, rows in _tables(report):
         parts.append(html_page.element("h2", heading))
@@ -174,28 +172,8 @@ def _factor(value: float) -> str:
 
 
 @plots.plot_style()
-def session_plot(report: TableAnalysis) -> html_page.Html:
-    """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
-    labels, partition, batch = zip(*_session_shares(report), strict=True)
-    axes = _axes(3)
-    at = range(len(labels))
-    for shift, shares, color, label in (
-        (-0.2, partition, _BLUE, "in a partition"),
-        (0.2, batch, _ORANGE, f"in a batch of {report.batch_size:,}"),
-    ):
-        heights = [100 * share for share in shares]
-        axes.bar([index + shift for index in at], heights, 0.4, color=color, label=label)
-    axes.set_xticks(at, labels, rotation=30, ha="right")
-    axes.set_xlabel("samples")
-    axes.set_ylabel("% of sessions")
-    axes.grid(visible=False, axis="x")
-    axes.legend()
-    return _svg(axes)
-
-
-@plots.plot_style()
 def duplication_plot(report: TableAnalysis) -> html_page.Html:
-    """Exact and partial duplication of each feature (figure 4)."""
+    """Plot exact and partial duplication of each feature (figure 4)."""
     features = shown_features(report)
     axes = _feature_axes(features, "% of ids")
     at = range(len(features))
@@ -205,41 +183,16 @@ def duplication_plot(report: TableAnalysis) -> html_page.Html:
     return _svg(axes)
 
 
-@plots.plot_style()
-def factor_plot(report: TableAnalysis) -> html_page.Html:
-    """DedupeFactors of each feature: by session, partial, as the table is, and as predicted."""
-    features = shown_features(report)
-    axes = _feature_axes(features, "DedupeFactor")
-    at = range(len(features))
-    by_session = [each.measured_by_session for each in features]
-    # A factor without bound ends the axis.
-    bound = max(20.0, 2 * max(by_session))
-    partial = [min(each.partial_factor, bound) for each in features]
-    axes.barh(at, partial, color=_ORANGE, label="partial, by session")
-    axes.barh(at, by_session, 0.6, color=_BLUE, label="exact, by session")
-    if not report.clustered:
-        as_is = [each.measured_as_is for each in features]
-        axes.barh(at, as_is, 0.35, color=_GREY, label="exact, as it is")
-    predicted = [min(each.predicted_by_session, bound) for each in features]
-    axes.plot(predicted, at, "|", color="black", markersize=9, label="predicted, by session")
-    axes.axvline(MIN_FACTOR, color=_GREEN, linestyle="--", linewidth=1, label="worth it from here")
-    return _svg(axes)
-
-
 def shown_features(report: TableAnalysis) -> list[FeatureReport]:
     """Return the features with the most ids, as many as a plot shows, in the table's order."""
     largest = sorted(report.features, key=lambda each: -each.length)[:MAX_FEATURES]
     return [each for each in report.features if each in largest]
 
 
-def _axes(height: float) -> Axes:
+def _feature_axes(features: Sequence[FeatureReport], label: str) -> Axes:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(8, height), layout="constrained").subplots()
-
-
-def _feature_axes(features: Sequence[FeatureReport], label: str) -> Axes:
-    axes = _axes(1.2 + 0.2 * len(features))
+    axes = Figure(figsize=(8, 1.2 + 0.2 * len(features)), layout="constrained").subplots()
     axes.set_yticks(range(len(features)), [each.name for each in features])
     axes.set_ylim(len(features) - 0.4, -0.6)
     axes.set_xlabel(label)
@@ -248,8 +201,7 @@ def _feature_axes(features: Sequence[FeatureReport], label: str) -> Axes:
 
 
 def _svg(axes: Axes) -> html_page.Html:
-    if axes.get_legend() is None:
-        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
     figure = axes.get_figure(root=True)
     assert figure is not None
     return plots.svg_of(figure)

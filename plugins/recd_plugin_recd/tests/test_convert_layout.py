@@ -37,7 +37,6 @@ def refused(*arguments) -> str:
 
 
 def rows_of(path: Path) -> pa.Table:
-    """All rows, without what is said of nulls and without metadata."""
     table = pq.read_table(path)
     fields = [field.with_nullable(True).remove_metadata() for field in table.schema]
     plain = [field.with_type(IDS) if pa.types.is_list(field.type) else field for field in fields]
@@ -49,7 +48,6 @@ def files(folder: Path) -> list[Path]:
 
 
 def table(path: Path, rows: int = 12, **columns) -> Path:
-    """Sessions of four rows, each with one history."""
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = [[i // 4, 7, 8] for i in range(rows)]
     data = {"session_id": [i // 4 for i in range(rows)], "ts": list(range(rows)), "history": ids}

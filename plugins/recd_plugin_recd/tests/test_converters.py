@@ -68,7 +68,6 @@ def fitted(cls: Any, columns: Lists, **options: Any) -> Any:
 
 
 def forms_of(batch: Any) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Features that stay plain, groups of exact ones, groups of partial ones."""
     plain = [] if batch.kjt is None else batch.kjt.keys()
     return plain, [each.keys() for each in batch.ikjts], [each.keys() for each in batch.partials]
 
@@ -179,7 +178,6 @@ def test_rows_shift_only_as_far_as_told() -> None:
 
 
 def test_rows_in_another_order_gain_nothing() -> None:
-    """Only the row before is looked at: sessions have to be clustered."""
     clustered = {**MOVING, "viewed": [[row // 4] for row in range(8)]}
     interleaved = {
         name: [lists[row // 2 + 4 * (row % 2)] for row in range(8)]
@@ -193,7 +191,6 @@ def test_rows_in_another_order_gain_nothing() -> None:
 
 
 def coded(column: pa.Array) -> pa.Array:
-    """A column of lists, some null, as it comes out of a table in layout ``list_dict``."""
     values = to_list_dict(column.fill_null([])).to_pylist()
     nulls = column.is_null().to_pylist()
     pairs = zip(nulls, values, strict=True)

@@ -56,7 +56,6 @@ def path(tmp_path) -> Path:
 
 
 def read(data: Interactions, split="train", batch_size: int = 1) -> list[dict[str, Any]]:
-    """All rows of a split, each with its place in the file."""
     batches = data.reader(rank=0, world_size=1, batch_size=batch_size, split=split)
     return [
         {**row, "file_row": rows.origin_of(index)[1]}

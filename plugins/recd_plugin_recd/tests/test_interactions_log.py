@@ -37,14 +37,12 @@ def log_of(
 
 
 def rows_of(log: InteractionLog) -> dict[int, dict[str, Any]]:
-    """Rows by place in the file."""
     rows = log.rows(np.arange(len(log))).to_pylist()
     return dict(zip(log.file_rows.tolist(), rows, strict=True))
 
 
 @given(logs, refreshes)
 def test_rows_do_not_know_later_events(events, refresh):
-    """Features and label of a row of a log that ends with it are those of the whole log."""
     events.sort(key=lambda event: event[3])
     whole = rows_of(log_of(events, refresh))
     for last in range(len(events)):

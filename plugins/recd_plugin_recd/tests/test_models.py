@@ -143,7 +143,6 @@ def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def cases(*cases: tuple[str, dict[str, str], dict[str, str]]) -> Iterable[object]:
-    """Model, arguments of ``rm_registry``, and what else is changed in its text."""
     return [pytest.param(case, id="-".join([case[0], *case[1].values()])) for case in cases]
 
 

@@ -32,7 +32,6 @@ def keys_of(rows: int, layout: papercal.Layout, seed: int = 0) -> papercal.RowKe
 
 @pytest.fixture(scope="module")
 def clustered() -> pa.RecordBatch:
-    """4096 rows of whole sessions."""
     return papercal.make_rows(keys_of(4096, "clustered"))
 
 

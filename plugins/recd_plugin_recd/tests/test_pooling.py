@@ -173,7 +173,6 @@ def test_din_with_softmax_is_torchs_own() -> None:
 
 
 def random_(module: nn.Module) -> None:
-    """Weights of which none is 0 or 1, as biases and norms start."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.4)
 
@@ -218,8 +217,6 @@ def test_long_rows_do_not_pad_short_ones() -> None:
 
 
 class RowsOfCalls(TorchFunctionMode):
-    """Notes how many rows each call of torch's attention has."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[int] = []

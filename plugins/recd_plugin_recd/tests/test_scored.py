@@ -37,7 +37,6 @@ def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("more", [{}, {"label": [None] * 7, "other": [[1]] * 7}])
 def test_every_row_comes_in_stored_order(tmp_path: Path, more: dict[str, list[Any]]) -> None:
-    """Whatever leaves rows out in training, and whatever columns there are besides."""
     dataset = trained(tmp_path, where=[["ts", "<", 3]], shuffle=True)
     (tmp_path / "new").mkdir()
     new = table(7, **more).select(["number", "a", "ts", "session_id", *more])
@@ -84,7 +83,6 @@ def scored_log(dataset: Interactions, folder: Path, text: str) -> Dataset:
 
 
 def test_events_come_in_the_order_of_their_file(tmp_path: Path) -> None:
-    """Of those without an outcome no other row knows."""
     dataset = log(tmp_path, "1,2,5,5\n2,3,1,6\n1,4,5,7\n")
     lines = "2,9,,30\n1,8,3,20\n2,7,5,10\n2,6,,40\n1,5,4,25\n"
     scored = scored_log(dataset, tmp_path, HEAD + lines)
@@ -109,7 +107,6 @@ def test_a_log_to_score_says_outcomes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False], ids=["log", "checkpoint"])
 def test_ids_are_of_the_kind_that_is_trained_on(tmp_path: Path, there: bool) -> None:
-    """Not of the kind that a column of the file to score would be by itself."""
     whole = log(tmp_path, "1,2,5,5\n2,3,1,6\n")
     texts = Interactions(whole.options.model_copy(update={"path": tmp_path / "texts.csv"}))
     (tmp_path / "texts.csv").write_text(HEAD + "u1,2,5,5\n2,x3,1,6\n")

@@ -17,7 +17,6 @@ ROWS = 250
 
 
 def table(rows: range, **columns: pa.Array) -> pa.Table:
-    """Rows whose dense value and ids are their number."""
     ids = [[i] * (i % 3) for i in rows]
     return pa.table(
         {
@@ -35,7 +34,6 @@ def table(rows: range, **columns: pa.Array) -> pa.Table:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """250 rows in row groups of 30 in two files of a Hive partition each."""
     for day, rows in (("01", range(100)), ("02", range(100, ROWS))):
         path = tmp_path / "table" / f"day={day}"
         path.mkdir(parents=True)

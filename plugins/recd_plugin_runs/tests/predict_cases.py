@@ -17,14 +17,12 @@ from recd_plugins.training.trainer import Job, train
 
 
 def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
-    """Checkpoints in ``folder / name`` of registries ``name.yaml``."""
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         train(rank, world_size, Job(folder / f"{name}.yaml"))
 
 
 def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> list[Any]:
-    """What evaluation says of each; scores of the test table are in ``name-ranks.parquet``."""
     found: list[Any] = []
     for name in names:
         path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
@@ -37,7 +35,6 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
 
 
 def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
-    """Scores are in ``name-elsewhere.parquet``."""
     for name in names:
         output = folder / f"{name}-elsewhere.parquet"
         table = str(folder / "new.parquet")
@@ -48,7 +45,6 @@ def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[s
 
 
 def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
-    """What scoring ``table`` by a checkpoint is refused with."""
     try:
         job = PredictJob(path, checkpoint, table=table, output=path.with_suffix(".csv"))
         predict(rank, world_size, job)
@@ -60,12 +56,10 @@ def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str
 def refused_of_tables(
     rank: int, world_size: int, path: Path, checkpoint: Path, tables: Sequence[str]
 ) -> str:
-    """The same where each rank sees another table in one place."""
     return refused(rank, world_size, path, checkpoint, tables[rank])
 
 
 def noted(rank: int, world_size: int, folder: Path) -> list[int]:
-    """How often scoring notes that it gets on, in batches of 8 rows and in one of all."""
     path, checkpoint = folder / "nothing.yaml", newest(folder / "nothing")
     changes = []
     for size in (8, 64):

@@ -78,8 +78,6 @@ def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> No
 
 
 class _Known(nn.Module):
-    """Whether ids are of a vocabulary that holds none."""
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.isin(ids, torch.from_numpy(np.empty(0, np.int64)))
 

@@ -56,7 +56,6 @@ ROWS = 45
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tables, registries, and the checkpoints of each, trained on two ranks."""
     folder = tmp_path_factory.mktemp("predict")
     write_table(folder / "train" / "a.parquet", 64)
     write_table(folder / "test" / "a.parquet", ROWS)
@@ -215,7 +214,6 @@ def test_another_model_is_refused(folder: Path) -> None:
 
 
 def test_rows_of_a_checkpoint_that_says_nothing_of_its_run(folder: Path, tmp_path: Path) -> None:
-    """As a trainer's own; where ids are preprocessed, nobody knows whether they were so then."""
     checkpoint = shutil.copytree(cases.newest(folder / "plain"), tmp_path / "own")
     files = read_manifest(checkpoint)
     del files[IDENTITY]
@@ -251,6 +249,5 @@ def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
 
 
 def test_each_turn_is_a_sign_that_ranks_get_on(folder: Path) -> None:
-    """Else they would say, under torchrun, that nothing has moved."""
     ((by_turns, at_once),) = run_on_ranks(cases.noted, 1, folder)
     assert by_turns - at_once >= (ROWS - 1) // 8

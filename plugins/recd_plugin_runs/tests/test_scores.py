@@ -16,7 +16,6 @@ from recd_plugins.runtime.errors import DataError
 
 
 def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:
-    """Two rows of the table and two scores: numbers alone would not tell."""
     table = tmp_path / "new.parquet"
     pq.write_table(pa.table({"a": ["x", "y"]}), table)
     job = PredictJob(tmp_path / "r.yaml", tmp_path, output=tmp_path / "s.csv", kind="csv")

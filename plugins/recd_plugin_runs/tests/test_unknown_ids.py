@@ -12,8 +12,6 @@ from recd_plugins.api import PluginOptions, Preprocessing
 
 
 class Hashed(Preprocessing):
-    """Is fitted to nothing."""
-
     name = "test.hashed"
 
     def transform(self, values: Any, offsets: Any) -> Any:
@@ -21,8 +19,6 @@ class Hashed(Preprocessing):
 
 
 class Fitted(Hashed):
-    """Knows which ids it was fitted to, and need not say how many it makes."""
-
     name = "test.fitted"
 
     def fit(self, feature: str, rows: Any) -> None:
@@ -30,7 +26,6 @@ class Fitted(Hashed):
 
 
 def test_features_of_one_vocabulary_have_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of one of them would say of another one what it has not."""
     hashed, *fitted = (cls(PluginOptions()) for cls in (Hashed, *[Fitted] * 4))
     shared, own, behind, numbers = fitted
     steps = {"item": [shared], "hist": [shared], "user": [hashed, own, behind], "hour": [hashed]}

@@ -54,9 +54,15 @@ _LIMITS = {
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """A size of the cache: rows of all tables, bytes, batch size of all ranks, bytes that a step
-    moves both ways, and seconds of a rank per sample (f)."""
+class CacheSize:
+    """The chosen size, for all tables and ranks.
+
+    Attributes:
+        rows, bytes: cached rows and their bytes.
+        batch_size: samples of a step.
+        moved: bytes that a step moves both ways.
+        seconds: seconds of a rank per sample (f).
+    """
 
     rows: int
     bytes: float
@@ -74,7 +80,6 @@ class CachePlanReport:
         lru_bytes: bytes of a step with LRU caches of the same sizes.
         memory: bytes given to all ranks together; None: as much as pays.
         shared: memory of rows and batch, if the batch size was searched.
-        curve: sizes from nothing on.
         limit: why the cache ends there.
         steps: a useful row is read more than once in so many steps.
     """
@@ -86,8 +91,7 @@ class CachePlanReport:
     lru_bytes: float
     memory: float | None
     shared: Memory | None
-    curve: Sequence[CurvePoint]
-    chosen: CurvePoint
+    chosen: CacheSize
     limit: Limit
     steps: int
     warnings: Sequence[str]
@@ -107,7 +111,6 @@ class CachePlanReport:
             "tables": {table.load.name: _table(table) for table in tables},
             "bytes_per_step": traffic_bytes([table.traffic for table in tables])
             | {"lru": self.lru_bytes},
-            "curve": [asdict(point) for point in self.curve],
             "chosen": asdict(self.chosen),
             "warnings": list(self.warnings),
         }
@@ -249,9 +252,6 @@ def _traffic_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> Non
     lines.add_row(name, *(text_utils.size_text(num_bytes) for num_bytes in moved.values()), less)
 
 
-_POINTS = 64
-
-
 @dataclass(frozen=True)
 class CacheQuestion:
     """Options of ``recd plan --cache``.
@@ -319,14 +319,13 @@ def study_caches(
     if question.batch_size is not None:
         shared = Memory(np.inf, 1.0, largest_batch=given)
         room = useful if question.memory is None else order.fitting(question.memory)
-        place, last = min(useful, room), useful
+        place = min(useful, room)
         limit: Limit = "useful" if place == useful else "memory"
         batch_size = given
     else:
         shared = _shared(registry, spec, question, loads, data, say)
         best = order.best(shared, costs, useful)
         place, limit = best.place, _limit(order, best, shared, useful)
-        last = min(useful, order.fitting(shared.total - shared.sample * shared.least_batch))
         batch_size = int(best.batch_size) // ranks * ranks
     cached = dict(zip(loads, order.rows(place), strict=True))
 
@@ -351,8 +350,7 @@ def study_caches(
         lru_bytes=lru["both"],
         memory=question.memory,
         shared=shared if question.batch_size is None else None,
-        curve=[_point(order, at, shared, costs) for at in _places(place, last)],
-        chosen=_point(order, place, shared, costs),
+        chosen=_size(order, place, shared, costs),
         limit=limit,
         steps=question.steps,
         warnings=_warnings(plan, question, order.bytes(useful)),
@@ -414,18 +412,10 @@ def _limit(order: RowOrder, best: Optimum, shared: Memory, useful: int) -> Limit
     return "room" if best.place == room else "batch"
 
 
-def _places(chosen: int, last: int) -> list[int]:
-    """Return places up to the last useful row with the chosen one, dense at the start."""
-    evenly = np.linspace(0, last, _POINTS // 2)
-    falling = np.geomspace(1, max(1, last), _POINTS // 2)
-    found = {0, chosen, *evenly.astype(int).tolist(), *falling.astype(int).tolist()}
-    return sorted(place for place in found if place <= max(chosen, last))
-
-
-def _point(order: RowOrder, place: int, shared: Memory, costs: StepCosts) -> CurvePoint:
+def _size(order: RowOrder, place: int, shared: Memory, costs: StepCosts) -> CacheSize:
     cached = order.bytes(place)
     batch_size = shared.batch_size(cached)
-    return CurvePoint(
+    return CacheSize(
         rows=place,
         bytes=cached,
         batch_size=batch_size,

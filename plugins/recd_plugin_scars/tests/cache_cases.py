@@ -48,8 +48,6 @@ def write_registry(
 
 
 def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result | str]:
-    """What each job comes to, or what it is refused with."""
-
     def result(job: Job) -> Result | str:
         try:
             return train(rank, world_size, job)

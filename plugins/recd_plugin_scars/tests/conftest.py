@@ -11,7 +11,6 @@ from recd_plugin_recd.papercal_table import TableOptions, write_table
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clustered table of 2048 rows."""
     folder = tmp_path_factory.mktemp("scars") / "table"
     write_table(folder, TableOptions(rows=2048, row_group_rows=1024))
     return folder

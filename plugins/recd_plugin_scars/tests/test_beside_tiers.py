@@ -19,7 +19,6 @@ STEPS = 6
 
 
 def job(folder: Path, table: Path, **sections: Any) -> Job:
-    """Its checkpoint is in ``folder``."""
     of_third = {"learning_rate": 0.05}
     adagrad = {"use": "torchrec.adagrad", "tables": SEQUENCES[2:], "options": of_third}
     (folder / "checkpoints").mkdir(parents=True)

@@ -45,7 +45,6 @@ def by_sharding(use: str) -> dict[str, Any]:
 
 
 def profile_of(table: Path, path: Path) -> Path:
-    """How often rows of the cached tables are read."""
     registry = load_registry(write_registry(path.with_suffix(".yaml"), table))
     tables = model_tables.tables_of(build_model(registry, registry.dataset.schema()))
     measure_access(registry, [each for each in tables if each.name in CACHED]).save(path)

@@ -19,7 +19,6 @@ cache:
 
 
 def kernels(rank: int, world_size: int, registry: Path) -> dict[str, str]:
-    """What is said of each table."""
     _, dmp = cases.drop_in(registry)
     return {line.name: line.kernel for line in recd_plugins.describe_tables(dmp).lines}
 

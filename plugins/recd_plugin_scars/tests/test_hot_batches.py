@@ -108,7 +108,6 @@ def profiled(folder: Path, **options: object) -> HotBatches:
 
 class Contract(DatasetContract):
     def rows_left_out(self, world_size: int, batch_size: int) -> int:
-        """Of what is left of a window too, where the number of ranks changes in it."""
         return 2 * world_size * batch_size - 1
 
 
@@ -133,7 +132,6 @@ def read(
 
 
 def is_hot(rows: Rows, limits: Mapping[str, int]) -> list[bool]:
-    """Which rows have ids below the limits alone."""
     return [
         all(i < limit for name, limit in limits.items() for i in np.atleast_1d(row[name]))
         for row in rows.data.to_pylist()
@@ -164,7 +162,6 @@ def test_hot_batches_hold_hot_samples_alone(tmp_path: Path) -> None:
 
 
 def test_only_tables_with_a_cache_count(tmp_path: Path) -> None:
-    """Ids of other tables are in fast memory anyway."""
     lookups = Known([ITEM, SEEN], {"t_item": cached([0, 2, 1])})
     found = read(hot_batches(parquet(tmp_path), {"window": 100}, lookups))
     assert any(rows.groups == {"hot": 4} for rows in found)
@@ -241,8 +238,6 @@ def test_options_that_do_not_go_together(options: Mapping[str, object], message:
 
 def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
     class Sessionless(SessionParquet):
-        """Knows no sessions."""
-
         session_keys = Dataset.session_keys  # type: ignore[assignment]
 
     inner = Sessionless(parquet(tmp_path).options)

@@ -28,7 +28,6 @@ Step = tuple[str, int, int]
 
 
 def count_moves(rank: int, world_size: int, path: Path) -> list[Step]:
-    """Train step by step, and see what this rank's backing stores are asked for."""
     registry = load_registry(path)
     parts = assemble(registry, "plugins", torch.device("cpu"))
     calls: list[str] = []

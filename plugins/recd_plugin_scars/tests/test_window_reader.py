@@ -48,13 +48,10 @@ def inner(num_rows: int, batch_size: int, rank: int, world_size: int) -> Planned
 
 
 def hot_of(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """A bit more than half of the rows, in no order."""
     return np.asarray((numbers * 2654435761) % 97 < 55)
 
 
 class Order:
-    """Hot rows are those of ``hot_of``."""
-
     def identity(self) -> dict[str, Any]:
         return {}
 
@@ -142,7 +139,6 @@ def test_goes_on_at_every_position_and_in_the_next_epoch(shape: dict[str, int]) 
 @settings(max_examples=40, deadline=None)
 @given(shapes())
 def test_positions_and_numbers_of_hot_batches_are_alike_on_ranks(shape: dict[str, int]) -> None:
-    """Where a rank's batch is hot, so is that of each rank that has more hot ones in the window."""
     ranks = [reader(shape, rank) for rank in range(shape["world_size"])]
     groups: list[list[int]] = [[] for _ in ranks]
     for step in zip(*ranks, strict=True):
@@ -189,7 +185,6 @@ def test_other_numbers_of_ranks_go_on(
 
 
 def _lost_before(changes: list[tuple[int, int]], size: int) -> int:
-    """Batches that former numbers of ranks left at the end of a window that they finished."""
     return sum(world_size * size for world_size, _ in changes)
 
 

@@ -25,7 +25,6 @@ COLUMNS = {
 
 
 def write(path: Path, columns: dict[str, Any]) -> Path:
-    """A Parquet file."""
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -48,13 +47,11 @@ def clicks(num_rows: int = 60) -> pa.Table:
 
 
 def table(path: Path, **options: object) -> Table:
-    """A dataset over the table at ``path``, whose imports lie beside it."""
     given = {"columns": COLUMNS, "path": path, "cache": path.parent / "imports", **options}
     return Table(Table.Options.model_validate(given))
 
 
 def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
-    """Columns of all rows in the order of the import, lists of ids as lists."""
     from recd_plugins.api import arrow
 
     sparse = dataset.schema().sparse
@@ -73,7 +70,6 @@ def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
 
 
 def by_row(dataset: Table, split: Split = "train") -> dict[str, list]:
-    """The same in the order of the table."""
     found = rows_of(dataset, split)
     order = sorted(range(len(found["_row"])), key=lambda at: found["_row"][at])
     return {name: [values[at] for at in order] for name, values in found.items()}

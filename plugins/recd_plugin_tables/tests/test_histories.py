@@ -16,7 +16,6 @@ USES = {"user": "session", "item": "id", "when": {"as": "time", "unit": "s"}}
 
 
 def log(rows: int = 400) -> dict[str, list]:
-    """Clicks in no order, some of a user at equal times."""
     draw = np.random.default_rng(0)
     return {
         "user": draw.integers(0, 20, rows).tolist(),

@@ -64,8 +64,6 @@ def roles(path: Path, **wanted: Any) -> dict[str, str]:
 
 
 class Made:
-    """What ``recd init`` writes for a table, and what it says."""
-
     def __init__(self, folder: Path, table: dict[str, Any] | Path, *arguments: str) -> None:
         self.path = table if isinstance(table, Path) else write(folder / "t.parquet", table)
         self.file = folder / "my.yaml"

@@ -30,7 +30,6 @@ NAIVE = NOON.replace(tzinfo=None)
 
 
 def cells(values: object) -> Cells:
-    """As leaves hand them out."""
     array = values if isinstance(values, pa.Array) else pa.array(values)
     return Cells(normal(array), lambda index: f"t: row {index}")
 

@@ -22,8 +22,6 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def written_days(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes days once, to be copied."""
-
     @cache
     def write(file_format: str, rows: tuple[int, ...], kaggle: bool) -> Path:
         folder = tmp_path_factory.mktemp("days")
@@ -40,8 +38,6 @@ def written_days(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @pytest.fixture
 def write_days(tmp_path: Path, written_days: Callable[..., Path]) -> WriteDays:
-    """Writes days of so many rows in a format: the same rows in each."""
-
     def write(file_format: str, *rows: int, kaggle: bool = False) -> Path:
         folder = tmp_path / file_format
         shutil.copytree(written_days(file_format, rows, kaggle), folder, dirs_exist_ok=True)

@@ -19,7 +19,6 @@ WriteDays = Callable[..., Path]
 
 
 def write_day(folder: Path, name: str, file_format: str, rows: RawRows) -> None:
-    """One day; of parquet the TSV that is to be converted, in a folder of its own."""
     if file_format == "npy":
         write_npy(folder, name, rows)
     else:

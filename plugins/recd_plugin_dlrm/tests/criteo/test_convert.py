@@ -171,7 +171,6 @@ def test_targets_that_are_left_alone(tmp_path, monkeypatch):
 
 
 def refused(folder: Path, message: str, *options: str, source: str = "src") -> None:
-    """The command fails so, and leaves nothing behind."""
     before = sorted(folder.rglob("*"))
     done = CliRunner().invoke(main, ["criteo", "convert", source, "dst", *options])
     assert done.exit_code == 1

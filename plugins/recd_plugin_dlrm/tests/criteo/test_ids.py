@@ -25,7 +25,6 @@ def ids_of(dataset, split: str = "train") -> dict[str, list[int]]:
 
 
 def reference(raw: dict[str, list[int]], threshold: int, most: int | None):
-    """Numbers of ids: the most frequent first, from 2 on."""
     numbers = {}
     for name, ids in raw.items():
         counts = Counter(value for value in ids if value)

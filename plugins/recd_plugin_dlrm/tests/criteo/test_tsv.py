@@ -39,7 +39,6 @@ _lines = st.one_of(
 
 
 def reference(line: str) -> list[int] | None:
-    """The numbers of a line, or None of a bad one."""
     values = line.split("\t")
     if len(values) != 40 or values[0] not in ("0", "1"):
         return None
@@ -112,7 +111,6 @@ def test_seeking_goes_to_a_line(tmp_path, monkeypatch, file_format):
 
 
 def with_lines(path: Path, *bad: tuple[int, str], rows: int = 40) -> Path:
-    """Good lines, and bad ones at their 1-based numbers."""
     lines = [GOOD] * rows
     for number, line in bad:
         lines[number - 1] = line
@@ -144,7 +142,6 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 
 
 def test_bad_lines_are_passed_over_and_counted(tmp_path, capsys):
-    """The plan knows them, in every unit; other ranks and another run read what is kept."""
     bad = [(1, ""), (17, changed(2, "x")), (18, "x"), (40, changed(15, "xyz"))]
     with_lines(tmp_path / "day_0", *bad)
     with_lines(tmp_path / "day_1", (3, ""))
@@ -168,7 +165,6 @@ def test_an_empty_file(tmp_path):
 
 
 def test_a_file_is_counted_once(tmp_path, monkeypatch):
-    """And anew when it has changed, or what was kept is damaged."""
     path = with_lines(tmp_path / "data" / "day_0")
     options = {"cache": tmp_path / "cache", "evaluate": "nothing"}
     make(path, **options).prepare()

@@ -128,7 +128,6 @@ def test_pieces_of_text_do_not_change_ids(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
-    """Row by row after preprocessing; ``--rows`` and ``--tables`` choose."""
     registry(folder, num_indices_per_lookup=3)
     done("profile", "registry.yaml", "-o", "p.parquet")
     tables = read_profile(folder / "p.parquet").tables

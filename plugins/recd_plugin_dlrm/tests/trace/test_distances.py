@@ -24,7 +24,6 @@ SOME_IDS = st.lists(st.integers(-3, 12), min_size=1, max_size=200)
 
 
 def by_definition(trace: list[int]) -> tuple[list[int], list[int]]:
-    """Ids in the order of first use, and distances, from a list that is searched."""
     stack: list[int] = []
     unique, distances = [], []
     for access in trace:
@@ -43,7 +42,6 @@ def distances_of(trace: list[int]) -> list[int]:
 
 
 def hits(trace: list[int], size: int) -> float:
-    """Of an LRU cache of ``size`` rows that is played."""
     cache: list[int] = []
     count = 0
     for access in trace:
@@ -86,7 +84,6 @@ def test_hit_rates_are_those_of_a_cache_that_is_played(trace: list[int], size: i
 
 @pytest.mark.parametrize("num_ids", [3, 60_000])
 def test_long_traces_use_up_positions_of_the_stack(num_ids: int) -> None:
-    """Hit rates of caches that are played, and counts."""
     trace = np.random.default_rng(1).integers(0, num_ids, 200_000) * (1 << 40)
     found = StackDistances()
     distances = found.add(trace)

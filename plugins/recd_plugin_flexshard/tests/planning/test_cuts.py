@@ -133,7 +133,6 @@ def test_bins_and_tails_are_cut_in_rows():
 
 
 def test_accesses_that_come_together_have_a_row_sent_once():
-    """Of sessions: plans knew of independent accesses alone, and kept copies that do not pay."""
     options = CostOptions(coalesce=True, sync="auto", memory_ratio=2.0)
     clustered = replace(STEEP, distinct=DistinctIds((1024, 4096), (300.0, 1000.0)))
     alone, together = (plan_tiers([d], CLUSTER, "row_wise", options) for d in (STEEP, clustered))

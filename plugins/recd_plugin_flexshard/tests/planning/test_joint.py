@@ -68,7 +68,6 @@ def best_by_enumeration(tables, cluster, options):
         return np.array([collective.seconds_for(each) for each in num_bytes])
 
     def summed(collective, members, batches, tier):
-        """Seconds of the gradients of a tier, by the sync that is cheaper of those allowed."""
         num_rows = (choices == tier).sum(axis=0) / (batches if tier == 1 else 1)
         dense = seconds(collective, total(3, of=(tier,)))
         if options.sync == "dense" or members == 1:

@@ -44,8 +44,6 @@ MINE = {**TIERS["three"], "d": RowTiers([4]), "c": RowTiers([], [2, 7, 1])}
 
 
 class Seen(NamedTuple):
-    """Of one rank and step: bytes by tier and payload, and ids that entered its lookups."""
-
     sent: Counter[tuple[str, str]]
     ids: int
 
@@ -70,8 +68,6 @@ def steps(rank: int, world_size: int, tiered: bool, coalesced: bool) -> list[See
 
 
 class SameBatches:
-    """The batches of ``steps``."""
-
     name = "a test"
 
     def read(

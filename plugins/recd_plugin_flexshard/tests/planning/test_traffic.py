@@ -85,8 +85,6 @@ def planned(path: Path) -> TierPlan:
 
 
 class Seen(NamedTuple):
-    """Of one rank: bytes by tier and payload, and the lists that its sequences have."""
-
     sent: Counter[tuple[str, str]]
     lists: int
 
@@ -146,7 +144,6 @@ def test_ranks_send_what_is_predicted(
 def test_ranks_send_what_is_predicted_of_coalesced_tables(
     make_registry: MakeRegistry, options: dict[str, Any]
 ) -> None:
-    """Plain batches of sessions, whose accesses come together."""
     options = {**options, "coalesce": True, "sync": "dense", "minimise": "bytes"}
     converter = {"use": "recd.kjt"}
     path = make_registry("flexshard.three_tier", options, converter=converter, **SECTIONS)

@@ -78,8 +78,6 @@ _GROUPS = [["f", "h"], ["g", "k"]]  # m is never deduplicated
 
 
 class TierModel(nn.Module):
-    """One EmbeddingCollection, its features pooled and a head; the same weights every time."""
-
     def __init__(
         self,
         tiers: Tiers | None,
@@ -252,7 +250,6 @@ class Job:
 
     @property
     def collection(self) -> Any:
-        """The sharded collection, with tiers or without."""
         return self.dmp.module.sequences
 
     @property
@@ -261,7 +258,6 @@ class Job:
         return self.collection
 
     def train_on(self, batches: list[ModelInput], *, pipelined: bool = False) -> list[Any]:
-        """Loss and output of each step."""
         if pipelined:
             iterator = iter(batches)
             return [self.pipeline.progress(iterator) for _ in batches]
@@ -275,13 +271,11 @@ class Job:
         return found
 
     def train(self, steps: range, *, pipelined: bool = False) -> list[Tensor]:
-        """The losses of this rank's samples."""
         batches = [make_batch(self.rank, self.world_size, step) for step in steps]
         return [loss for loss, _ in self.train_on(batches, pipelined=pipelined)]
 
     @torch.no_grad()
     def evaluate(self, step: int, *, pipelined: bool = False) -> Tensor:
-        """The loss of this rank's samples. A pipeline has to be empty."""
         batch = make_batch(self.rank, self.world_size, step)
         self.dmp.eval()
         loss, _ = self.pipeline.progress(iter([batch])) if pipelined else self.dmp(batch)[1]
@@ -295,11 +289,9 @@ class Job:
         return Checkpoints(folder, keep=9).load(self.dmp, self.optimizer).step
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, whole, by name."""
         return whole(self.dmp.state_dict())
 
     def everything(self) -> dict[str, Tensor]:
-        """All weights and optimizer state, whole, by name."""
         found = {f"model/{name}": value for name, value in self.dmp.state_dict().items()}
         for name, states in self.optimizer.state_dict()["state"].items():
             for key, value in states.items():
@@ -336,6 +328,5 @@ def whole(found: Mapping[str, Tensor | ShardedTensor]) -> dict[str, Tensor]:
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Of tensors of the same names and shapes."""
     assert one.keys() == other.keys(), one.keys() ^ other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)

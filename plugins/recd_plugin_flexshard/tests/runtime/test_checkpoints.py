@@ -46,8 +46,6 @@ FROM_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (2, 2)), ((2, 2), (1, 2)), (
 
 
 class Plain(NamedTuple):
-    """An uninterrupted training without tiers: losses, and its state half way and at last."""
-
     losses: list[float]
     half_way: dict[str, Tensor]
     last: dict[str, Tensor]
@@ -86,7 +84,6 @@ def load_and_go_on(
     folder: Path,
     plain: Plain,
 ) -> list[float]:
-    """Differences to ``plain``: of the loaded state, of losses after it, and of the last state."""
     job = make_job(optimizer, tiers)
     job.train(range(40, 42))  # what a checkpoint finds is to make no difference
     assert job.load(folder) == STEPS
@@ -97,7 +94,6 @@ def load_and_go_on(
 
 
 def _of_all_ranks(losses: list[Tensor]) -> list[float]:
-    """The loss of the global batch, in each step."""
     stacked = torch.stack(losses).double()
     dist.all_reduce(stacked)
     return (stacked / dist.get_world_size()).tolist()
@@ -119,7 +115,6 @@ Saved = Callable[[Layout, bool], Path]
 
 @pytest.fixture(scope="module")
 def saved(optimizer: Optimizer, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Where a training saved its state half way, with tiers or without."""
     folders: dict[tuple[Layout, bool], Path] = {}
 
     def make(layout: Layout, tiered: bool) -> Path:
@@ -176,7 +171,6 @@ def _difference(model: TierModel, want: Mapping[str, Tensor]) -> float:
 def stop_in_between(
     rank: int, world_size: int, optimizer: Optimizer, pipelined: bool
 ) -> list[float]:
-    """Differences that reading, and loading back, the state of a training makes to it."""
     rows.PIECE_BYTES = 48  # a row and a half
     undisturbed, read, loaded = (make_job(optimizer, MINE) for _ in range(3))
     want = undisturbed.train(range(2 * STEPS), pipelined=pipelined)
@@ -205,7 +199,6 @@ def test_saving_and_loading_do_not_disturb(
 
 
 def load_parts(rank: int, world_size: int, optimizer: Optimizer) -> list[float]:
-    """Load weights alone, or state alone, and both in both orders: differences to a plain job."""
     found = []
     for order in (["weights"], ["state"], ["weights", "state"], ["state", "weights"]):
         results = []
@@ -230,7 +223,6 @@ def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
 
 
 def go_back_to_a_copy(rank: int, world_size: int, optimizer: Optimizer) -> float:
-    """Difference to what a state was when it was copied in memory, after it was loaded again."""
     job = make_job(optimizer, MINE)
     job.train(range(2))
     kept = copy.deepcopy((job.dmp.state_dict(), job.optimizer.state_dict()))
@@ -247,7 +239,6 @@ def test_a_copy_of_a_state_dict_is_loaded_back(optimizer: Optimizer) -> None:
 
 
 def fill_in_place(rank: int, world_size: int, part: str, folder: Path) -> float:
-    """A part of a state that is written into a fresh state dict, and loaded no further."""
     results = []
     for number, tiers in enumerate((MINE, None)):
         source, target = (make_job("rowwise_adagrad", tiers) for _ in range(2))
@@ -262,7 +253,6 @@ def fill_in_place(rank: int, world_size: int, part: str, folder: Path) -> float:
 
 
 def fill_after_an_evaluation(rank: int, world_size: int, part: str, folder: Path) -> float:
-    """As ``fill_in_place``, of a state dict that a forward pass and another dict came after."""
     results = []
     for tiers in (MINE, None):
         job = make_job("rowwise_adagrad", tiers)
@@ -286,7 +276,6 @@ def test_a_state_dict_that_is_filled(tmp_path: Path, fill: Any, part: str) -> No
 
 
 def use_a_state_dict_of_before(rank: int, world_size: int, part: str, folder: Path) -> list[str]:
-    """What is said of one that was taken before training, by each of its uses."""
     job = make_job("rowwise_adagrad", MINE)
     held = _part(job, part)
     save({part: held}, checkpoint_id=folder)

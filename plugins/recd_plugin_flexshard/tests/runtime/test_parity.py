@@ -75,8 +75,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest differences from the reference, and between copies of a row; bytes by tier."""
-
     loss: float
     output: float
     weight: float
@@ -134,7 +132,6 @@ def _apart(job: Job) -> float:
 def _reference(
     optimizer: Optimizer, world_size: int
 ) -> tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]:
-    """Loss and output by step and rank without tiers or sharding, and the last weights."""
     return from_rank_0(lambda: _train_reference(optimizer, world_size))
 
 
@@ -181,7 +178,6 @@ def test_parity(cluster: str) -> None:
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("cases", [ODD_TIERS, COALESCED], ids=["odd tiers", "coalesced"])
 def test_parity_of_other_tables(cases: list[Case], turn: int) -> None:
-    """By day a third of the cases on two ranks, and another third on four."""
     _check(list(of_today(cases, 3, turn)), ("2x1", "2x2")[turn])
 
 
@@ -192,7 +188,6 @@ def test_parity_beside_tables_without_tiers(cluster: str) -> None:
 
 @pytest.mark.parametrize("cluster", ["2x2", "3x2"])
 def test_formats_of_fewer_bits_round_and_save(cluster: str) -> None:
-    """Copies of a row stay alike on all ranks, also where a rank sums for others (3x2)."""
     exact = Case("three", "sgd", True, "ikjt", COPIES, coalesced=tuple(FEATURES), sends_all=True)
     cases = [
         exact,
@@ -218,7 +213,6 @@ def test_formats_of_fewer_bits_round_and_save(cluster: str) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_parity_on_gpus() -> None:
-    """One rank a GPU; with two or more, as nodes of one rank and as one node."""
     cases = [replace(case, device_type="cuda") for case in MATRIX]
     num_ranks = min(2, torch.cuda.device_count())
     for local in range(1, num_ranks + 1):

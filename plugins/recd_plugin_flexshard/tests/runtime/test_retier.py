@@ -124,7 +124,6 @@ def _check_reports(reports: list[RetierReport]) -> None:
 
 
 def look_up_in_any_order(rank: int, world_size: int) -> float:
-    """Batches that were distributed by older and newer tiers, in turns; how wrong outputs are."""
     job, plain = Job("rowwise_adagrad", MINE, retier_every=1), Job("rowwise_adagrad", None)
     job.train(range(1))
     plain.train(range(1))

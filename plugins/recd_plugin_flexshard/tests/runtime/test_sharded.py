@@ -63,7 +63,6 @@ IDS = {
 
 
 def batch(rank: int = 0, **ids: list[list[int]]) -> KeyedJaggedTensor:
-    """Other ids on other ranks, of the same tiers."""
     lists = (IDS | ids).values()
     flat = [row[:: -1 if rank else 1] for rows in lists for row in rows]
     return KeyedJaggedTensor(
@@ -74,7 +73,6 @@ def batch(rank: int = 0, **ids: list[list[int]]) -> KeyedJaggedTensor:
 
 
 def loss(job: Job, features: KeyedJaggedTensor, scale: float = 1.0) -> Tensor:
-    """Gradients differ from row to row and from scalar to scalar."""
     total = torch.zeros(())
     for number, jagged in enumerate(job.collection(features).values()):
         values = jagged.values()
@@ -88,7 +86,6 @@ def a_step(job: Job, rank: int) -> None:
 
 
 def two_forward_passes(job: Job, rank: int) -> None:
-    """Of one backward pass, and of two in the other order."""
     (loss(job, batch(rank)) + loss(job, batch(1 - rank), 0.5)).backward()
     first, second = loss(job, batch(rank)), loss(job, batch(1 - rank), 0.5)
     second.backward()
@@ -105,7 +102,6 @@ def without_gradient(job: Job, rank: int) -> None:
 
 
 def backward_passes_elsewhere(job: Job, rank: int) -> None:
-    """One that does not get to the module, and a forward pass without a backward pass."""
     unused = loss(job, batch(rank))
     other = torch.ones(2, requires_grad=True)
     (other * unused.detach()).sum().backward()
@@ -135,13 +131,11 @@ def another_learning_rate(job: Job, rank: int) -> None:
 
 
 def part_of_the_features(job: Job, rank: int) -> None:
-    """A loss of one feature, and none of its ids on one rank."""
     features = batch(rank, f=[[], [], []] if rank == 0 else IDS["f"])
     job.collection(features)["f"].values().sin().sum().backward()
 
 
 def a_state_dict_in_between(job: Job, rank: int) -> None:
-    """Read between the passes, and filled in place between steps."""
     total = loss(job, batch(rank))
     job.dmp.state_dict()
     total.backward()
@@ -166,7 +160,6 @@ def ids_out_of_their_table(job: Job, rank: int) -> None:
 
 
 def with_eps_0(job: Job, rank: int) -> None:
-    """Rows stay that never had a gradient."""
     job.dmp.fused_optimizer.update_hyper_parameters({"eps": 0.0})
     a_step(job, rank)
 
@@ -192,7 +185,6 @@ PROCEDURES: dict[str, Callable[[Job, int], None]] = {
 def weights_after(
     rank: int, world_size: int, procedure: str, optimizer: Optimizer
 ) -> list[dict[str, Tensor]]:
-    """Without tiers, with, and with touched rows alone."""
     trained = []
     for tiers, sparse in ((None, ()), (TIERS, ()), (TIERS, COPIES)):
         job = Job(optimizer, tiers, sparse=sparse)
@@ -217,7 +209,6 @@ def test_it_trains_as_without_tiers(
 
 
 def outputs(rank: int, world_size: int, need_indices: bool) -> list[dict[str, Any]]:
-    """Embeddings, lengths and ids of each feature, without tiers and with."""
     jobs = (Job("sgd", tiers, need_indices=need_indices) for tiers in (None, TIERS))
     return [
         {
@@ -253,8 +244,6 @@ def test_it_is_the_collection_it_replaces() -> None:
 
 
 class Seen(NamedTuple):
-    """Ids looked up on a rank in a step, by feature, and bytes sent by it, by tier."""
-
     ids: dict[str, int]
     bytes: Counter[str]
 
@@ -297,7 +286,6 @@ def test_traffic_by_tier() -> None:
 
 
 def of_a_deduplicated_batch(rank: int, world_size: int) -> list[dict[str, Tensor]]:
-    """What comes out of a VBE batch, and of the same rows plain."""
     module = Job("sgd", TIERS).collection
     names = list(IDS)
     deduplicated = KeyedJaggedTensor(
@@ -337,8 +325,6 @@ SHARDINGS: dict[str, Any] = {
 
 
 class Attempt(NamedTuple):
-    """A collection that cannot be sharded, and why."""
-
     message: str
     error: type[RecdError] = SetupError
     sharding: str = "row_wise"
@@ -366,7 +352,6 @@ REFUSED = [
 
 
 def refusals(rank: int, world_size: int) -> list[RecdError | None]:
-    """What is refused, in the order of the test below."""
     env = ShardingEnv.from_process_group(dist.group.WORLD)
 
     def shard(attempt: Attempt, env: ShardingEnv) -> None:
@@ -431,7 +416,6 @@ def test_rows_that_are_no_tiers(hot: list[int], flex: list[int]) -> None:
 
 
 def groups_of_another_process_group(rank: int, world_size: int, store: Path) -> tuple[bool, bool]:
-    """Whether groups end with the process group they were made in, and others work after it."""
     first = weakref.ref(tier_groups().flex)
     dist.destroy_process_group()
     gc.collect()

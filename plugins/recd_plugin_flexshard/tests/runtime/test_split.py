@@ -26,7 +26,6 @@ def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
 
 
 def ids_of(num_rows: int) -> st.SearchStrategy[int]:
-    """Some of them are not in the table."""
     return st.one_of(st.integers(0, num_rows - 1), st.integers(-9, num_rows + 9))
 
 
@@ -135,7 +134,6 @@ def _row_read(id: int, num_rows: int, num_ranks: int, dtype: torch.dtype) -> int
 
 
 def _pairs(rows: dict[str, torch.Tensor]) -> list[tuple[str, int]]:
-    """Table and row of each position."""
     return [(table, row) for table, each in rows.items() for row in each.tolist()]
 
 

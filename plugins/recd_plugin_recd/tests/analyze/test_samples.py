@@ -36,7 +36,6 @@ def test_counts_sessions_and_those_that_are_torn(sessions, cuts, merged_often):
 
 
 def table(rows: int, sessions: int) -> tuple[np.ndarray, pa.RecordBatch]:
-    """Rows of sessions in a random order, and their hashes."""
     session = RANDOM.integers(0, sessions, rows)
     hashes = RANDOM.integers(0, 1 << 64, sessions, np.uint64)[session]
     times = RANDOM.integers(0, 100, rows)

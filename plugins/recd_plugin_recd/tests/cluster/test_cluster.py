@@ -54,7 +54,6 @@ def files(folder: Path) -> list[Path]:
 
 
 def read(folder: Path) -> pa.Table:
-    """The rows of the files in their order, without what Parquet says of nulls and names."""
     return pa.concat_tables(
         [plain(pq.ParquetFile(file).read()) for file in files(folder)]
     ).combine_chunks()
@@ -71,7 +70,6 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """What the command should make of a table, by Arrow's own stable sort."""
     keys = [("session_id", "ascending"), ("ts", "ascending"), ("row", "ascending")]
     return plain(table.sort_by(keys))
 

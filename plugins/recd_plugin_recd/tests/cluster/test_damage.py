@@ -35,7 +35,6 @@ def source(tmp_path) -> Path:
 
 
 def failure(source: Path, **options: Any) -> str:
-    """Return the error; nothing is left beside the source then."""
     with pytest.raises(DataError) as error:
         cluster(ClusterOptions(source, source.parent / "dst", **options))
     assert [path.name for path in source.parent.iterdir()] == [source.name]

@@ -25,7 +25,6 @@ def java() -> None:
 
 
 def write(folder: Path, session: pa.DataType) -> None:
-    """Two partitions, one with two files whose names have characters that URIs escape."""
     random = np.random.default_rng(0)
     for name in ("dt=1/b 1.parquet", "dt=1/a%20.parquet", "dt=2/c.parquet"):
         sessions = pa.array(random.integers(-30, 30, 500))

@@ -21,7 +21,6 @@ SCHEMA = pa.schema(
 
 
 def rows(count: int, seed: int = 0, sessions: int = 40) -> pa.RecordBatch:
-    """``count`` rows, each with a number of its own, sessions interleaved."""
     random = np.random.default_rng(seed)
     ids = random.integers(0, sessions, count)
     # A session's list has its id throughout: a row put together from two would show.
@@ -33,12 +32,10 @@ def rows(count: int, seed: int = 0, sessions: int = 40) -> pa.RecordBatch:
 
 
 def by_row(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The rows in the order of their numbers."""
     return pa.Table.from_batches(list(batches), SCHEMA).sort_by("row").combine_chunks()
 
 
 def write(folder: Path, *batches: pa.RecordBatch, **settings) -> LogWriter:
-    """Append to a log."""
     with LogWriter(folder, batches[0].schema, LogSettings(**settings)) as log:
         for batch in batches:
             log.write(batch)
@@ -46,7 +43,6 @@ def write(folder: Path, *batches: pa.RecordBatch, **settings) -> LogWriter:
 
 
 def read(folder: Path, offsets: Path | None = None) -> tuple[list[pa.RecordBatch], list[Damage]]:
-    """What is new in a log, and what is damaged."""
     found: list[Damage] = []
     consumer = Consumer(folder, offsets, found.append)
     batches = list(consumer)

@@ -23,7 +23,6 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[str]:
-    """The cluster lives as long as the client that has it."""
     owner = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = owner.list_topics(timeout=10).brokers.values()
     yield f"{broker.host}:{broker.port}"
@@ -32,7 +31,6 @@ def servers() -> Iterator[str]:
 
 @pytest.fixture
 def topic(request) -> str:
-    """A topic of the test's own."""
     return "".join(letter if letter.isalnum() else "." for letter in request.node.name)
 
 
@@ -139,7 +137,6 @@ def test_a_foreign_message_is_named(servers, topic, tmp_path):
 
 
 def test_rows_that_were_deleted_before_they_were_read(servers, topic, tmp_path):
-    """The mock cluster keeps 5 MB of a partition."""
     large = pa.record_batch(
         [pa.array([7] * 20), pa.array([b"x" * 400_000] * 20)], names=["session_id", "data"]
     )

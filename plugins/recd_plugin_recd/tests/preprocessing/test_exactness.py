@@ -33,7 +33,6 @@ def made(name):
 
 @st.composite
 def histories(draw):
-    """Rows of three features that stay, move on or change from row to row."""
     num_rows = draw(st.integers(1, 8))
     ids = st.sampled_from([0, 1, 2, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)])
     features = {}
@@ -72,7 +71,6 @@ def batch_of(kjt, form) -> Batch:
 
 
 def from_converter(kjt) -> tuple[InverseKeyedJaggedTensor, ...]:
-    """IKJTs that lie one after the other in memory."""
     stride, offsets, values = kjt.stride(), kjt.offsets().numpy(), kjt.values().numpy()
     columns: dict[str, JaggedColumn] = {
         key: (values, offsets[at * stride : (at + 1) * stride + 1]) for at, key in enumerate(KEYS)
@@ -100,7 +98,6 @@ def rows_of(batch) -> dict[str, list[list[int]]]:
     ),
 )
 def test_chains_of_plugins_on_each_form(form, rows, chains):
-    """A partial feature stays one up to the first step that looks beyond one id."""
     plugins = {name: made(name) for name in OPTIONS}
     preprocess = Preprocess({key: [plugins[n] for n in chain] for key, chain in chains.items()})
     kjt = kjt_of(rows)

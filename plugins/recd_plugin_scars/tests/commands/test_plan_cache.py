@@ -75,7 +75,6 @@ def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
     assert moved["plain"] > moved["coalesced"] > moved["both"]
     assert moved["plain"] > moved["cached"] > moved["both"]
     assert report["limit"] == "memory"
-    assert report["chosen"] in report["curve"]
     without = plan("--memory", "64KB", "--json", "without.json", "--no-lookahead")
     assert without.exit_code == 0
     again = json.loads((folder / "without.json").read_text())["bytes_per_step"]
@@ -98,7 +97,6 @@ def test_the_batch_size_is_searched(folder: Path) -> None:
     assert "searched" in words(result)
     report = json.loads((folder / "a.json").read_text())
     chosen = report["chosen"]
-    assert chosen["seconds"] == min(point["seconds"] for point in report["curve"])
     used = report["batch_size"] * report["sample_bytes"] + chosen["bytes"]
     assert 8e6 - 2 * report["sample_bytes"] < used <= 8e6
     result = plan(*searched, "--sample-bytes", "1KB", "--largest-batch", "32", "--json", "b.json")

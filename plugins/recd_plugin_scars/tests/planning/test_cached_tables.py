@@ -40,8 +40,6 @@ STATE = 4  # bytes of row-wise Adagrad's, a row
 
 
 class Caches(Cache):
-    """Caches that a test made."""
-
     name = "test.caches"
 
     def check(self, device: torch.device) -> None:
@@ -49,7 +47,6 @@ class Caches(Cache):
 
 
 def model(*names: str) -> nn.Module:
-    """Bags of one feature each, without memory."""
     return nn.ModuleDict(
         {
             "bags": EmbeddingBagCollection(
@@ -89,7 +86,6 @@ def registry(
     storage: Path | None = None,
     sharding: Any = None,
 ) -> Prepared:
-    """A model whose tables ``exponents`` are cached."""
     spec = RegistrySpec.model_validate(
         {
             "version": 1,
@@ -141,7 +137,6 @@ def constraints(ready: Prepared, module: nn.Module, device: str) -> dict[str, Pa
 def options(
     ready: Prepared, module: nn.Module, device: str
 ) -> dict[tuple[str, str], ShardingOption]:
-    """By table and sharding type."""
     where = topology(device)
     enumerator = SortedEnumerator(
         where, constraints(ready, module, device), ready.registry.training, ready.table_parts
@@ -155,7 +150,6 @@ def options(
 
 
 def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
-    """Storage of the shards of table a without inputs and outputs."""
     where = topology(device)
     enumerator = SortedEnumerator(
         where, constraints(ready, module, device), ready.registry.training, ready.table_parts

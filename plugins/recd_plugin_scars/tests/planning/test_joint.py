@@ -66,7 +66,6 @@ def weights(rng: np.random.Generator) -> Floats:
 
 
 def brute_force(p: Floats, row: float, memory: Memory, step: float, last: int) -> Floats:
-    """What is above 1 of f, of each number of cached rows."""
     found = []
     for cached in range(last + 1):
         b = (memory.total - cached * row) / memory.sample

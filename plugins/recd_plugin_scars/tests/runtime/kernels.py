@@ -84,7 +84,6 @@ def pair(config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]) -> tu
 
 
 def batch_of(*ids: Sequence[Sequence[int]], keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
-    """Bags of ids, feature by feature."""
     return KeyedJaggedTensor(
         keys=list(keys or (f"f{index}" for index in range(len(ids)))),
         values=torch.tensor([each for bags in ids for bag in bags for each in bag]).long(),
@@ -93,13 +92,11 @@ def batch_of(*ids: Sequence[Sequence[int]], keys: Sequence[str] | None = None) -
 
 
 def learn(output: Tensor, seed: int = 0) -> None:
-    """A backward pass with random gradients."""
     generator = torch.Generator().manual_seed(seed)
     output.backward(torch.rand(output.shape, generator=generator))
 
 
 def state_of(kernel: Any) -> list[Tensor]:
-    """Copies of weights and optimizer state."""
     kernel.flush()
     states = [each for table in kernel.emb_module.split_optimizer_states() for each in table]
     return [each.detach().clone() for each in (*kernel.split_embedding_weights(), *states)]

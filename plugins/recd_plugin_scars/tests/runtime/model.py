@@ -54,8 +54,6 @@ ROWS: tuple[Rows, ...] = ("none", "one", "some", "all")
 
 @dataclass(frozen=True)
 class Training:
-    """What the plain tables share with the cached ones."""
-
     sharding: str
     form: Form
     optimizer: Optimizer
@@ -104,8 +102,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """What steps gave on one rank."""
-
     losses: list[float]
     state: dict[str, Tensor]
 
@@ -153,7 +149,6 @@ class Trainer:
         return lower(make_batch(self.rank, step, form=self.training.form), PARTS.placement)
 
     def start(self, step: int = 0) -> None:
-        """Train on endless data from a step on, so that batches are always in flight."""
         self.pipeline = build_train_pipeline(self.dmp, self.optimizer, DEVICE)
         self._batches = self._endless(step)
 
@@ -183,8 +178,6 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def state(self, *, optimizer_first: bool = False) -> dict[str, Tensor]:
-        """Copies of this rank's weights and optimizer state."""
-
         def of_model() -> dict[str, Tensor]:
             return {name: _local(value) for name, value in self.dmp.state_dict().items()}
 
@@ -201,7 +194,6 @@ class Trainer:
 def on_both(
     rank: int, world_size: int, case: Case, procedure: Callable[[Trainer], Run]
 ) -> list[Run]:
-    """What a procedure gives with plain tables, and with cached ones."""
     with tempfile.TemporaryDirectory() as folder:
         return [procedure(Trainer(case.training, own, Path(folder))) for own in (None, case)]
 

@@ -38,7 +38,6 @@ ROWS = 7
 
 @pytest.fixture(autouse=True, scope="module")
 def one_rank() -> Iterator[None]:
-    """The kernels' optimizer asks for its process group."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -119,7 +118,6 @@ def _batch(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> KeyedJaggedTensor:
-    """Some features have no id, and with a variable batch no row from some ranks."""
     strides = torch.full((len(keys), 1), 3)
     if form == "variable" and pooling != PoolingType.NONE:
         strides = torch.randint(0, 4, (len(keys), 2), generator=generator)

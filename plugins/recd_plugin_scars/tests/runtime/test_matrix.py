@@ -38,16 +38,12 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run leaves on one rank: outputs of steps, and states in the middle and at the end."""
-
     outputs: list[Tensor]
     states: list[dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest absolute difference on one rank, and what its caches did."""
-
     apart: float
     moved: float
     traffic: dict[str, CacheTraffic]
@@ -86,7 +82,6 @@ def _plain(rank: int, world_size: int, training: Training) -> Trained:
 
 
 def _train(trainer: Trainer) -> Trained:
-    """Two epochs and three evaluations: with batches in flight, by the pipeline, and after."""
     batches = [trainer.batch(step) for step in range(4)]
     trainer.start()
     first = iter([*batches, batches[1]])
@@ -108,7 +103,6 @@ def _train(trainer: Trainer) -> Trained:
 def _progress(
     trainer: Trainer, batches: Iterator[ModelInput], steps: int | None = None
 ) -> list[Tensor]:
-    """Outputs of some steps, or of all that are left."""
     outputs: list[Tensor] = []
     while steps is None or len(outputs) < steps:
         try:
@@ -123,7 +117,6 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def cases_of(world_size: int, sharding: str) -> list[Case]:
-    """The cases of today, of one launch."""
     cells = list(product((1, 2), SHARDINGS, range(2), range(2), range(4), range(2)))
     # With the same rows and lookahead each has another turn, so that all of them meet.
     turns: Counter[tuple[int, int]] = Counter()
@@ -201,7 +194,6 @@ def _check(cases: list[Case], world_size: int, tolerance: float = 0.0) -> None:
 
 
 def _assert_cached(case: Case, table: str, total: CacheTraffic) -> None:
-    """The rows do move, and only those that the fast memory does not hold."""
     assert total.hits + total.misses == total.unique_rows > 0, (case, table)
     all_stay = case.rows == "all" and case.policy(table) != "lru"
     assert (total.misses == 0) == all_stay, (case, table)

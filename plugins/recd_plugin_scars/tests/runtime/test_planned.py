@@ -56,7 +56,6 @@ def shard(
     of_another: dict[str, TableCache] | None = None,
     rows: int = 6,
 ) -> DistributedModelParallel:
-    """A model of tables a, b, ..."""
     tables = [
         EmbeddingBagConfig(
             name=name, num_embeddings=rows, embedding_dim=width, feature_names=[f"f_{name}"]

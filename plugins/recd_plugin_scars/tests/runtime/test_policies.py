@@ -24,8 +24,6 @@ Row = tuple[int, int]
 
 
 class Model:
-    """The rows that stay, first to leave first, and those that batches need."""
-
     def __init__(self, policy: CachePolicy, capacity: int, hot: Sequence[int]) -> None:
         self.policy, self.capacity = policy, capacity
         self.hot = [(table, row) for table in range(len(TABLES)) for row in hot]
@@ -42,7 +40,6 @@ class Model:
         return kept | {row for rows in self.pinned for row in rows}
 
     def admit(self, rows: list[Row]) -> tuple[int, int]:
-        """Hits and misses."""
         misses = len(set(rows) - self.resident)
         self.pinned.append(list(OrderedDict.fromkeys(rows)))
         return len(set(rows)) - misses, misses

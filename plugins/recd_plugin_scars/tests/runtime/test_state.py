@@ -54,7 +54,6 @@ def _assert_equal(one: Run, other: Run) -> None:
 
 
 def save(rank: int, world_size: int, case: Case, folder: Path) -> list[Run]:
-    """Train plain and cached tables and leave a checkpoint of each."""
     runs = []
     for kind, own in (("plain", None), ("cached", case)):
         trainer = Trainer(case.training, own, folder / "rows before")
@@ -68,7 +67,6 @@ def save(rank: int, world_size: int, case: Case, folder: Path) -> list[Run]:
 
 
 def resume(rank: int, world_size: int, case: Case, folder: Path) -> list[Run]:
-    """Go on with plain and cached tables from the checkpoint of each."""
     runs = []
     for kind in ("plain", "cached"):
         for own in (None, case):
@@ -120,7 +118,6 @@ def test_from_stock_to_cached_and_back(sharding: str) -> None:
 
 
 def fill_in_place(trainer: Trainer) -> Run:
-    """Values are written into the tensors of a state dict, and no more."""
     trainer.start()
     trainer.steps(2)
     for value in [*_tensors(trainer.state_dict())]:
@@ -147,7 +144,6 @@ def keep_a_state_dict(trainer: Trainer) -> Run:
 
 
 def load_a_part(trainer: Trainer) -> Run:
-    """A state dict without one of the tables is loaded."""
     trainer.start()
     trainer.steps()
     before = copy.deepcopy(trainer.dmp.state_dict())
@@ -158,7 +154,6 @@ def load_a_part(trainer: Trainer) -> Run:
 
 
 def reset(trainer: Trainer) -> Run:
-    """Tables get new first values after some steps."""
     trainer.start()
     trainer.steps()
     torch.manual_seed(trainer.rank)
@@ -184,7 +179,6 @@ def test_cached_tables_do_as_plain_ones(procedure: Callable[[Trainer], Run], cas
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The local tensors of a state dict."""
     if isinstance(value, dict):
         for each in value.values():
             yield from _tensors(each)
@@ -196,7 +190,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def convert(rank: int, world_size: int, case: Case) -> dict[str, tuple[torch.dtype, bool]]:
-    """A model goes to another dtype, as others go to a device: parameters, and where they are."""
     with tempfile.TemporaryDirectory() as folder:
         dmp = Trainer(case.training, case, Path(folder)).dmp
         before = {name: each.data_ptr() for name, each in dmp.named_parameters()}
@@ -216,7 +209,6 @@ def test_cached_tables_stay_where_they_are_when_the_model_moves() -> None:
 
 
 def names(rank: int, world_size: int, case: Case) -> list[Any]:
-    """Of plain and cached tables: what TorchRec shows of them, and their first weights."""
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for own in (None, case):
@@ -271,7 +263,6 @@ MOMENTS = [
 def train_to_the_end(
     rank: int, world_size: int, case: Case, folder: Path, die_at: str | None
 ) -> tuple[int, list[float]]:
-    """Ten steps with a checkpoint every third: where this run began, and its losses."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=2)
     with checkpoints.reserve(resume=True) if rank == 0 else nullcontext():
         dist.barrier()

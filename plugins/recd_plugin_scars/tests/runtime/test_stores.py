@@ -131,8 +131,6 @@ def test_buffers_are_pinned_for_a_cuda_device() -> None:
 
 
 class BrokenStore(BackingStore):
-    """Counts what is asked of it; what names row 8 fails."""
-
     def __init__(self, error: Exception) -> None:
         super().__init__(name="table t", num_rows=9, dim=DIM, with_state=True)
         self.error, self.num_calls = error, 0
