@@ -99,26 +99,19 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch: pytest.Monk
     assert "reinstall the fbgemm build that belongs to this torch" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        ("['torch:Tensor']", "register_internals returned 'torch:Tensor'; return api.distributed."),
-        ("1 / 0", "register_internals failed: ZeroDivisionError"),
-    ],
-)
-def test_a_package_that_registers_no_internals_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, said: str
+def test_a_package_that_fails_to_register_internals_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
-        "from recd_plugins.api import hookimpl\n"
-        f"@hookimpl\ndef register_internals(): return {returned}\n"
+        "from recd_plugins.api import hookimpl\n@hookimpl\ndef register_internals(): return 1 / 0\n"
     )
     with on_path(tmp_path, monkeypatch):
         Site(tmp_path).install("acme", text)
         result = CliRunner().invoke(main, ["doctor", "--json"])
     found = {check["name"]: check for check in json.loads(result.stdout)}
     assert found["internals"]["status"] == "failed", found
-    assert f"acme-plugins 1.0: {said}" in found["internals"]["detail"]
+    said = "acme-plugins 1.0: register_internals failed: ZeroDivisionError"
+    assert said in found["internals"]["detail"]
 
 
 TRAINER = """

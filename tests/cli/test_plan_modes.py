@@ -115,7 +115,6 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
         (('"--replicas"', '"--json"'), "Replicas has --json, which is that of recd plan itself"),
         (('"--copies"', '"--copies", "topology"'), "Replicas has topology, which is that of recd "),
         (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands"),
-        (('"--replicas"', '"replicas"'), "Replicas needs a flag, as in --replicas, and help for"),
         (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
     ],
 )

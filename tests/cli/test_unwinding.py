@@ -1,65 +1,21 @@
-"""Signals that end a command, wherever in it they come."""
+"""The end of a command by a signal, and of the program."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from recd_plugins.cli.exits import Ended, unwinding
-from recd_plugins.runtime.errors import RunInterrupted
 
 
-class Garbage:
-    """What sends this process a signal when nobody needs it any more."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), self.number)
-
-
-def leave_garbage(number: int) -> None:
-    """Have a finalizer send a signal, and go on."""
-    garbage = Garbage(number)
-    del garbage
-    wait()
-
-
-def wait() -> None:
-    for _ in range(100):
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGTERM, Ended), (signal.SIGINT, KeyboardInterrupt)]
-)
-def test_a_signal_in_a_finalizer_is_not_lost(capfd, request, number: int, raised: type) -> None:
-    # Programs in the background are started with Ctrl-C ignored.
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ignored))
-    before = signal.getsignal(number)
-    with pytest.raises(raised), unwinding():
-        leave_garbage(number)
-    assert signal.getsignal(number) is before
-    assert capfd.readouterr().err == ""
-
-
-def test_nor_that_which_ends_a_run() -> None:
-    def end(*_: object) -> None:
-        raise RunInterrupted.by(signal.SIGTERM, "the run was ended before its first step")
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        with pytest.raises(RunInterrupted), unwinding():
-            leave_garbage(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_a_signal_ends_a_command_as_an_exception() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Ended), unwinding():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("argument", ["--version", "no-such-command"])

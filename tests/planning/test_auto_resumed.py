@@ -48,15 +48,14 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     resumed = resume_choice(make_registry(sharding=auto, training=training))
     assert entries(resumed) == entries(started)
     assert capsys.readouterr().err == (
-        f"auto takes what {whole} was trained with: flexshard.joint for 2 tables, torchrec.planner "
-        "for 1 table\n"
+        f"auto takes the sharding of {whole}: flexshard.joint, torchrec.planner\n"
     )
 
     text = (whole / "identity.json").read_text()
     (whole / "identity.json").write_text(text.replace('"coalesce": true', '"coalesce": 5'))
     anew = resume_choice(make_registry(sharding=auto, training=training))
     assert anew.sharding[-1].plugin.name == "auto"
-    told = "auto chooses anew: this registry or installation cannot take what"
+    told = "auto chooses anew and cannot take the sharding of"
     assert told in capsys.readouterr().err
     (whole / "identity.json").write_text(text)
     fewer = [name for name in SPARSE if name != "item_0"]

@@ -1,4 +1,4 @@
-"""Tables with optimizer entries on one rank, next to stock TorchRec's and to an unsharded model."""
+"""Tables with optimizer entries train as with stock TorchRec."""
 
 from __future__ import annotations
 
@@ -50,11 +50,6 @@ STOCK: dict[str, Any] = {
     "torchrec.adagrad": optim.Adagrad,
     "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
 }
-UNSHARDED: dict[str, Any] = {
-    **STOCK,
-    "torchrec.sgd": torch.optim.SGD,
-    "torchrec.adagrad": torch.optim.Adagrad,
-}
 FORMS: list[tuple[Form, bool]] = [("plain", False), ("unique", False), ("unique", True)]
 #: As the training section has it, of tables without an entry and of the head.
 TRAINING = {"learning_rate": 0.2}
@@ -67,18 +62,15 @@ class Difference:
 
     Attributes:
         stock: from stock TorchRec's, by form of the batches and whether ids are coalesced.
-        unsharded: of stock TorchRec's from those of an unsharded model.
         moved: by how much training moved each of these.
     """
 
     stock: dict[tuple[str, bool], float]
-    unsharded: float
     moved: dict[str, float]
 
 
 def run_cases(rank: int, world_size: int, path: Path, shardings: Sequence[str]) -> Any:
     initial = {name: each.clone() for name, each in ParityModel(PARTS).state_dict().items()}
-    plain = _unsharded(world_size)
     found = []
     for sharding in shardings:
         stock = _sharded(rank, sharding, "plain", _as_stock, initial, None)
@@ -90,7 +82,6 @@ def run_cases(rank: int, world_size: int, path: Path, shardings: Sequence[str]) 
                     )
                     for form, coalesced in FORMS
                 },
-                _largest(stock, plain),
                 {name: float((stock[name] - initial[name]).abs().max()) for name in initial},
             )
         )
@@ -123,22 +114,6 @@ def _sharded(
         dmp(batch.to(DEVICE))[0].backward()
         optimizer.step()
     return {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
-
-
-def _unsharded(world_size: int) -> dict[str, Tensor]:
-    model = ParityModel(PARTS)
-    optimizers: list[torch.optim.Optimizer] = [
-        UNSHARDED[use or "torchrec.sgd"]([parameter], **arguments)
-        for parameter, use, arguments in _entries_of(model)
-    ]
-    for step in range(NUM_STEPS):
-        batches = [make_batch(rank, step, form="plain", even=True) for rank in range(world_size)]
-        losses = [model(lower(batch, PARTS.placement))[0] for batch in batches]
-        torch.stack(losses).mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
@@ -189,7 +164,6 @@ def test_parity(tmp_path: Path) -> None:
     for found in run_on_ranks(run_cases, 2, path, ["table_wise", "row_wise"]):
         for difference in found:
             assert max(difference.stock.values()) <= 1e-6
-            assert difference.unsharded <= 1e-6
             assert min(difference.moved.values()) > 1e-4
 
 

@@ -145,6 +145,10 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
     assert "holds no run" in result.output
     assert not (tmp_path / "two.html").exists()
 
+    result = CliRunner().invoke(main, ["report", "."])
+    assert isinstance(result.exception, SystemExit), "a folder has no suffix"
+    assert "Is a directory" in result.output
+
 
 def test_the_registry_of_a_run_stands_on_its_page() -> None:
     report = {"baseline": a_run(), "plugins": a_run(), "registry": "a: <b>\n", "settings": ["c=1"]}

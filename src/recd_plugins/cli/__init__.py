@@ -25,7 +25,7 @@ from recd_plugins.report.output import prepare_output
 from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted, on_rank
 from recd_plugins.runtime.versions import __version__
 
-#: Where each built-in command is, and the line that help shows of it.
+#: Import path and help line of each built-in command.
 COMMANDS = {
     "init": (
         "recd_plugins.cli.init:init",
@@ -59,7 +59,7 @@ class _Failure(click.ClickException):
 
 
 class PluginCommands(click.Group):
-    """What ``register_commands`` is handed; one name can be added once."""
+    """Commands of plugins, for ``register_commands``; each name once."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         name = name or cmd.name
@@ -69,7 +69,7 @@ class PluginCommands(click.Group):
 
 
 class _Recd(click.Group):
-    """Built-in commands by name, then those of plugins."""
+    """Built-in commands, then commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(_plugin_commands(ctx).commands)]
@@ -154,7 +154,7 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
 
 
 def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
-    """In the environment, where ranks and readers have it from."""
+    """Set the environment variable that ranks and readers inherit."""
     if not names:
         return
     from recd_plugins.runtime.plugin_modules import WITHOUT

@@ -1,4 +1,4 @@
-"""``recd checkpoint``: what checkpoints are there, whether they are whole, and what they hold."""
+"""``recd checkpoint``: list, verify and show checkpoints."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _found(path: Path) -> list[Path]:
-    """Return the checkpoint itself, or those of a folder, oldest first."""
+    """Return a checkpoint, or all of a folder, oldest first."""
     if not path.is_dir():
         raise RecdError(f"{path}: no such folder")
     found = checkpoints_in(path)

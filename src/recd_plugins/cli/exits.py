@@ -6,26 +6,16 @@ import errno
 import json
 import os
 import signal
-import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recd_plugins.report.output import visible
-from recd_plugins.runtime.errors import RankError, RunInterrupted, in_a_line
+from recd_plugins.runtime.errors import RankError, in_a_line
 from recd_plugins.runtime.versions import __version__
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
-
-
-# Seconds until a signal comes again whose exception nobody got.
-_AGAIN = 0.05
 
 
 class Ended(KeyboardInterrupt):
@@ -55,33 +45,10 @@ def unwinding() -> Iterator[None]:
     for number in mine:
         signal.signal(number, end)
     try:
-        with _none_lost():
-            yield
+        yield
     finally:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def _none_lost() -> Iterator[None]:
-    """Send a signal again that came in a finalizer, where Python drops exceptions."""
-    before = sys.unraisablehook
-
-    def dropped(what: UnraisableHookArgs) -> None:
-        error = what.exc_value
-        if not isinstance(error, KeyboardInterrupt | RunInterrupted):
-            before(what)
-            return
-        number = getattr(error, "signal", signal.SIGINT)
-        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-
-    sys.unraisablehook = dropped
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 #: The exit status of a fault (sysexits' EX_SOFTWARE); mistakes of users end with 1 or 2.

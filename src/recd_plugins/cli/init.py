@@ -10,21 +10,15 @@ import click
 from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.runtime.errors import PluginError
 
-#: The start that takes what no other is named: a place where data is.
+#: The command for paths and URLs of data.
 TABLE = "TABLE"
 
 
 class Starts(click.Group):
-    """Starts by what stands after ``recd init``: a model's name, or else a table."""
+    """Commands of ``recd init`` by the name of a model, or ``TABLE``."""
 
     def add(self, command: Any, where: str) -> None:
-        """Add what a package registers.
-
-        Raises:
-            PluginError: it is no command, or its name is taken.
-        """
-        if not isinstance(command, click.Command) or not command.name:
-            raise PluginError(f"{where} returned {command!r}; return click commands with names")
+        """Add the command of a package; raise ``PluginError`` if its name is taken."""
         if command.name in self.commands:
             raise PluginError(f"{where}: recd init {command.name} is there already; rename one")
         self.add_command(command)

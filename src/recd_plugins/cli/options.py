@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Collection(Protocol):
-    """Takes what packages return by a hook."""
+    """A collection of objects that packages return from a hook."""
 
     def add(self, each: Any, where: str, /) -> None:
-        """Add one; ``where`` it was returned is for messages."""
+        """Add an object; ``where`` names its package in errors."""
 
 
 C = TypeVar("C", bound=Collection)
@@ -219,7 +219,7 @@ def manager_of(ctx: click.Context) -> PluginManager:
 def contributed(
     ctx: click.Context, hook: str, collection: Callable[[], C]
 ) -> tuple[C, PluginManager]:
-    """Collect what packages return by a hook, once a command line."""
+    """Collect the objects of a hook, once per command line."""
     key = f"{__name__}.{hook}"
     if key not in ctx.meta:
         made, manager = collection(), manager_of(ctx)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,6 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.files import write_json
 from recd_plugins.runtime.plugin_modules import qualified
 
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
-
 
 class PlanModes:
     """The modes of ``recd plan`` that plugins bring, with their flags and options.
@@ -43,18 +40,12 @@ class PlanModes:
         self._owners = {name: "recd plan itself" for each in own for name in _names(each)}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add a mode that a package registers.
-
-        Args:
-            cls: the mode.
-            where: the package, for messages.
+        """Add the mode of a package; ``where`` names the package in errors.
 
         Raises:
-            PluginError: it has no usable flag, or a flag or option that exists already.
+            PluginError: its flag or an option exists already.
         """
         what = f"{where}: {qualified(cls)}"
-        if not _FLAG.fullmatch(getattr(cls, "flag", "")) or not getattr(cls, "help", ""):
-            raise PluginError(f"{what} needs a flag, as in --replicas, and help for it")
         mode: PlanMode = cls()
         options = list(mode.options())
         for option in options:
@@ -101,22 +92,13 @@ def _names(param: click.Parameter) -> list[str]:
     return [str(param.name), *param.opts, *param.secondary_opts]
 
 
-class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "N|auto"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        """A positive number, or ``auto``."""
-        if value == "auto":
-            return "auto"
-        try:
-            number = int(value)
-        except ValueError:
-            number = 0
-        if number < 1:
-            self.fail(f"{value!r} is neither a number of rows nor auto", param, ctx)
-        return number
+def _batch_size(value: str) -> int | str:
+    """Convert a number of rows, or ``auto``."""
+    if value == "auto":
+        return value
+    if not value.isdecimal() or int(value) == 0:
+        raise click.BadParameter(f"{value!r} is neither a number of rows nor auto")
+    return int(value)
 
 
 class _Plan(click.Command):
@@ -141,7 +123,7 @@ def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
 
 
 def plan_modes() -> PlanModes:
-    """Where ``register_plans`` adds modes to those options that ``recd plan`` has itself."""
+    """Return a collection of modes for ``register_plans``."""
     return PlanModes([*plan.params, click.Option(["-h", "--help"])])
 
 
@@ -150,7 +132,8 @@ def plan_modes() -> PlanModes:
 @topology_options
 @click.option(
     "--batch-size",
-    type=_BatchSize(),
+    type=_batch_size,
+    metavar="N|auto",
     help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
 )
 @report_options("Write the whole report here.", "Write a picture of memory and times here")

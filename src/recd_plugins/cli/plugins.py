@@ -21,10 +21,10 @@ from recd_plugins.report.output import output_console
 
 
 def check_contributions(manager: PluginManager) -> None:
-    """Have the manager list as broken what adds something unusable, or names that are taken.
+    """Call all hooks, so that the manager lists packages whose contributions are unusable.
 
     Raises:
-        PluginError: a file of ``--plugins-dir`` does.
+        PluginError: a file of ``--plugins-dir`` is unusable.
     """
     manager.register_commands(PluginCommands())
     manager.hand("register_starts", Starts().add)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 #: Where registries of tables are kept.
 _FOLDER = Path(".recd")
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
@@ -95,22 +93,16 @@ class RunReports:
         self._by_name: dict[str, RunReport] = {}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add a report that a package registers.
-
-        Args:
-            cls: the report's class.
-            where: the package, for messages.
+        """Add the report of a package; ``where`` names the package in errors.
 
         Raises:
-            PluginError: it has no usable option, or one that exists already.
+            PluginError: its option exists already.
         """
-        what, flag = f"{where}: {qualified(cls)}", getattr(cls, "flag", "")
-        if not _FLAG.fullmatch(flag) or not getattr(cls, "help", ""):
-            raise PluginError(f"{what} needs a flag, as in --markdown, and help for it")
+        flag = cls.flag
         if flag in self._taken:
             raise PluginError(
-                f"{what} has {flag}, which recd run has already; rename it, or leave one package "
-                "out (--without NAME)"
+                f"{where}: {qualified(cls)} has {flag}, which recd run has already; rename it, or "
+                "leave one package out (--without NAME)"
             )
         self._taken.add(flag)
         name = f"report_{len(self.params)}"

@@ -48,7 +48,7 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
 
 
 def _problems(registry: RunConfig) -> list[Problem]:
-    """What does not suit the data, and what is wrong with the topology."""
+    """Return problems with the data and the topology."""
     problems: list[Problem] = []
     try:
         check_dataset(registry)
@@ -77,7 +77,7 @@ def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
 
 
 def registry_schema(manager: PluginManager) -> dict[str, Any]:
-    """A JSON Schema in which ``options`` has the shape that the plugin after ``use`` takes."""
+    """Return a JSON Schema that checks ``options`` by the plugin that ``use`` names."""
     kinds = manager.kinds
     result = registry_spec(kinds.values()).model_json_schema()
     definitions = result["$defs"]
@@ -102,11 +102,7 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
 def _put_entry(
     definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
 ) -> str:
-    """Let the entries of a section have the options of ``plugins``.
-
-    Returns:
-        The name of the definition that they had, which is as it was.
-    """
+    """Give the entries of a section the options of ``plugins``; return the unchanged definition."""
     # A list of entries, one or null, or one.
     holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]

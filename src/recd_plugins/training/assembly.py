@@ -222,16 +222,10 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
             and _is_installed(registry, chosen)
         )
         if not quiet:
-            takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
-            words = [
-                f"{each['use']} for {n} table{'s' * (n != 1)}"
-                for each in chosen
-                for n in [len(each["tables"])]
-            ]
+            verb = "takes" if fits else "chooses anew and cannot take"
+            uses = ", ".join(each["use"] for each in chosen) or "the planner"
             click.echo(
-                f"{chooser.plugin.name} {takes} what {checkpoint} was trained with: "
-                f"{', '.join(words) or 'the planner'}",
-                err=True,
+                f"{chooser.plugin.name} {verb} the sharding of {checkpoint}: {uses}", err=True
             )
         if not fits:
             return registry

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,50 +75,41 @@ def _key_of_several(entry: Entry[Callback]) -> str:
     return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
+@dataclass(frozen=True)
 class Callbacks:
     """The callbacks of a run on one rank.
 
-    Args:
+    Attributes:
         path: the registry file, for errors.
         called: callbacks in order.
-        rank: rank of this process.
-        world_size: number of ranks.
         step_samples: rows of a step on all ranks.
         settings: values in place of the file's.
         text: text of the registry file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        called: Sequence[Called],
-        rank: int,
-        world_size: int,
-        *,
-        step_samples: int = 0,
-        settings: Sequence[str] = (),
-        text: str = "",
-    ) -> None:
-        self._path, self._text = path, text
-        self._step_samples, self._settings = step_samples, tuple(settings)
-        self._called = tuple(called)
-        self._rank, self._world_size = rank, world_size
-        self._in_flight: deque[ModelInput] = deque()
+    path: Path
+    called: Sequence[Called]
+    rank: int
+    world_size: int
+    step_samples: int = 0
+    settings: Sequence[str] = ()
+    text: str = ""
+    _in_flight: deque[ModelInput] = field(default_factory=deque, init=False)
 
     def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
         """Call ``on_start``, and restore the states of the checkpoint."""
         gone = set(progress.callbacks)
-        for each in self._called:
+        for each in self.called:
             start = RunStart(
-                rank=self._rank,
-                world_size=self._world_size,
+                rank=self.rank,
+                world_size=self.world_size,
                 step=progress.step,
                 expected_steps=expected_steps,
                 tables=tuple(tables),
                 claimed=each.claimed,
-                step_samples=self._step_samples,
-                registry=self._text,
-                settings=self._settings,
+                step_samples=self.step_samples,
+                registry=self.text,
+                settings=tuple(self.settings),
             )
             self._call(each, "on_start", start)
             # One that is alone now may have been one of several.
@@ -127,13 +118,13 @@ class Callbacks:
                     gone.discard(key)
                     self._call(each, "load_state_dict", progress.callbacks[key])
                     break
-        if gone and self._rank == 0:
+        if gone and self.rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
             click.echo(f"the state of {names} is dropped: no entry fits it", err=True)
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
         """Yield the same batches, kept until trained on if a callback wants to see them."""
-        keeps = any(_overrides(each, "on_batch") for each in self._called)
+        keeps = any(_overrides(each, "on_batch") for each in self.called)
         for batch in batches:
             if keeps:
                 self._in_flight.append(batch)
@@ -142,29 +133,29 @@ class Callbacks:
     def trained(self, step: int, loss: Tensor, learning_rate: float | None = None) -> None:
         """Call ``on_batch`` with the oldest kept batch, then ``on_step``."""
         if self._in_flight:
-            self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
-        if any(_overrides(each, "on_step") for each in self._called):
-            context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
+            self._call_all("on_batch", RunBatch(self.rank, step, self._in_flight.popleft()))
+        if any(_overrides(each, "on_step") for each in self.called):
+            context = RunStep(self.rank, step, loss.detach().clone(), learning_rate)
             self._call_all("on_step", context)
 
     def evaluated(self, step: int, split: Split, measured: Measured) -> None:
         """Call ``on_evaluate``, if anything was measured."""
         quality, metrics = measured
         if quality is not None:
-            evaluation = RunEvaluation(self._rank, step, split, quality, metrics)
+            evaluation = RunEvaluation(self.rank, step, split, quality, metrics)
             self._call_all("on_evaluate", evaluation)
 
     def interrupted(self, step: int, by: str) -> None:
         """Call ``on_interrupt``."""
-        self._call_all("on_interrupt", RunInterruption(self._rank, step, by))
+        self._call_all("on_interrupt", RunInterruption(self.rank, step, by))
 
     def ended(self, step: int, losses: Sequence[float]) -> None:
         """Call ``on_end``."""
-        self._call_all("on_end", RunEnd(self._rank, step, tuple(losses)))
+        self._call_all("on_end", RunEnd(self.rank, step, tuple(losses)))
 
     def states(self) -> dict[str, list[dict[str, Any]]]:
         """Return the states of callbacks by key, one per rank. Collective."""
-        with_state = [each for each in self._called if _overrides(each, "state_dict")]
+        with_state = [each for each in self.called if _overrides(each, "state_dict")]
         if not with_state:
             return {}
         ranks = together(lambda: [self._call(each, "state_dict") for each in with_state])
@@ -172,7 +163,7 @@ class Callbacks:
         return {key: states for key, states in by_key.items() if any(states)}
 
     def _call_all(self, method: str, context: object) -> None:
-        for each in self._called:
+        for each in self.called:
             if _overrides(each, method):
                 self._call(each, method, context)
 
@@ -180,7 +171,7 @@ class Callbacks:
         plugin = called.entry.plugin
         # A callback's random draws and grad mode must not change training.
         with (
-            at_entry(self._path, called.entry),
+            at_entry(self.path, called.entry),
             plugin_call(plugin, method),
             generators_kept(),
             torch.set_grad_enabled(torch.is_grad_enabled()),
