@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from recd_plugins.data import storage as object_stores
     from recd_plugins.data import table_writer as parquet_writer
     from recd_plugins.data.access import measure_access
-    from recd_plugins.data.access_options import AccessOptions
     from recd_plugins.data.loader import read_task
     from recd_plugins.data.lower import lower
     from recd_plugins.data.plain import PlainConverter
@@ -101,7 +100,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces import ingestion as feeds
     from recd_plugins.interfaces import sharding as choosing
     from recd_plugins.interfaces import step_cost as stage_costs
-    from recd_plugins.interfaces.access import AccessProfile, TableAccess
+    from recd_plugins.interfaces.access import AccessOptions, AccessProfile, TableAccess
     from recd_plugins.interfaces.batch import (
         STALL_CAUSES,
         Batch,

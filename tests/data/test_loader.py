@@ -28,15 +28,3 @@ def test_batches_are_pinned_for_cuda_only(tmp_path: Path, monkeypatch, device, p
     loader = build_dataloader(load_registry("registry.yaml"), 0, 1, device=torch.device(device))
     assert len(list(loader)) == 6
     assert len(calls) == pinned
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_batch_is_pinned(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tables.write_two()
-    tables.write_registry()
-    loader = build_dataloader(load_registry("registry.yaml"), 0, 1, device=torch.device("cuda"))
-    batch = next(iter(loader))
-    assert batch.labels.is_pinned()
-    assert batch.sparse_features.values().is_pinned()
-    assert batch.sparse_features.inverse_indices()[1].is_pinned()

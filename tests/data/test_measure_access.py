@@ -97,19 +97,6 @@ def test_beyond_the_bound_it_is_a_sketch(registry: RunConfig) -> None:
     assert sketch.total == exact.total
 
 
-def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
-    registry: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = measure_access(registry, TABLES, deduplicated=False)
-    monkeypatch.setattr(registry.dataset, "session_keys", lambda: None)
-    monkeypatch.setattr(registry.dataset, "scan", None)
-    read = measure_access(registry, TABLES, deduplicated=False)
-    assert read.tables["t_user"].samples == 1000
-    for name, table in read.tables.items():
-        np.testing.assert_array_equal(table.rows, whole.tables[name].rows)
-        np.testing.assert_array_equal(table.accesses, whole.tables[name].accesses)
-
-
 CONVERTERS = {
     "exact": "{use: recd.ikjt}",
     "one group": "{use: recd.ikjt, options: {groups: [[seq_0_0, seq_0_1]]}}",

@@ -135,12 +135,6 @@ def test_sessions_of_any_type(sessions):
     assert statistics(batch(sessions, x=[[1], [1], [1]])).sessions == 2
 
 
-def test_files_add_up():
-    first, second = batch([1, 1], x=[[1], [1]]), batch([2, 2, 2], x=[[2], [3], [3]])
-    parts = [statistics(first), statistics(second)]
-    assert TableStatistics.merge(parts) == statistics(first, second)
-
-
 def write(path, table: pa.RecordBatch, metadata: bytes | None) -> None:
     with pq.ParquetWriter(path, table.schema) as writer:
         writer.write_batch(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_list_dict, to_lists
 from recd_plugins.interfaces.rows import Rows
 from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.sparse.dedup import JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn
 
@@ -154,10 +154,9 @@ def _column(rows: Rows, name: str) -> Any:
     if index >= 0:
         return rows.data.column(index)
     names = rows.data.schema.names
-    near = get_close_matches(name, names, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
+    advice = did_you_mean(name, names) or f"; the columns are {', '.join(names)}"
     where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
-    raise DataError(f"{where}: no column {name!r}; {advice}")
+    raise DataError(f"{where}: no column {name!r}{advice}")
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Jagged tensors without duplicate rows, and how duplicates are found."""
+"""Jagged tensors without duplicate rows, and duplicate detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InverseKeyedJaggedTensor", "PartialInverseKeyedJaggedTensor"]
 
-# Imported at first use: duplicates are also looked for where torch is not wanted.
+# Imported at first use, as duplicate detection does not need torch.
 _MODULES = {
     "InverseKeyedJaggedTensor": "ikjt",
     "PartialInverseKeyedJaggedTensor": "partial_ikjt",

@@ -1,8 +1,7 @@
-"""Duplicate rows of jagged columns in memory: found exactly, stored once.
+"""Exact deduplication of jagged columns in memory.
 
-The row before is the first candidate, since data clustered by session repeats it; only rows that
-differ from it are hashed into a table, and what the table finds is compared value by value. A hash
-alone never decides.
+Each row is compared with the row before, since data clustered by session repeats it. Rows that
+differ are hashed into a table, and matches are compared value by value.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from numpy.typing import NDArray
 from recd_plugins.sparse import kernels
 from recd_plugins.sparse.kernels import address_of
 
-#: Values, of 4 or 8 bytes each, which compare by their bits; and the offsets of their rows, int32
-#: or int64 ``[B + 1]``, which need not start at 0.
+#: Values of 4 or 8 bytes, compared by their bits, and offsets of rows, int32 or int64 ``[B + 1]``
+#: from any start.
 JaggedColumn = tuple[NDArray[Any], NDArray[Any]]
 
 _SIZES = (4, 8)
 ALL_BITS = 0xFFFFFFFFFFFFFFFF
-#: Room for a batch in which rows share less than in the last one.
+#: Room for a batch with fewer duplicates than the last one.
 SPARE = 1.2
 
 
 @dataclass(frozen=True)
 class UniqueRows:
-    """The distinct rows of a group of columns, in the order in which they occur.
+    """The distinct rows of a group of columns, in the order of first occurrence.
 
     Attributes:
         values: one array for each run of columns of one dtype, one column after the other.
@@ -45,7 +44,7 @@ class UniqueRows:
 
 @dataclass(frozen=True)
 class UniqueColumns:
-    """The distinct rows of F columns, each column by itself, in the order in which they occur.
+    """The distinct rows of each of F columns, in the order of first occurrence.
 
     Attributes:
         values: one column after the other.
@@ -63,14 +62,11 @@ class UniqueColumns:
 
 
 class Deduplicator:
-    """Stores equal rows once, and keeps its working memory from batch to batch.
-
-    Threads may share it. It returns new memory, slices of a few large arrays. From the second batch
-    on it knows how much to expect, and copies a row when it first sees it.
+    """Stores equal rows once, and keeps its working memory from batch to batch. Thread-safe.
 
     Args:
-        neighbours_only: compare a row with the one before it and no other, which is less work. A
-            row that occurs again later is then stored again.
+        neighbours_only: compare a row with the one before it only. A row that occurs again later is
+            stored again.
     """
 
     def __init__(self, *, neighbours_only: bool = False) -> None:
@@ -81,7 +77,7 @@ class Deduplicator:
     def __call__(
         self, groups: Sequence[Sequence[JaggedColumn]], num_rows: int, hash_mask: int = ALL_BITS
     ) -> list[UniqueRows]:
-        """Deduplicate each group of a batch: rows merge that are equal in all of its columns."""
+        """Merge the rows of each group that are equal in all of its columns."""
         columns = np.array(
             [describe(column, num_rows) for group in groups for column in group], np.int64
         ).reshape(-1, 4)
@@ -104,14 +100,12 @@ class Deduplicator:
         positions: NDArray[np.int64],
         num_rows: int,
     ) -> UniqueColumns:
-        """Deduplicate columns that lie in one array, each by itself, into one array.
-
-        The result is that of ``__call__`` for groups of one column, without Python for each.
+        """Deduplicate each of several columns in one array, into one array.
 
         Args:
-            values: of all columns, one after the other; with offsets as in ``JaggedColumn``.
-            offsets: ``[num_columns * B + 1]``.
-            positions: of the columns that are deduplicated.
+            values: of all columns, one after the other.
+            offsets: ``[num_columns * B + 1]``, as in ``JaggedColumn``.
+            positions: of the columns to deduplicate.
             num_rows: B.
 
         Raises:
@@ -163,10 +157,7 @@ class Deduplicator:
         NDArray[np.bool_],
         NDArray[np.int64],
     ]:
-        """Return ``inverse``, ``num_unique``, ``sizes``, ``copied`` and ``copies``.
-
-        ``kernels.find_unique_rows`` says what they are.
-        """
+        """Return outputs of ``kernels.find_unique_rows``."""
         inverse = np.empty((len(ends), num_rows), np.int64)
         num_unique = np.empty(len(ends), np.int64)
         sizes = np.empty(len(columns), np.int64)
@@ -192,7 +183,7 @@ class Deduplicator:
         return inverse, num_unique, sizes, copied, copies
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
-        """Return working memory that no other call has."""
+        """Return unused working memory."""
         shape = num_groups, group_size, num_rows
         try:
             room = self._idle.pop()
@@ -202,7 +193,7 @@ class Deduplicator:
 
 
 class _Room:
-    """Working memory of a call, as ``kernels.find_unique_rows`` takes it."""
+    """Working memory for ``kernels.find_unique_rows``."""
 
     def __init__(self, num_groups: int, group_size: int, num_rows: int) -> None:
         self.shape = num_groups, group_size, num_rows
@@ -220,7 +211,7 @@ def _allocate(
     copied: Sequence[bool],
     copies: NDArray[np.int64],
 ) -> tuple[list[UniqueRows], NDArray[np.int64]]:
-    """Return unique rows, or room for them, and addresses of each column's values and lengths."""
+    """Allocate unique rows; return them with addresses of each column's values and lengths."""
     is_copied = [flag for group, flag in zip(groups, copied, strict=True) for _ in group]
     to_copy = sum(size for size, done in zip(sizes, is_copied, strict=True) if not done)
     all_values = np.empty(to_copy, np.int64)
@@ -229,7 +220,7 @@ def _allocate(
     length_at = address_of(all_lengths)
     unique, targets = [], []
     size_of = iter(sizes)
-    # Words that are taken of both, and lengths.
+    # Words used in ``all_values`` and in ``copies``, and lengths.
     ends = {False: 0, True: 0}
     length = 0
     for group, count, group_count, lookup, done in zip(
@@ -254,7 +245,7 @@ def _allocate(
 
 
 def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
-    """Return the number of all values; 0 unless all are of 8 bytes."""
+    """Return the number of all values, or 0 unless all have 8 bytes."""
     columns = [column for group in groups for column in group]
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
@@ -262,7 +253,7 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
-    """Return a column as the kernels take it, checked since they cannot."""
+    """Return a checked column as four numbers for the kernels."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
     if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":

@@ -101,7 +101,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         non_blocking: bool = False,
         dtype: torch.dtype | None = None,
     ) -> KeyedJaggedTensor:
-        """Return a copy on ``device``; ``dtype`` is that of the weights."""
+        """Return a copy on ``device``, with weights of ``dtype``."""
         unique = unique_rows(self)
         stays = bool(self._seen) and torch.device(device) == self.device()
         plain = super().to(device, non_blocking, dtype) if stays or unique is self else None
@@ -113,9 +113,8 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return the unique rows of a deduplicated batch, or the batch itself if it has none.
 
-    A batch whose keys, ids, lengths or weights were changed since it was deduplicated has none:
-    its unique rows would be of the old ones. Neither has a batch in inference mode on CPU, where
-    some kernels do not take unique rows.
+    A batch whose keys, ids, lengths or weights were changed after deduplication has none. Neither
+    has a batch in inference mode on CPU, where some kernels do not take unique rows.
 
     Returns:
         A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or

@@ -1,8 +1,7 @@
-"""Jagged columns as storage has them, a dictionary of lists and codes, to rows without duplicates.
+"""Deduplication of dictionary columns from storage by their codes, without a look at ids.
 
-Rows with one code are equal, so codes are deduplicated in place of ids, and no id is looked at.
-For the compiled loops a column is four numbers: address of its codes (int32), address of the byte
-bounds of the lists of its dictionary (int32), how many lists there are, and address of their bytes.
+For the compiled loops a column is four numbers: the address of its codes (int32), the address of
+the byte bounds of its lists (int32), the number of lists, and the address of their bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _ID_BYTES = 8
 
 
 class BrokenListError(ValueError):
-    """A column has a list whose bytes are no whole number of ids.
+    """A list whose number of bytes is not a multiple of 8.
 
     Attributes:
-        column: its number, counted over all groups.
+        column: index of its column over all groups.
     """
 
     def __init__(self, column: int) -> None:
-        super().__init__(f"column {column} has a list that is no whole number of ids")
+        super().__init__(f"column {column} has a list of bytes that is not a multiple of 8")
         self.column = column
 
 
@@ -41,9 +40,9 @@ class DictionaryColumn:
     """A feature of B rows.
 
     Attributes:
-        codes: which list each row has, int32 ``[B]``.
-        bounds: bytes at which each list starts and ends, int32 ``[num_lists + 1]``.
-        data: the lists, int64 ids one after the other, as bytes.
+        codes: the list of each row, int32 ``[B]``.
+        bounds: byte offsets of the lists, int32 ``[num_lists + 1]``.
+        data: bytes of the lists, int64 ids.
     """
 
     codes: NDArray[np.int32]
@@ -52,12 +51,10 @@ class DictionaryColumn:
 
 
 def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) -> list[UniqueRows]:
-    """Deduplicate each group of a batch: rows merge that have the same codes in all columns.
-
-    Rows that differ in their codes stay apart, even if a dictionary has a list twice.
+    """Merge the rows of each group that have the same codes in all columns.
 
     Raises:
-        BrokenListError: a list whose bytes are no whole number of ids.
+        BrokenListError: a list is damaged.
     """
     columns = [column for group in groups for column in group]
     described = np.empty((len(columns), 4), np.int64)
@@ -100,10 +97,9 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
 
 @numba.njit(inline="always")
 def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: Any) -> Any:
-    """Number the codes of one column in the order in which they occur; how many there are.
+    """Number the codes of one column in the order of first occurrence; return their number.
 
-    Only the first rows of runs of one code are looked up. No loop has a branch, since no processor
-    foresees which rows change.
+    Only the first rows of runs of one code are looked up. The loops have no unpredictable branches.
     """
     num_rows = len(inverse)
     if num_rows == 0:
@@ -133,7 +129,7 @@ def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: A
 
 @numba.njit(inline="always")
 def _follows(codes: Any, first_rows: Any, inverse: Any) -> Any:
-    """Whether rows of one number have one code."""
+    """Return whether rows of one number have one code."""
     differ = np.int32(0)
     for row in range(len(inverse)):
         differ |= codes[row] ^ codes[first_rows[u64(inverse[row])]]
@@ -160,7 +156,7 @@ def _number_rows(
     first_rows: Any,
     inverse: Any,
 ) -> Any:
-    """Number rows by the codes of several columns that do not go together; how many differ."""
+    """Number rows by the codes of several columns; return the number of distinct rows."""
     codes = int32_at(columns[key, 0])
     count, last = 0, 0
     for row in range(len(inverse)):
@@ -190,7 +186,7 @@ def find_unique_rows(
     num_unique: Any,
     sizes: Any,
 ) -> Any:
-    """Number the distinct rows of each group of columns in the order in which they occur.
+    """Number the distinct rows of each group of columns in the order of first occurrence.
 
     Args:
         columns: int64 ``[num_columns, 4]``.
@@ -203,12 +199,12 @@ def find_unique_rows(
         sizes: int64 ``[num_columns]``, out: ids in the unique rows of each column.
 
     Returns:
-        A column with a list whose bytes are no whole number of ids, or -1.
+        The column of a damaged list, or -1.
     """
     begin = 0
     for group in range(len(group_ends)):
         end = group_ends[group]
-        # The column with most lists tells most rows apart; the others mostly go with it.
+        # The column with most lists distinguishes most rows.
         key = begin
         for column in range(begin, end):
             if columns[column, 2] > columns[key, 2]:
@@ -243,15 +239,15 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
 ) -> None:
-    """Copy the unique rows of each column, those that are neighbours in the dictionary at once.
+    """Copy the unique rows of each column, neighbours in the dictionary at once.
 
     Args:
-        columns: as ``find_unique_rows`` takes them.
-        group_ends: the same.
-        first_rows: what it found.
-        num_unique: what it found.
+        columns: as in ``find_unique_rows``.
+        group_ends: as there.
+        first_rows: its result.
+        num_unique: its result.
         values: address for the ids of all columns, one after the other.
-        lengths: int32, out, as many as there are unique rows of all columns.
+        lengths: int32 ``[unique rows of all columns]``, out.
     """
     begin, out = 0, 0
     for group in range(len(group_ends)):

@@ -19,23 +19,23 @@ from recd_plugins.sparse.unique_groups import deduplicate
 class InverseKeyedJaggedTensor(Pipelineable):
     """A KeyedJaggedTensor of B rows that stores each distinct row once.
 
-    Its features form one group: their values change together, so one ``inverse_lookup`` serves all.
-    Row ``b`` of the batch is unique row ``inverse_lookup[b]`` in every feature.
+    Its features form one group with one ``inverse_lookup``: row ``b`` of the batch is unique row
+    ``inverse_lookup[b]`` in every feature.
 
     Args:
         keys: names of the F features, F > 0.
         values: ids of the unique rows, feature by feature, ``[num_values]``.
         inverse_lookup: the unique row of each row of the batch, integer ``[B]``.
-        weights: one number for each value, ``[num_values]``.
+        weights: of the values, ``[num_values]``.
         lengths: ids in each unique row, feature by feature, integer ``[F * U]``.
-        offsets: where each unique row starts and ends in ``values``, integer ``[F * U + 1]``;
-            given instead of ``lengths`` or with them.
+        offsets: of the unique rows in ``values``, integer ``[F * U + 1]``; given instead of
+            ``lengths`` or with them.
 
     Raises:
         ValueError: neither lengths nor offsets, no keys, or a key twice.
 
     Example:
-        Three rows, of which the first two are equal::
+        Three rows; the first two are equal::
 
             InverseKeyedJaggedTensor(
                 keys=["viewed", "viewed_seller"],
@@ -73,16 +73,16 @@ class InverseKeyedJaggedTensor(Pipelineable):
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
         """Deduplicate the rows of each group of features.
 
-        Two rows of a group become one only if every feature of the group has the same values and
-        weights in both. Unique rows stand in the order of their first occurrence.
+        Rows merge if all features of the group have equal values and weights. Unique rows are in
+        the order of first occurrence.
 
         Args:
             kjt: B rows of every feature.
-            groups: names of features; a feature that no group names is left out.
+            groups: names of features; other features are left out.
 
         Raises:
-            ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt``
-                whose number of rows differs from key to key or whose weights require a gradient.
+            ValueError: an empty group, an unknown key, a key named twice, a variable batch per
+                feature, or weights that require a gradient.
         """
         return tuple(
             InverseKeyedJaggedTensor(
@@ -96,25 +96,25 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def keys(self) -> list[str]:
-        """Names of the F features."""
+        """Return names of the F features."""
         return self._keys
 
     def values(self) -> Tensor:
-        """Ids of the unique rows, feature by feature, ``[num_values]``."""
+        """Return ids of the unique rows, feature by feature, ``[num_values]``."""
         return self._values
 
     def lengths(self) -> Tensor:
-        """Ids in each unique row, feature by feature, ``[F * U]``."""
+        """Return lengths of the unique rows, feature by feature, ``[F * U]``."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each unique row starts and ends in ``values``, ``[F * U + 1]``."""
+        """Return offsets of the unique rows in ``values``, ``[F * U + 1]``."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def weights(self) -> Tensor:
-        """One number for each value.
+        """Return weights of the values, ``[num_values]``.
 
         Raises:
             ValueError: there are none.
@@ -124,23 +124,23 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
-        """One number for each value, or None."""
+        """Return weights of the values, ``[num_values]``, or None."""
         return self._weights
 
     def inverse_lookup(self) -> Tensor:
-        """The unique row of each row of the batch, ``[B]``."""
+        """Return the unique row of each row of the batch, ``[B]``."""
         return self._inverse_lookup
 
     def stride(self) -> int:
-        """B: rows of the batch, duplicates counted."""
+        """Return B, the rows of the batch with duplicates."""
         return self._inverse_lookup.numel()
 
     def num_unique(self) -> int:
-        """U: rows that are stored."""
+        """Return U, the stored rows."""
         return self._lengths.numel() // len(self._keys)
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device of the values."""
         return self._values.device
 
     def dedupe_factor(self) -> float:
@@ -175,8 +175,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
     def to_vbe_kjt(self) -> KeyedJaggedTensor:
         """Return a KJT with variable batch per feature, for an EmbeddingBagCollection only.
 
-        That sends and looks up U rows and returns B. docs/sparse.md says why no other module may
-        have it.
+        That sends and looks up U rows and returns B. Do not give it to other modules
+        (docs/sparse.md).
         """
         num_keys = len(self._keys)
         return KeyedJaggedTensor(
@@ -236,7 +236,7 @@ def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:
 
 
 def _unflatten(tensors: Any, keys: list[str]) -> InverseKeyedJaggedTensor:
-    # The leaves may be anything (tree_map to shapes, for one): nothing is checked.
+    # No checks: leaves may be anything, as in tree_map to shapes.
     ikjt = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
     ikjt._keys = keys
     ikjt._values, ikjt._lengths, ikjt._inverse_lookup, ikjt._weights = tensors

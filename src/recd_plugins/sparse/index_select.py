@@ -15,33 +15,33 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.jagged import positions_of_ranges, positions_of_rows
 
-# What FBGEMM's kernels for CPU take; those for CUDA take these too.
+# Dtypes of FBGEMM's kernels for CPU and CUDA.
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
-# On CPU its kernels are the slower ones below (docs/sparse.md): they spend a fixed time a value.
+# Below this width FBGEMM's CPU kernels are slower (docs/sparse.md).
 _FBGEMM_CPU_WIDTH = 64
-#: What a sum of gradients loses in: from 2048 and from 256 equal ones on it does not grow.
+#: Sums of equal gradients in these stop growing, at 2048 and at 256 terms.
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """``select(tensor)``; gradients of half precision are summed in float32."""
+    """Return ``select(tensor)``, and sum half-precision gradients in float32."""
     if tensor.requires_grad and tensor.dtype in HALF_PRECISION:
         return select(tensor.float()).to(tensor.dtype)
     return select(tensor)
 
 
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
-    """``rows.index_select(0, index)``, as ``in_float32``."""
+    """Return ``rows.index_select(0, index)``, as ``in_float32``."""
     # Two dimensions: index_select is fast on rows.
     selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
     return selected.view(index.shape[0], *rows.shape[1:])  # len() is no symbol for torch.export
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
-    """Rows of ``jagged`` in the order of ``rows``, with gradients for values and weights.
+    """Return rows of ``jagged`` by index, with gradients for values and weights.
 
-    A row that is taken several times gets the sum of its gradients. Memory grows with the values
-    that are taken, whatever the longest row is.
+    A row that is taken several times gets the sum of its gradients. Memory grows with the number of
+    taken values.
 
     Args:
         jagged: U rows; values of any dtype, ids ``[num_values]`` or embeddings
@@ -49,7 +49,7 @@ def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
         rows: rows to take, integer ``[n]``, each below U, in any order, repeats allowed.
 
     Returns:
-        n rows, their lengths in the dtype that they have in ``jagged``.
+        n rows with lengths in the dtype of ``jagged``.
     """
     values, weights = jagged.values(), jagged.weights_or_none()
     lengths = jagged.lengths()
@@ -73,7 +73,7 @@ def _suit_fbgemm(tensors: list[Tensor]) -> bool:
 
 
 def _by_fbgemm(tensor: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-    # The kernels take two dimensions, no more and no fewer.
+    # The kernels take two dimensions.
     flat = tensor.reshape(len(tensor), _width(tensor))
     selected: Tensor = torch.ops.fbgemm.jagged_index_select(flat, lengths, rows)[0]
     return selected.view(len(selected), *tensor.shape[1:])
@@ -85,12 +85,12 @@ def _width(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Segments(Pipelineable):
-    """U rows of one feature, each a segment of the feature's stored values; they may overlap.
+    """U rows of one feature as segments of its stored values, which may overlap.
 
     Attributes:
-        offsets: where each row begins, integer ``[U]``.
+        offsets: start of each row, integer ``[U]``.
         lengths: values in each row, integer ``[U]``.
-        total: the sum of ``lengths``, known here so that nothing waits for a device.
+        total: the sum of ``lengths``, so that nothing waits for a device.
     """
 
     offsets: Tensor
@@ -98,10 +98,9 @@ class Segments(Pipelineable):
     total: int
 
     def gather(self, values: Tensor) -> JaggedTensor:
-        """The rows of ``values``, ``[num_values, ...]``.
+        """Return the rows of ``values``, ``[num_values, ...]``.
 
-        In the backward pass a value that rows share gets the sum of its gradients in each;
-        of half precision it is made in float32.
+        A shared value gets the sum of its gradients, in float32 for half precision.
         """
         positions = positions_of_ranges(self.offsets, self.lengths, self.total)
         select = partial(torch.index_select, dim=0, index=positions)

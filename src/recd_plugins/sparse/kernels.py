@@ -1,7 +1,7 @@
-"""Compiled loops that find and copy unique rows; ``dedup.py`` is how to call them.
+"""Compiled loops that find and copy unique rows, called by ``dedup.py``.
 
-Buffers come as addresses, so that one call serves the columns of a whole batch, whatever their
-number, without a copy. Indices are unsigned throughout, as in ``overlap.py``.
+Buffers are addresses, so that one call serves any number of columns without a copy. Indices are
+unsigned, as in ``overlap.py``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ u64 = np.uint64
 _MIX = u64(0x94D049BB133111EB)
 _LOW = u64(0xFFFFFFFF)
 _STEP = u64(0x9E3779B97F4A7C15)
-#: Rows between the one that is copied and the one that is fetched from memory meanwhile.
+#: Prefetch distance in rows.
 _AHEAD = 8
 
 
 @numba.njit(inline="always")
 def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
-    """A hash that is never 0: products of the halves of shifted values, as in NH (UMAC, section 4).
-
-    A product of two 32-bit numbers is one SIMD instruction, which a 64-bit product is not.
-    """
+    """Return a hash > 0: products of the 32-bit halves of shifted values, as in NH (UMAC, 4)."""
     total = length
     if shift:
         items = int64_at(values)
@@ -55,10 +52,10 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 def _look_at_column(
     column: Any, hashing: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
 ) -> Any:
-    """Mark the rows that are not the row before, and hash each if ``hashing``.
+    """Mark the rows that differ from the row before, hash each if ``hashing``, and copy them.
 
-    While such a row is in the cache it is copied, too, from address ``target`` on up to ``end``.
-    Returns where the copies end, which is behind ``end`` where not all found room.
+    Copies go from address ``target`` up to ``end``. Returns the end of the copies, which is beyond
+    ``end`` if there was too little room.
     """
     values, shift, offsets, wide = column
     item = shift + 2
@@ -82,7 +79,7 @@ def _look_at_column(
 
 @numba.njit(inline="always")
 def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
-    """List the rows that differ from the row before, and count them row by row."""
+    """List the rows that differ from the row before, and number all rows by them."""
     count = 0
     for row in range(len(inverse)):
         rows[count] = row
@@ -93,7 +90,7 @@ def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
 
 @numba.njit(inline="always")
 def _equal_in_all(columns: Any, row: Any, earlier: Any) -> Any:
-    """Whether two rows are equal in each of some columns."""
+    """Return whether two rows are equal in all columns."""
     for column in range(len(columns)):
         values, shift, offsets, wide = columns[column]
         item = shift + 2
@@ -118,7 +115,7 @@ def _number_distinct(
     rows: Any,
     first_rows: Any,
 ) -> Any:
-    """Number the distinct ones of some rows, from 0, in place of them; how many there are."""
+    """Replace some rows by numbers of the distinct ones; return the number of these."""
     mask = u64(len(table) - 1)
     table[:] = -1
     current = np.empty(len(columns), np.uint64)
@@ -166,17 +163,16 @@ def find_unique_rows(
     room: Any,
     copied: Any,
 ) -> None:
-    """Number the distinct rows of each group of columns in the order in which they occur.
+    """Number the distinct rows of each group of columns in the order of first occurrence.
 
-    In clustered data the columns of a group mostly change in the same rows, and never back to what
-    they were: then the rows that change are the distinct ones, and are copied already.
+    In clustered data the columns of a group mostly change in the same rows and never change back:
+    then the changed rows are the distinct ones, and are copied already.
 
     Args:
         columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
             32, address of the offsets, 1 if these have 64 bits and 0 if 32.
-        group_ends: int64 ``[num_groups]``: where each group's columns end.
-        neighbours_only: whether rows merge only with the row before, so that each row that changes
-            is a distinct one.
+        group_ends: int64 ``[num_groups]``: end of each group's columns.
+        neighbours_only: merge rows with the row before only.
         hash_mask: bits of the hash to use.
         column_hashes: uint64 ``[columns of the largest group, B]``, scratch.
         hashes: uint64 ``[B]``, scratch.
@@ -185,10 +181,9 @@ def find_unique_rows(
         inverse: int64 ``[num_groups, B]``, out.
         num_unique: int64 ``[num_groups]``, out.
         sizes: int64 ``[num_columns]``, out: values in the unique rows of each column.
-        copies: address, out: the unique rows of each column of each group in ``copied``, one after
-            the other.
-        room: bytes there.
-        copied: bool ``[num_groups]``, out: the groups whose unique rows are there.
+        copies: address, out: the unique rows of each column of the groups in ``copied``.
+        room: bytes at ``copies``.
+        copied: bool ``[num_groups]``, out: groups whose unique rows are at ``copies``.
     """
     end_of_copies = copies + room
     num_rows = column_hashes.shape[1]
@@ -218,7 +213,7 @@ def find_unique_rows(
             together = together and apart == 0
         num_changes = _number_changes(any_changed, rows, inverse[group])
         if neighbours_only:
-            for index in range(num_changes):  # of two slices, numba compiles what tells them apart
+            for index in range(num_changes):  # an assignment of slices compiles slowly
                 first_rows[group, index] = rows[index]
             count = num_changes
         else:
@@ -236,7 +231,7 @@ def find_unique_rows(
         if count < num_changes:
             for index in range(num_rows):
                 inverse[group, index] = rows[inverse[group, index]]
-        # Every column changes in each of these rows, and no two of them are equal.
+        # All columns change in these rows, and no two of the rows are equal.
         copied[group] = together and count == num_changes and target <= end_of_copies
         if copied[group]:
             copies = target
@@ -255,16 +250,16 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, copied: Any, targets: Any
 ) -> None:
-    """Copy the unique rows of each column, or only their lengths where the rows are copied already.
+    """Copy the unique rows of each column, or only lengths if the rows are copied already.
 
     Args:
-        columns: as ``find_unique_rows`` takes them.
-        group_ends: the same.
-        first_rows: what it found.
-        num_unique: what it found.
-        copied: what it copied.
-        targets: int64 ``[num_columns, 2]``: addresses for a column's values, of the width of the
-            column's, and for its lengths, int32.
+        columns: as in ``find_unique_rows``.
+        group_ends: as there.
+        first_rows: its result.
+        num_unique: its result.
+        copied: its result.
+        targets: int64 ``[num_columns, 2]``: addresses for a column's values, and for its lengths,
+            int32.
     """
     begin = 0
     for group in range(len(group_ends)):
@@ -293,5 +288,5 @@ def copy_rows(
 
 @numba.njit(cache=True)
 def address_of(array: Any) -> Any:
-    """Address of an array's first item; compiled, since numpy's own way takes several times it."""
+    """Return the address of an array, faster than numpy does."""
     return array.ctypes.data

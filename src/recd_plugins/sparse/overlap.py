@@ -1,4 +1,4 @@
-"""What compiled code needs to work on memory by address; for use inside numba functions only."""
+"""Numba functions for work on memory by address."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# Which caches keep a line that is needed only once: of AMD's Zen the first alone (0), which leaves
-# the larger ones to others. Intel's first cache has lost such a line again before it is read, and
-# comparing takes twice the time: there all keep it (3).
+# Locality of prefetched lines: first-level cache only (0) on AMD's Zen, all caches (3) on Intel,
+# whose first cache loses such lines too early.
 _KEEP = 0 if binding.get_host_cpu_name().startswith("znver") else 3
 
 
@@ -107,34 +106,32 @@ int32_at: Any = _pointer_to(types.int32)
 int64_at: Any = _pointer_to(types.int64)
 #: The same with 32-bit floats.
 float32_at: Any = _pointer_to(types.float32)
-#: The address that a pointer was made of.
+#: pointer_address(pointer) is its address.
 pointer_address: Any = intrinsic(_pointer_address)
-#: differing_words(left, right): bit i is set where the i-th of 64 words from two addresses differ.
+#: differing_words(left, right): bit i is set if the i-th of 64 words at two addresses differ.
 differing_words: Any = intrinsic(_differing_words)
-#: line_differs(left, right): 0 where the 64 bytes from two addresses are equal.
+#: line_differs(left, right): 0 if the 64 bytes at two addresses are equal.
 line_differs: Any = intrinsic(_line_differs)
 #: count_trailing_zeros(n) of a number that is not 0.
 count_trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 #: copy_bytes(target, source, size) between two addresses.
 copy_bytes: Any = intrinsic(_copy_bytes)
-#: prefetch(address) starts to fetch a cache line that is needed only once; the address need not be
-#: valid.
+#: prefetch(address) fetches a cache line for one use; the address need not be valid.
 prefetch: Any = intrinsic(_prefetch)
 
 
 u64 = np.uint64
 #: Words compared at once, and bytes of a cache line.
 _BLOCK, _LINE = 64, 64
-#: Bytes between what is compared and what is fetched from memory meanwhile. A row that differs ends
-#: a sweep, and with it what the processor fetches ahead by itself.
+#: Prefetch distance in bytes. A row that differs ends a sweep, and with it hardware prefetching.
 _AHEAD = 8192
-#: Rows after which those that changed are worked on, while they are in the cache.
+#: Rows per round: changed rows are processed while they are in the cache.
 CHUNK = 32
 
 
 @numba.njit(inline="always")
 def offset_at(address: Any, wide: Any, row: Any) -> Any:
-    """Offset of a row, from the address of all; ``wide`` where they have 64 bits, else 32."""
+    """Return the offset of a row; ``wide``: 64-bit offsets, else 32-bit."""
     if wide:
         return u64(int64_at(address)[row])
     return u64(int32_at(address)[row])
@@ -142,7 +139,7 @@ def offset_at(address: Any, wide: Any, row: Any) -> Any:
 
 @numba.njit(inline="always")
 def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
-    """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
+    """Return the first i from ``start`` on with words[i] != words[i - back], else ``end``."""
     address = pointer_address(words)
     at = start
     while at + u64(_BLOCK) <= end:
@@ -154,7 +151,7 @@ def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
             return at + count_trailing_zeros(difference)
         at += u64(_BLOCK)
     if at < end and end >= u64(_BLOCK) and end - back >= u64(_BLOCK):
-        # A block that ends where the comparison does, less what it has of the words before.
+        # The last block overlaps the words before.
         first = end - u64(_BLOCK)
         left = address + np.int64(first << u64(2))
         difference = differing_words(left, left - np.int64(back << u64(2)))
@@ -167,7 +164,7 @@ def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
 
 @numba.njit(inline="always")
 def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
-    """Whether two single values are equal."""
+    """Return whether two single values are equal."""
     if shift:
         left, right = left << u64(1), right << u64(1)
         return words[left] == words[right] and words[left + u64(1)] == words[right + u64(1)]
@@ -178,22 +175,21 @@ def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
 def next_change(
     words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
 ) -> Any:
-    """The first row from ``row`` on that differs from the row before it.
+    """Return the first row from ``row`` on that differs from the row before it.
 
-    Rows of one length that follow each other are compared in one sweep, with no step per row.
+    Adjacent rows of one length are compared in one sweep.
 
     Args:
         words: of the column's values.
         shift: of the values.
         offsets: address of the offsets ``[num_rows + 1]``.
         wide: of the offsets.
-        row: where to begin, > 0.
-        stop: what the last call returned for it; 0 in the first.
+        row: first row, > 0.
+        stop: as returned by the last call; 0 in the first.
         num_rows: rows of the column.
 
     Returns:
-        The row, ``num_rows`` where all are equal; and where the run of rows of its length is known
-        to stop, for the next call, which begins at the row after.
+        The row, ``num_rows`` if all are equal, and ``stop`` for the next call at the row after.
 
     Example:
         Every row that changes::
@@ -221,7 +217,7 @@ def next_change(
         else:
             end = offset_at(offsets, wide, stop)
         if length == u64(1):
-            # One id a row, which rarely stays: a sweep would stop at each.
+            # Rows of one id mostly change: a sweep would stop at each.
             value = start
             while value < end and values_equal(words, shift, value, value - u64(1)):
                 value += u64(1)
@@ -248,9 +244,9 @@ def overlap(
     length: Any,
     max_shift: Any,
 ) -> Any:
-    """The values by which a row moved on: the smallest k for which previous[k:] begins the current.
+    """Return the smallest k for which the current row begins with previous[k:].
 
-    Only a k up to ``max_shift`` at which the first values match is compared in full.
+    Only a k whose first values match is compared in full.
 
     Args:
         words: of the values of both rows.
@@ -262,9 +258,8 @@ def overlap(
         max_shift: the largest k to try, not negative.
 
     Returns:
-        int64: k, so that the first ``previous_length - k`` values of the current row are the last
-        ones of the row before; -1 where they share none that way. The rows are equal if it is 0 and
-        the lengths are equal. Two empty rows are; an empty row shares nothing with another.
+        int64 k, or -1 if there is none. The rows are equal if k is 0 and the lengths are equal, as
+        for two empty rows; an empty row shares nothing with another.
     """
     if length == u64(0) or previous_length == u64(0):
         return np.int64(0) if length == previous_length else np.int64(-1)
@@ -282,7 +277,7 @@ def overlap(
 
 @numba.njit(inline="always")
 def bytes_differ(left: Any, back: Any, size: Any) -> Any:
-    """Whether ``size`` bytes, a multiple of 4, from ``left`` on are not those ``back`` before."""
+    """Return whether ``size`` bytes (a multiple of 4) at ``left`` and at ``left - back`` differ."""
     difference = u64(0)
     if size >= _LINE:
         last = left + size - _LINE
@@ -290,7 +285,7 @@ def bytes_differ(left: Any, back: Any, size: Any) -> Any:
             prefetch(left + _AHEAD)
             difference |= line_differs(left, left - back)
             left += _LINE
-        # A line that ends where the comparison does.
+        # The last line overlaps the one before.
         prefetch(last + _AHEAD)
         difference |= line_differs(last, last - back)
     else:
@@ -314,10 +309,10 @@ def find_changes(
         first: int64.
         end: int64.
         changed: uint8 ``[B]``, out: 1 for rows that differ, 0 for the others.
-        rows: integers, one more than there are rows here, out: those that differ.
+        rows: integers ``[end - first + 1]``, out: the rows that differ.
 
     Returns:
-        How many differ.
+        The number of rows that differ.
     """
     count = 0
     start = np.int64(offset_at(offsets, wide, first)) << item

@@ -1,7 +1,7 @@
 """Partial deduplication of jagged columns in memory (RecD, section 7).
 
-In data clustered by session, a history shares most ids with the row before: the oldest ones fall
-out while new ones are appended. Shared ids are stored once.
+In data clustered by session, a history drops its oldest ids and appends new ones. Ids shared with
+the row before are stored once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class PackedRows:
 
     Attributes:
         values: stored values, one column after the other.
-        offsets: where each row begins in its column's part of ``values``, int32
-            ``[num_columns, B]``.
+        offsets: start of each row in its column's part of ``values``, int32 ``[num_columns, B]``.
         lengths: of the rows, int32 ``[num_columns, B]``.
-        sizes: values stored of each column.
+        sizes: stored values of each column.
     """
 
     values: NDArray[Any]
@@ -47,12 +46,10 @@ class PackedRows:
 
 
 class RowPacker:
-    """Packs rows into new memory, whose size it expects from the batch before.
-
-    Threads may share it.
+    """Packs rows into memory sized by the batch before. Thread-safe.
 
     Args:
-        max_shift: values by which a row may have moved on from the one before.
+        max_shift: most values that a row may drop from the row before.
     """
 
     def __init__(self, max_shift: int = MAX_SHIFT) -> None:
@@ -79,7 +76,7 @@ class RowPacker:
             values = packed(total)
             assert values is not None
         if values.size * 2 < total * self._share:
-            values = values.copy()  # rather than keep memory that nobody uses
+            values = values.copy()  # frees unused memory
         if total:
             self._share = min(1.0, SPARE * values.size / total)
         return PackedRows(values, offsets, lengths, tuple(sizes.tolist()))
@@ -95,10 +92,10 @@ def pack_rows(
     lengths_out: Any,
     sizes: Any,
 ) -> Any:
-    """Store of each row only what the row before does not have.
+    """Store the values of each row that the row before lacks.
 
     Returns:
-        Whether there was room; if not, what is in the outputs means nothing.
+        Whether there was room; if not, the outputs are undefined.
     """
     left = u64(room)
     num_rows = u64(offsets_out.shape[1])

@@ -18,20 +18,19 @@ from recd_plugins.sparse.partial import MAX_SHIFT, RowPacker
 
 
 class PartialInverseKeyedJaggedTensor(Pipelineable):
-    """A KeyedJaggedTensor of B rows in which rows share ids: each row is a segment of stored ids.
+    """A KeyedJaggedTensor of B rows that are segments of stored ids, which may overlap.
 
-    Ids are stored feature by feature. Row ``b`` of a feature is the ``lengths[b]`` ids from
-    ``offsets[b]`` on of the feature's own part. Segments may overlap, so a history that drops its
-    oldest id and appends a new one stores one id more. There are no weights: an id that rows share
-    has no weight of its own in each.
+    Row ``b`` of a feature is the ``lengths[b]`` ids from ``offsets[b]`` on of the feature's part of
+    ``values``. A history that drops its oldest id and appends a new one stores one id more. There
+    are no weights, as rows share ids.
 
     Args:
         keys: names of the F features, F > 0.
         values: stored ids, feature by feature, ``[num_values]``.
-        offsets: where each row begins in its feature's part of ``values``, feature by feature,
-            integer ``[F * B]``.
+        offsets: start of each row in its feature's part of ``values``, feature by feature, integer
+            ``[F * B]``.
         lengths: ids in each row, feature by feature, integer ``[F * B]``.
-        length_per_key: ids stored of each feature; they add up to ``num_values``.
+        length_per_key: number of stored ids of each feature; the sum is ``num_values``.
 
     Raises:
         ValueError: no keys, or a key twice.
@@ -68,18 +67,16 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def from_kjt(
         kjt: KeyedJaggedTensor, keys: Sequence[str] | None = None, max_shift: int = MAX_SHIFT
     ) -> PartialInverseKeyedJaggedTensor:
-        """Store of each row only the ids that the row before it does not have.
-
-        Only the row before is looked at: rows of a session have to follow each other.
+        """Store the ids of each row that the row before lacks.
 
         Args:
-            kjt: B rows of every feature, without weights.
+            kjt: B rows of every feature, without weights, rows of a session next to each other.
             keys: features to take, all by default.
-            max_shift: by how many ids a row may have moved on from the one before.
+            max_shift: most ids that a row may drop from the row before.
 
         Raises:
-            ValueError: no keys, one that ``kjt`` lacks or that is named twice, or a ``kjt`` with
-                weights or whose number of rows differs from key to key.
+            ValueError: no keys, an unknown key, a key named twice, weights, or a variable batch per
+                feature.
         """
         keys = kjt.keys() if keys is None else keys
         _check(kjt, keys)
@@ -89,31 +86,31 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return pack(kjt, keys, max_shift)
 
     def keys(self) -> list[str]:
-        """Names of the F features."""
+        """Return names of the F features."""
         return self._keys
 
     def values(self) -> Tensor:
-        """Stored ids, feature by feature, ``[num_values]``."""
+        """Return stored ids, feature by feature, ``[num_values]``."""
         return self._values
 
     def offsets(self) -> Tensor:
-        """Where each row begins in its feature's part of ``values``, ``[F * B]``."""
+        """Return the start of each row in its feature's part of ``values``, ``[F * B]``."""
         return self._offsets
 
     def lengths(self) -> Tensor:
-        """Ids in each row, feature by feature, ``[F * B]``."""
+        """Return lengths of the rows, feature by feature, ``[F * B]``."""
         return self._lengths
 
     def length_per_key(self) -> list[int]:
-        """Ids stored of each feature."""
+        """Return the number of stored ids of each feature."""
         return self._length_per_key
 
     def stride(self) -> int:
-        """B: rows of the batch."""
+        """Return B, the rows of the batch."""
         return self._lengths.numel() // len(self._keys)
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device of the values."""
         return self._values.device
 
     def dedupe_factor(self) -> float:
@@ -216,7 +213,7 @@ def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
 
 
 def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
-    # The leaves may be anything (tree_map to shapes, for one): nothing is checked.
+    # No checks: leaves may be anything, as in tree_map to shapes.
     partial = PartialInverseKeyedJaggedTensor.__new__(PartialInverseKeyedJaggedTensor)
     partial._keys, partial._length_per_key = context
     partial._values, partial._offsets, partial._lengths = tensors
@@ -250,7 +247,7 @@ def _by_kernel(
 def by_torch(
     kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
 ) -> PartialInverseKeyedJaggedTensor:
-    """Pack by torch operations, on any device: the definition that the kernel has to meet."""
+    """Pack by torch operations on any device, as a reference for the kernel."""
     stride, kjt_offsets = kjt.stride(), kjt.offsets().long()
     values, offsets, lengths = [], [], []
     for key in keys:
@@ -258,7 +255,7 @@ def by_torch(
         row_offsets = kjt_offsets[first : first + stride + 1]
         row_lengths = torch.diff(row_offsets)
         added = row_lengths - _shared(kjt.values(), row_offsets, row_lengths, max_shift)
-        # The ids that a row adds are its last ones, and a row ends where the stored ids so far do.
+        # A row adds its last ids, at the end of the stored ids.
         taken = positions_of_ranges(row_offsets[1:] - added, added)
         values.append(kjt.values().index_select(0, taken))
         offsets.append((torch.cumsum(added, 0) - row_lengths).int())
@@ -270,7 +267,7 @@ def by_torch(
 
 
 def _shared(values: Tensor, offsets: Tensor, lengths: Tensor, max_shift: int) -> Tensor:
-    """How many ids of each row are the last ones of the row before, int64 ``[B]``."""
+    """Return the number of first ids that equal the last ids of the row before, int64 ``[B]``."""
     shared = torch.zeros_like(lengths)
     before = torch.cat([lengths.new_zeros(1), lengths])[: lengths.numel()]
     for moved in reversed(range(max_shift + 1)):

@@ -1,4 +1,4 @@
-"""Deduplication of groups of features of a KJT: compiled in CPU memory, by torch elsewhere."""
+"""Deduplication of groups of features of a KJT, by kernels on the CPU and by torch elsewhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list
 
 
 def kernels_can_read(kjt: KeyedJaggedTensor) -> bool:
-    """Return whether it lies in CPU memory as compiled code takes it."""
+    """Return whether kernels can read the KJT's memory."""
     weights = kjt.weights_or_none()
     return all(
         tensor.device.type == "cpu"
@@ -72,9 +72,9 @@ def _by_kernel(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[int]]) -> list[
     results = []
     for unique in Deduplicator()(columns, stride):
         tensors = [torch.from_numpy(array) for array in unique.values]
-        if len(tensors) < len(buffers):  # of one dtype they come in one array
+        if len(tensors) < len(buffers):  # buffers of one dtype share an array
             tensors = list(tensors[0].tensor_split(2))
-        # The columns of weights come second and have the same lengths.
+        # The columns of weights come second, with the same lengths.
         lengths = torch.from_numpy(unique.lengths[: unique.lengths.size // len(buffers)])
         results.append(
             UniqueGroup(
@@ -127,17 +127,17 @@ def first_equal_rows(
 ) -> tuple[Tensor, Tensor]:
     """Find the rows that are equal in every column, bit by bit.
 
-    Rows are brought together by a hash and then compared: a collision costs time, never exactness.
+    Rows with equal hashes are compared, so a collision costs only time.
 
     Returns:
-        ``first_rows``, int64 ``[U]``: where each unique row occurs first, ascending; and
-        ``inverse_lookup``, int64 ``[B]``.
+        The first occurrence of each unique row, int64 ``[U]``, ascending, and ``inverse_lookup``,
+        int64 ``[B]``.
     """
     device = columns[0][1].device
     columns = [(_bits(values), offsets) for values, offsets in columns]
     first = torch.arange(num_rows, device=device)
-    # Equal rows have equal hashes, so they always move to the next round together; the first row
-    # of each hash never moves: every round settles some rows.
+    # Equal rows move to the next round together, and the first row of each hash never does, so
+    # every round settles some rows.
     unsettled, seed = first, 0
     while unsettled.numel():
         hashes, codes = torch.unique(
@@ -160,7 +160,7 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def _mix(numbers: Tensor) -> Tensor:
-    """The finalizer of splitmix64, with shifts that fill with the sign: still a good mixer."""
+    """Apply the finalizer of splitmix64, with arithmetic shifts."""
     numbers = (numbers ^ (numbers >> 30)) * _MIX_1
     numbers = (numbers ^ (numbers >> 27)) * _MIX_2
     return numbers ^ (numbers >> 31)
@@ -180,7 +180,7 @@ def _hash_rows(columns: Sequence[tuple[Tensor, Tensor]], rows: Tensor, seed: int
 
 
 def _rows_equal(columns: Sequence[tuple[Tensor, Tensor]], left: Tensor, right: Tensor) -> Tensor:
-    """Whether row ``left[i]`` equals row ``right[i]`` in every column, bool ``[n]``."""
+    """Return whether row ``left[i]`` equals row ``right[i]`` in every column, bool ``[n]``."""
     equal = torch.ones_like(left, dtype=torch.bool)
     for _, offsets in columns:
         lengths = torch.diff(offsets)

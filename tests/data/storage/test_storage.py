@@ -108,17 +108,6 @@ def test_credentials_in_a_url_are_refused_and_not_repeated():
         ParquetTable("s3://key:word@tables/t")
 
 
-def test_other_file_systems_are_those_of_fsspec(folder):
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    for file in folder.rglob("part.parquet"):
-        memory.pipe(f"/clicks/{file.relative_to(folder).as_posix()}", file.read_bytes())
-    there, here = ParquetTable("memory://clicks"), ParquetTable(folder)
-    assert there.identity() == here.identity()
-    assert there.schema == here.schema
-
-
 def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
     with pytest.raises(SetupError, match=r"cloud://x/y: .*cloud.*; use a path, s3://"):
         ParquetTable("cloud://x/y")

@@ -24,15 +24,20 @@ _GROUP_SIZES = [3, 1, 2, 3, 2]  # features of each group in one call of pool_gro
 _INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
 
 
-class PoolingContract(PluginContract):
-    """Tests of a pooling: override the fixture ``plugin``."""
-
+class _AnyPoolingContract(PluginContract):
     embedding_dim: ClassVar[int] = 8
 
     @pytest.fixture
     def module(self, plugin: Pooling) -> nn.Module:
         torch.manual_seed(0)
         return plugin.build(self.embedding_dim)
+
+    def test_mixes_no_devices(self, plugin: Pooling) -> None:
+        launch(_on_another_device, 1, plugin, self.embedding_dim)
+
+
+class PoolingContract(_AnyPoolingContract):
+    """Tests of a pooling: override the fixture ``plugin``."""
 
     @pytest.fixture
     def rows(self) -> list[Tensor]:
@@ -114,25 +119,13 @@ class PoolingContract(PluginContract):
                 f"equal_gradients is set, and gradients within row {row} differ"
             )
 
-    def test_mixes_no_devices(self, plugin: Pooling) -> None:
-        launch(_on_another_device, 1, plugin, self.embedding_dim, None)
 
-
-class TargetPoolingContract(PluginContract):
+class TargetPoolingContract(_AnyPoolingContract):
     """Tests of a pooling that needs targets: override the fixture ``plugin``."""
-
-    embedding_dim: ClassVar[int] = 8
-
-    @pytest.fixture
-    def module(self, plugin: TargetPooling) -> nn.Module:
-        torch.manual_seed(0)
-        return plugin.build(self.embedding_dim)
 
     @pytest.fixture
     def targets(self) -> Tensor:
-        """One target for each row of ``_INVERSE``."""
-        generator = torch.Generator().manual_seed(2)
-        return torch.randn(len(_INVERSE), self.embedding_dim, generator=generator)
+        return _targets(self.embedding_dim)
 
     def test_it_names_its_target(self, plugin: TargetPooling) -> None:
         assert isinstance(plugin.target, str)
@@ -187,8 +180,10 @@ class TargetPoolingContract(PluginContract):
         (pooled * torch.randn(pooled.shape)).sum().backward()
         _assert_trained(module, sequence.values(), targets)
 
-    def test_mixes_no_devices(self, plugin: TargetPooling, targets: Tensor) -> None:
-        launch(_on_another_device, 1, plugin, self.embedding_dim, targets)
+
+def _targets(dim: int) -> Tensor:
+    """Return a target for each row of ``_INVERSE``."""
+    return torch.randn(len(_INVERSE), dim, generator=torch.Generator().manual_seed(2))
 
 
 def _modules(plugin: Pooling, dim: int, num_features: int) -> list[nn.Module]:
@@ -222,9 +217,7 @@ def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
     return _jagged([rows[row] for row in inverse])
 
 
-def _on_another_device(
-    _rank: int, _world_size: int, plugin: Pooling, dim: int, targets: Tensor | None
-) -> None:
+def _on_another_device(_rank: int, _world_size: int, plugin: Pooling, dim: int) -> None:
     """Compare vectors and gradients with the CPU."""
 
     def pooled(device: torch.device) -> Tensor:
@@ -233,8 +226,8 @@ def _on_another_device(
         if not isinstance(plugin, TargetPooling):
             groups = [(on[:2], moved[:2]), (on[2:], moved[2:])]
             return torch.cat([each.flatten() for each in plugin.pool_groups(groups)])
-        assert targets is not None
-        return plugin.pool_for(on, moved, targets.to(device), torch.tensor(_INVERSE, device=device))
+        inverse = torch.tensor(_INVERSE, device=device)
+        return plugin.pool_for(on, moved, _targets(dim).to(device), inverse)
 
     with fake_device() as device:
         modules, sequences = _modules(plugin, dim, num_features=3), _group(_LENGTHS, dim)
