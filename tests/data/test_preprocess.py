@@ -10,29 +10,31 @@ from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 
-class AddOne(Preprocessing):
-    """Adds one to each id, and counts the ids that it was given."""
+class Step(Preprocessing):
+    """Applies a function, and counts the values that it was given."""
 
-    name = "test.add_one"
-
-    def __init__(self):
+    def __init__(self, function, name="test.step", **attributes):
+        self.name = name
         super().__init__(PluginOptions())
-        self.ids_seen = 0
+        self.function, self.seen = function, 0
+        vars(self).update(attributes)
 
     def transform(self, values, offsets):
-        self.ids_seen += values.numel()
-        return values + 1, offsets.clone()
+        self.seen += values.numel()
+        return self.function(values, offsets)
 
 
-class FirstId(Preprocessing):
-    """Keeps the first id of each row."""
+def add_one(**attributes) -> Step:
+    return Step(lambda values, offsets: (values + 1, offsets.clone()), **attributes)
 
-    name = "test.first_id"
 
-    def transform(self, values, offsets):
+def first_id(**attributes) -> Step:
+    def first(values, offsets):
         lengths = torch.diff(offsets).clamp(max=1)
         new_offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         return values[offsets[:-1][lengths == 1].long()], new_offsets
+
+    return Step(first, **attributes)
 
 
 LISTS = {
@@ -71,7 +73,7 @@ def lists_of(batch: Batch) -> dict[str, list[list[int]]]:
 
 @pytest.mark.parametrize("deduplicated", [False, True])
 def test_steps_run_in_order_on_their_features(deduplicated):
-    add, first = AddOne(), FirstId(PluginOptions())
+    add, first = add_one(), first_id()
     batch = make_batch(deduplicated=deduplicated)
     after = Preprocess({"a": [add, first], "c": [add], "unknown": [add]})(batch)
     assert lists_of(after) == {
@@ -86,66 +88,49 @@ def test_steps_run_in_order_on_their_features(deduplicated):
 
 @pytest.mark.parametrize("deduplicated", [False, True])
 def test_neighbours_with_the_same_steps_go_together(deduplicated):
-    first = FirstId(PluginOptions())
+    first = first_id()
     batch = make_batch(deduplicated=deduplicated)
     after = Preprocess({key: [first] for key in LISTS})(batch)
     assert lists_of(after) == {key: [row[:1] for row in rows] for key, rows in LISTS.items()}
 
 
 def test_only_unique_rows_are_transformed():
-    on_all, on_unique = AddOne(), AddOne()
+    on_all, on_unique = add_one(), add_one()
     Preprocess({"a": [on_all], "c": [on_all]})(make_batch(deduplicated=False))
     Preprocess({"a": [on_unique], "c": [on_unique]})(make_batch(deduplicated=True))
-    assert (on_all.ids_seen, on_unique.ids_seen) == (9, 4)
+    assert (on_all.seen, on_unique.seen) == (9, 4)
 
 
-class Raises(Preprocessing):
-    """Raises an error."""
+def raises(error: Exception) -> Step:
+    def fail(values, offsets):
+        raise error
 
-    name = "test.raises"
-
-    def __init__(self, error):
-        super().__init__(PluginOptions())
-        self.error = error
-
-    def transform(self, values, offsets):
-        raise self.error
+    return Step(fail, "test.raises")
 
 
 def test_what_a_step_raises_is_preceded_by_its_name_and_place():
     note = r"no such id\ntest\.raises: transform of c failed at .*test_preprocess\.py:"
     with pytest.raises(ValueError, match=note):
-        Preprocess({"c": [Raises(ValueError("no such id"))]})(make_batch(deduplicated=False))
+        Preprocess({"c": [raises(ValueError("no such id"))]})(make_batch(deduplicated=False))
     with pytest.raises(DataError, match=r"^mend the file$"):
-        Preprocess({"c": [Raises(DataError("mend the file"))]})(make_batch(deduplicated=False))
+        Preprocess({"c": [raises(DataError("mend the file"))]})(make_batch(deduplicated=False))
 
 
 def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
     with pytest.raises(DataError, match=r"weights cannot be transformed.*: a; take them out"):
-        Preprocess({"a": [AddOne()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
+        Preprocess({"a": [add_one()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
 
 
-class Halves(Preprocessing):
-    """Numbers as two halves."""
-
-    name = "test.halves"
-    takes = ("numbers",)
-    width = 2
-
-    def transform(self, values, offsets):
+def halves() -> Step:
+    def halve(values, offsets):
         return (values / 2).repeat_interleave(2), offsets * 2
 
+    return Step(halve, "test.halves", takes=("numbers",), width=2)
 
-class Negative(Preprocessing):
-    """Numbers with the other sign."""
 
-    name = "test.negative"
-    takes = ("numbers",)
-    scope = "id"
-
-    def transform(self, values, offsets):
-        return -values, offsets
+def negative() -> Step:
+    return Step(lambda values, offsets: (-values, offsets), "test.negative", scope="id")
 
 
 def dense_batch() -> Batch:
@@ -154,11 +139,7 @@ def dense_batch() -> Batch:
 
 
 def test_dense_features_are_transformed_and_widened_in_place():
-    negative = Negative(PluginOptions())
-    steps: dict[str, list[Preprocessing]] = {
-        "x": [negative],
-        "z": [Halves(PluginOptions()), negative],
-    }
+    steps = {"x": [negative()], "z": [halves(), negative()]}
     batch = dense_batch()
     after = Preprocess(steps, ("x", "y", "z"))(batch)
     assert after.dense_features.tolist() == [[-1, 2, -1.5, -1.5], [-4, 5, -3, -3]]
@@ -166,20 +147,11 @@ def test_dense_features_are_transformed_and_widened_in_place():
     assert batch.dense_features.tolist() == dense_batch().dense_features.tolist()
 
 
-class Log(Negative):
-    """Natural logarithms."""
-
-    name = "test.log"
-
-    def transform(self, values, offsets):
-        return values.log(), offsets
-
-
 def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
-    negative, log = Negative(PluginOptions()), Log(PluginOptions())
+    log = Step(lambda values, offsets: (values.log(), offsets), "test.log", scope="id")
     origin = (Origin("part-0.parquet", 100, 2),)
     rows = Rows(pa.RecordBatch.from_pydict({"unused": [0, 0]}), origin)
-    steps = {name: [log, negative, Halves(PluginOptions())] for name in "xyz"}
+    steps = {name: [log, negative(), halves()] for name in "xyz"}
     batch = dense_batch()
     batch.dense_features[1, 2] = -6
     with pytest.raises(DataError) as caught:
@@ -188,19 +160,6 @@ def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
         "part-0.parquet: row 101 (from 0), column 'z': test.log, then test.negative, then "
         "test.halves make [nan, nan] of -6.0; "
     )
-
-
-class Keeps(FirstId):
-    """Keeps the first ids, as many as it is told to."""
-
-    name = "test.keeps"
-
-    def __init__(self, kept):
-        super().__init__(PluginOptions())
-        self.kept = kept
-
-    def kept_lengths(self, lengths):
-        return self.kept(lengths)
 
 
 def partial_batch() -> Batch:
@@ -214,23 +173,17 @@ def partial_batch() -> Batch:
     return Batch(torch.zeros(3, 0), torch.zeros(3), partials=(partial,))
 
 
-class AddOneById(AddOne):
-    """The same, and says that it looks at ids alone."""
-
-    scope = "id"
-
-
 def test_shared_ids_are_transformed_once():
-    step = AddOneById()
+    step = add_one(scope="id")
     after = Preprocess({"a": [step], "b": [step]})(partial_batch())
     (partial,) = after.partials
-    assert step.ids_seen == 6
+    assert step.seen == 6
     assert partial.values().tolist() == [2, 3, 4, 5, 6, 10]
     assert partial.offsets().tolist() == [0, 1, 2, 0, 0, 1]
 
 
 def test_cut_rows_go_on_sharing_ids_and_lose_those_of_none():
-    keep_one = Keeps(lambda lengths: lengths.clamp(max=1))
+    keep_one = first_id(kept_lengths=lambda lengths: lengths.clamp(max=1))
     a, b = Preprocess({"a": [keep_one]})(partial_batch()).partials
     assert (a.keys(), b.keys()) == (["a"], ["b"])
     assert (a.values().tolist(), b.values().tolist()) == ([1, 2, 3], [9])
@@ -239,8 +192,8 @@ def test_cut_rows_go_on_sharing_ids_and_lose_those_of_none():
 
 
 def test_what_looks_beyond_an_id_gets_unique_rows():
-    step = AddOne()
+    step = add_one()
     after = Preprocess({"b": [step]})(partial_batch())
-    assert step.ids_seen == 1
+    assert step.seen == 1
     assert [partial.keys() for partial in after.partials] == [["a"]]
     assert [(ikjt.keys(), ikjt.num_unique()) for ikjt in after.ikjts] == [(["b"], 2)]

@@ -22,7 +22,7 @@ from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, read_task
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.reader import Piece
+from recd_plugins.data.reader import Piece, PlannedReader
 from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model
@@ -55,24 +55,20 @@ class Iterated(Numbers):
     name = "test.iterated"
 
     def reader(self, **options: Any) -> Reader:
-        return IteratedReader(super().reader(**options))
+        reader = super().reader(**options)
+        reader.__class__ = IteratedReader
+        return reader
 
 
-class IteratedReader(Reader):
-    def __init__(self, inner: Reader) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
+class IteratedReader(PlannedReader):
+    num_blocks = Reader.num_blocks  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Rows]:
-        return iter(self._inner)
+        for block in super().blocks(0, 1):
+            yield from block
 
-    def state_dict(self) -> State:
-        return self._inner.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self._inner.load_state_dict(state)
+    def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
+        return Reader.blocks(self, worker, num_workers)  # type: ignore[return-value]
 
 
 class Locked(PlainConverter):
@@ -199,6 +195,12 @@ training: {batch_size: 4}
 PLUGINS = '''
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.config.hookspecs import hookimpl
+from recd_plugins.interfaces import DatasetWrapper
+
+class Same(DatasetWrapper):
+    """The rows as they are."""
+    name = "acme.same"
+    def reader(self, **options): return self.inner.reader(**options)
 
 class First(PlainConverter):
     """Plain."""
@@ -206,6 +208,9 @@ class First(PlainConverter):
 
 @hookimpl
 def register_converters(): return [First]
+
+@hookimpl
+def register_datasets(): return [Same]
 '''
 
 
@@ -261,23 +266,10 @@ class Parted(Sharding):
 @hookimpl
 def register_shardings(): return [Parted]
 '''
-WRAPPER = '''
-from recd_plugins.api import DatasetWrapper, hookimpl
-
-class Same(DatasetWrapper):
-    """The rows as they are."""
-    name = "acme.same"
-
-    def reader(self, **options): return self.inner.reader(**options)
-
-@hookimpl
-def register_datasets(): return [Same]
-'''
 
 
 def test_a_reader_has_the_file_of_a_part_that_wrappers_may_ask(folder, monkeypatch):
     (folder / "plugins" / "acme_tables.py").write_text(OF_TABLES)
-    (folder / "plugins" / "acme_same.py").write_text(WRAPPER)
     path = "{path: table.parquet}"
     text = REGISTRY.replace(path, f"{path}, wrap: [{{use: acme.same}}]")
     sharding = 'sharding: [{use: acme.parted, tables: ["*"]}]\n'

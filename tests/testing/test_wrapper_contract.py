@@ -12,7 +12,6 @@ import pytest
 from recd_plugins.interfaces import (
     Dataset,
     DatasetWrapper,
-    FeatureSchema,
     Lookups,
     Origin,
     PluginOptions,
@@ -20,15 +19,9 @@ from recd_plugins.interfaces import (
     Rows,
 )
 from recd_plugins.testing.contracts import DatasetContract
+from recd_plugins.testing.contracts.ingestion import Numbers
 
-NUM_ROWS = 10
 Batches = list[Rows]
-
-
-def batch(first: int, size: int) -> Rows:
-    numbers = list(range(first, first + size))
-    data = {"id": pa.array(numbers, pa.int64()), "label": pa.array([n % 2 for n in numbers])}
-    return Rows(pa.RecordBatch.from_pydict(data), (Origin("numbers", first, size),))
 
 
 class Listed(Reader):
@@ -51,22 +44,6 @@ class Listed(Reader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
-
-
-class Numbers(Dataset):
-    """Ten rows."""
-
-    name = "test.numbers"
-
-    def prepare(self) -> None:
-        pass
-
-    def schema(self) -> FeatureSchema:
-        return FeatureSchema(("id",), (), "label")
-
-    def reader(self, **arguments: Any) -> Reader:
-        size = arguments["batch_size"]
-        return Listed([batch(first, size) for first in range(0, NUM_ROWS - size + 1, size)])
 
 
 class Changed(DatasetWrapper):
@@ -113,18 +90,18 @@ def lost_in_batches(batches: Batches) -> Batches:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda batches: [*batches, batches[0]], "numbers: row 0 (from 0) came twice"),
-        (lambda batches: [*batches[:-1], batches[0]], "numbers: row 0 (from 0) came twice"),
-        (in_place, "numbers: row 0 (from 0) came twice"),
-        (content, "numbers: row 1 (from 0) differs from the row of its origin"),
+        (lambda batches: [*batches, batches[0]], "numbers.log: row 0 (from 0) came twice"),
+        (lambda batches: [*batches[:-1], batches[0]], "numbers.log: row 0 (from 0) came twice"),
+        (in_place, "numbers.log: row 0 (from 0) came twice"),
+        (content, "numbers.log: row 1 (from 0) differs from the row of its origin"),
         (made_up, "mine: row 0 (from 0) is no row of the data"),
         (
             lambda batches: batches[1:],
-            "1 rows of the inner dataset are lost in batches of 1, as numbers: row 0 (from 0)",
+            "1 rows of the inner dataset are lost in batches of 1, as numbers.log: row 0 (from 0)",
         ),
         (
             lost_in_batches,
-            "6 rows of the inner dataset are lost in batches of 4, as numbers: row 0 (from 0)",
+            "4 rows of the inner dataset are lost in batches of 4, as numbers.log: row 0 (from 0)",
         ),
     ],
 )
@@ -140,6 +117,6 @@ def test_another_order_is_none() -> None:
 
 def wrapper(change: Callable[[Batches], Batches]) -> Dataset:
     options = PluginOptions()
-    wrapped = Changed(options).over(Numbers(options), cast("Lookups", None))
+    wrapped = Changed(options).over(Numbers(Numbers.Options(shuffle=False)), cast("Lookups", None))
     vars(wrapped)["change"] = change
     return wrapped

@@ -56,6 +56,7 @@ class Numbers(Dataset):
 
     class Options(PluginOptions):
         broken_row: int | None = None
+        shuffle: bool = True
 
     options: Options
 
@@ -75,7 +76,7 @@ class Numbers(Dataset):
             for group, first in enumerate(range(0, num_rows, _UNIT))
         ]
         plan, what = (
-            ReadPlan(tuple(units), batch_size, shuffle=True),
+            ReadPlan(tuple(units), batch_size, self.options.shuffle),
             f"the {split} split of {_FILE}",
         )
         ranks = {"rank": rank, "world_size": world_size}
