@@ -36,7 +36,8 @@ BUILT_IN = PluginManager().plugins
 
 def make(kind: str, name: str) -> Plugin:
     cls = BUILT_IN[kind][name].cls
-    return cls(cls.Options.model_validate(OPTIONS.get(name, {})))
+    options = {"learning_rate": 0.1} if kind == "optimizer" else OPTIONS.get(name, {})
+    return cls(cls.Options.model_validate(options))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BUILT_IN if kind not in ("callback", "model")])
@@ -45,10 +46,34 @@ def test_every_kind_has_a_plugin(kind):
     assert BUILT_IN[kind]
 
 
-class TestConverters(ConverterContract):
-    @pytest.fixture(params=BUILT_IN["converter"])
-    def plugin(self, request):
-        return make("converter", request.param)
+def suite(contract, kind, names=None):
+    """Return a contract's tests of built-in plugins of a kind: of all, or of those named."""
+
+    class Suite(contract):
+        @pytest.fixture(params=sorted(names or BUILT_IN[kind]))
+        def plugin(self, request):
+            return make(kind, request.param)
+
+    return Suite
+
+
+TARGET_POOLINGS = {
+    name for name, found in BUILT_IN["pooling"].items() if issubclass(found.cls, TargetPooling)
+}
+CHOOSERS = {n for n, found in BUILT_IN["sharding"].items() if issubclass(found.cls, Chooser)}
+TIERED = {name for name in BUILT_IN["sharding"] if name.startswith("flexshard.")}
+# Choosers are replaced by others.
+OTHER_SHARDINGS = BUILT_IN["sharding"].keys() - TIERED - CHOOSERS
+
+TestConverters = suite(ConverterContract, "converter")
+TestPreprocessing = suite(PreprocessingContract, "preprocessing")
+TestPoolings = suite(PoolingContract, "pooling", BUILT_IN["pooling"].keys() - TARGET_POOLINGS)
+TestTargetPoolings = suite(TargetPoolingContract, "pooling", TARGET_POOLINGS)
+TestShardings = suite(ShardingContract, "sharding", OTHER_SHARDINGS)
+TestCaches = suite(CacheContract, "cache")
+TestOptimizers = suite(OptimizerContract, "optimizer")
+TestMetrics = suite(MetricContract, "metric")
+TestPipelines = suite(PipelineContract, "pipeline")
 
 
 class TestPartialIkjts(ConverterContract):
@@ -60,29 +85,6 @@ class TestPartialIkjts(ConverterContract):
         return cls(cls.Options.model_validate({"features": self.deduplicated}))
 
 
-class TestPreprocessing(PreprocessingContract):
-    @pytest.fixture(params=BUILT_IN["preprocessing"])
-    def plugin(self, request):
-        return make("preprocessing", request.param)
-
-
-TARGET_POOLINGS = {
-    name for name, found in BUILT_IN["pooling"].items() if issubclass(found.cls, TargetPooling)
-}
-
-
-class TestPoolings(PoolingContract):
-    @pytest.fixture(params=sorted(BUILT_IN["pooling"].keys() - TARGET_POOLINGS))
-    def plugin(self, request):
-        return make("pooling", request.param)
-
-
-class TestTargetPoolings(TargetPoolingContract):
-    @pytest.fixture(params=sorted(TARGET_POOLINGS))
-    def plugin(self, request):
-        return make("pooling", request.param)
-
-
 class TestSigmoidTargetPooling(TargetPoolingContract):
     @pytest.fixture
     def plugin(self):
@@ -90,19 +92,12 @@ class TestSigmoidTargetPooling(TargetPoolingContract):
         return cls(cls.Options.model_validate({"target": "item", "weights": "sigmoid"}))
 
 
-CHOOSERS = {n for n, found in BUILT_IN["sharding"].items() if issubclass(found.cls, Chooser)}
-TIERED = {name for name in BUILT_IN["sharding"] if name.startswith("flexshard.")}
+class TestTieredShardings(ShardingContract):
+    """These shardings take sequence tables only."""
 
-
-class TestShardings(ShardingContract):
-    # In place of choosers others are put.
-    @pytest.fixture(params=sorted(BUILT_IN["sharding"].keys() - TIERED - CHOOSERS))
+    @pytest.fixture(params=sorted(TIERED))
     def plugin(self, request):
         return make("sharding", request.param)
-
-
-class TestTieredShardings(ShardingContract):
-    """These are for sequence tables alone."""
 
     @pytest.fixture
     def tables(self):
@@ -111,32 +106,3 @@ class TestTieredShardings(ShardingContract):
             Table("t_seen", ("seen", "bought"), 64, 16, pooled=False),
             Table("t_other", ("other",), 200, 16, pooled=False),
         )
-
-    @pytest.fixture(params=sorted(TIERED))
-    def plugin(self, request):
-        return make("sharding", request.param)
-
-
-class TestCaches(CacheContract):
-    @pytest.fixture(params=BUILT_IN["cache"])
-    def plugin(self, request):
-        return make("cache", request.param)
-
-
-class TestOptimizers(OptimizerContract):
-    @pytest.fixture(params=BUILT_IN["optimizer"])
-    def plugin(self, request):
-        cls = BUILT_IN["optimizer"][request.param].cls
-        return cls(cls.Options.model_validate({"learning_rate": 0.1}))
-
-
-class TestMetrics(MetricContract):
-    @pytest.fixture(params=BUILT_IN["metric"])
-    def plugin(self, request):
-        return make("metric", request.param)
-
-
-class TestPipelines(PipelineContract):
-    @pytest.fixture(params=BUILT_IN["pipeline"])
-    def plugin(self, request):
-        return make("pipeline", request.param)
