@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import random
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import Entry, RegistrySpec, RunConfig
 from recd_plugins.data.loader import DataLoader, build_dataloader
@@ -325,32 +324,21 @@ def _failure(loader: DataLoader) -> tuple[Exception, Batches]:
     return caught.value, batches
 
 
-def _assert_same(batches: Iterable[Any], expected: Iterable[Any]) -> None:
-    for step, (one, other) in enumerate(zip(batches, expected, strict=True)):
-        assert one[1] == other[1], f"the position after batch {step}"
-        assert _contents(one[0]) == _contents(other[0]), f"batch {step}"
+def _assert_same(batches: Batches, expected: Batches) -> None:
+    for step, ((one, position), (other, at)) in enumerate(zip(batches, expected, strict=True)):
+        assert position == at, f"the position after batch {step}"
+        (tensors, values), (expected_tensors, expected_values) = _contents(one), _contents(other)
+        assert values == expected_values, f"batch {step}"
+        torch.testing.assert_close(tensors, expected_tensors, rtol=0, atol=0)
 
 
-def _contents(batch: ModelInput) -> dict[str, object]:
-    return {
-        "dense": _bits(batch.dense_features),
-        "labels": _bits(batch.labels),
-        "pooled": _kjt(batch.sparse_features),
-        "replicated": _kjt(batch.replicated_features),
-        "sequences": _kjt(batch.sequence_features),
-        "num_unique": dict(batch.num_unique),
-        "inverse_lookup": {name: _bits(each) for name, each in batch.inverse_lookup.items()},
-        "groups": dict(batch.groups),
-    }
-
-
-def _kjt(kjt: KeyedJaggedTensor | None) -> object:
-    if kjt is None:
-        return None
-    names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
-    tensors = (kjt.values(), kjt.lengths(), inverse)
-    return kjt.keys(), kjt.stride_per_key(), names, [_bits(tensor) for tensor in tensors]
-
-
-def _bits(tensor: Tensor) -> tuple[str, tuple[int, ...], list[Any]]:
-    return str(tensor.dtype), tuple(tensor.shape), tensor.tolist()
+def _contents(batch: ModelInput) -> tuple[list[Tensor], list[object]]:
+    """Return the tensors of a batch, and its other contents."""
+    tensors = [batch.dense_features, batch.labels, *batch.inverse_lookup.values()]
+    values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup), dict(batch.groups)]
+    for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
+        if kjt is not None:
+            names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
+            tensors += [kjt.values(), kjt.lengths(), inverse]
+            values.append((kjt.keys(), kjt.stride_per_key(), names))
+    return tensors, values
