@@ -1,4 +1,4 @@
-"""What is decided and planned by the first rows is so by those that training reads."""
+"""Wrappers of datasets: plans follow the order of their rows, and sessions are known through them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.data.access import measure_access
 from recd_plugins.data.loader import build_dataloader
+from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
 
@@ -38,6 +39,11 @@ class Clustered(DatasetWrapper):
     def reader(self, *, batch_size, **given):
         return Sorted(self.inner.reader(batch_size=batch_size, **given), batch_size)
 
+class BySession(DatasetWrapper):
+    """Reads sessions."""
+    name = "acme.by_session"
+    def reader(self, **given): return self.inner.session_reader(**given)
+
 class Asks(DatasetWrapper):
     """Orders rows by what the model looks up."""
     name = "acme.asks"
@@ -52,7 +58,7 @@ class Asks(DatasetWrapper):
         return reader
 
 @hookimpl
-def register_datasets(): return [Clustered, Asks]
+def register_datasets(): return [Clustered, BySession, Asks]
 '''
 FILE = """\
 version: 1
@@ -112,3 +118,10 @@ def test_who_asks_for_the_model_is_left_out_by_name(load: Any, what: str) -> Non
     assert both.features == measure_profile(load(CLUSTERED)).features
     assert "acme.clustered (r.yaml:6 dataset.wrap[0])" in both.source
     assert "without acme.asks" in both.source
+
+
+def test_sessions_are_known_through_a_wrapper(load: Any) -> None:
+    by_session = "    - {use: acme.by_session}\n"
+    dataset = wrapped_dataset(load(CLUSTERED + by_session * 2))
+    rows = next(iter(dataset.reader(rank=0, world_size=1, batch_size=16, split="train")))
+    assert rows.data.column("session_id").to_pylist() == [0] * 16

@@ -193,21 +193,13 @@ def test_dense_features(folder: Path) -> None:
     assert torch.cat(batches).mean(0).abs().max() < 1e-5
 
 
-def rows_of(found: Any) -> list[Any]:
-    """Rows of features in a batch of any form, batch by batch."""
+def rows_of(found: Any) -> list[dict[str, list[list[int]]]]:
+    """Rows by feature, batch by batch."""
     with build_dataloader(found, 0, 1) as loader:
         return [
-            {key: jagged.to_dense() for key, jagged in each.sparse_features.to_dict().items()}
-            for each in loader
+            {key: [row.tolist() for row in jagged.to_dense()] for key, jagged in each.items()}
+            for each in (batch.sparse_features.to_dict() for batch in loader)
         ]
-
-
-def same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) > 0 and all(
-        a.keys() == b.keys()
-        and all(torch.equal(x, y) for k in a for x, y in zip(a[k], b[k], strict=True))
-        for a, b in zip(one, other, strict=True)
-    )
 
 
 @pytest.mark.parametrize("converter", ["recd.ikjt", "recd.partial_ikjt"])
@@ -255,7 +247,7 @@ def test_a_checkpoint_stands_for_fitting(
     monkeypatch.setattr("recd_plugins.data.preprocess.training_rows", None)
     after = registry(folder, entry)
     load_fitted(after, tmp_path)
-    assert same(rows_of(after), expected)
+    assert rows_of(after) == expected
     assert identity_of(after, []) == identity_of(before, [])
     (tmp_path / FITTED).write_bytes(b"another")
     with pytest.raises(DamagedError, match=FITTED):

@@ -14,10 +14,9 @@ class Step(Preprocessing):
     """Applies a function, and counts the values that it was given."""
 
     def __init__(self, function, name="test.step", **attributes):
-        self.name = name
         super().__init__(PluginOptions())
         self.function, self.seen = function, 0
-        vars(self).update(attributes)
+        vars(self).update(attributes, name=name)
 
     def transform(self, values, offsets):
         self.seen += values.numel()

@@ -134,6 +134,13 @@ def as_if_pinned(monkeypatch) -> list[str]:
     return threads
 
 
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
+def test_batches_are_pinned_for_cuda_alone(folder, as_if_pinned, device, pinned):
+    loader = build_dataloader(registry(folder, 0), 0, 1, device=torch.device(device))
+    next(iter(loader))
+    assert bool(as_if_pinned) == pinned
+
+
 def test_a_thread_pins_what_workers_made(folder, as_if_pinned):
     cuda = torch.device("cuda")
     loader = build_dataloader(registry(folder, 2), 0, 1, device=cuda)
