@@ -1,4 +1,4 @@
-"""Wrappers of datasets: plans follow the order of their rows, and sessions are known through them."""
+"""Wrappers of datasets: plans follow the order of their rows, and sessions pass through them."""
 
 from __future__ import annotations
 
