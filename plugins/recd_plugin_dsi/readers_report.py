@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from recd_plugins.api import (
@@ -41,6 +39,7 @@ from recd_plugins.api import (
     prepare,
     read_task,
     stall_meter,
+    text_table,
     text_utils,
     wrapped_dataset,
 )
@@ -366,7 +365,7 @@ class ReaderPlan:
 def render(plan: ReaderPlan) -> RenderableType:
     """Return the measured costs, the table by number of readers, and the advice."""
     making, reading = plan.reading.making, plan.reading
-    measured = _new("Seconds of a batch of one rank", "", "ms")
+    measured = text_table("Seconds of a batch of one rank", [""], ["ms"])
     for name, seconds in {
         **{cause: getattr(making, cause) for cause in STALL_CAUSES},
         "one reader": plan.pace.making,
@@ -377,8 +376,11 @@ def render(plan: ReaderPlan) -> RenderableType:
     }.items():
         measured.add_row(name, f"{seconds * 1e3:.2f}")
     measured.caption = f"{plan.batch_size:,} rows; medians"
-    columns = "readers of a rank", "trainer waits", "on this machine", "cores of a node"
-    curve = _new(f"Waiting, by readers; wanted: at most {plan.target:.0%}", *columns)
+    curve = text_table(
+        f"Waiting, by readers; wanted: at most {plan.target:.0%}",
+        ["readers of a rank"],
+        ["trainer waits", "on this machine", "cores of a node"],
+    )
     for point in plan.curve:
         chosen = point.readers == plan.readers
         curve.add_row(
@@ -396,12 +398,3 @@ def render(plan: ReaderPlan) -> RenderableType:
         needs += f"memory {text_utils.size_text(memory)} "
         needs += f"each, {text_utils.size_text(total * memory)} in all"
     return Group(measured, "", curve, "", Text(needs), Text(plan.advice()))
-
-
-def _new(title: str, *columns: str) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +20,7 @@ from recd_plugin_flexshard.planning.plan import (
     sync_bytes,
 )
 from recd_plugin_flexshard.table_plan import memory_of
-from recd_plugins.api import SetupError, text_utils, topologies, topology_line
+from recd_plugins.api import SetupError, text_table, text_utils, topologies, topology_line
 
 _STRATEGY_NAMES: dict[Strategy, str] = {
     "two_tier": "two tiers",
@@ -283,13 +282,8 @@ def _times(entry: EntryTiers) -> Table:
 
 
 def _new_table(title: str, first: str, *numbers: str) -> Table:
-    # Narrow columns, so that in 80 characters lines break between words.
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    table.add_column(first, overflow="fold", no_wrap=not first)
-    for heading in numbers:
-        table.add_column(heading, justify="right", overflow="fold")
+    table = text_table(title, [first], numbers)
+    table.columns[0].no_wrap = not first
     return table
 
 

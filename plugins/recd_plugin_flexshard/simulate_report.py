@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +13,7 @@ from rich.text import Text
 from recd_plugin_flexshard.plan_report import rows_by_tier, topology_json
 from recd_plugin_flexshard.planning.plan import Tier, traffic
 from recd_plugin_flexshard.planning.simulate import Counts, PlayedSide, Simulation, imbalance
-from recd_plugins.api import text_utils, topologies, topology_line
+from recd_plugins.api import text_table, text_utils, topologies, topology_line
 
 _NAMES: dict[Tier, str] = {
     "cold": "cold: all-to-all",
@@ -98,10 +97,9 @@ def render(
 
 
 def _collectives(played: Simulation) -> Table:
-    table = Table(title="Bytes that a rank sends in a step", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("", no_wrap=True)
-    for heading in ("mean", "max", "predicted", "ms", "predicted"):
-        table.add_column(heading, justify="right", overflow="fold")
+    headings = "mean", "max", "predicted", "ms", "predicted"
+    table = text_table("Bytes that a rank sends in a step", [""], headings)
+    table.columns[0].no_wrap = True
     predicted = traffic(played.plan)
     expected = played.plan.row_wise_seconds.a2a_global
     lines = [("row-wise: all-to-all", played.row_wise.tiers["cold"], "", expected)]
@@ -121,9 +119,7 @@ def _collectives(played: Simulation) -> Table:
 
 
 def _ranks(played: Simulation) -> Table:
-    table = Table(title="Ranks", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("", "row-wise", "tiers", "predicted"):
-        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    table = text_table("Ranks", [""], ["row-wise", "tiers", "predicted"])
     sides, plan = (played.row_wise, played.tiered), played.plan
     for overlap in sorted({0.0, plan.options.overlap}):
         name = f"ms exposed at {overlap:.0%} overlap" if overlap else "ms in collectives"

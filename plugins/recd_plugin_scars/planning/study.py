@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +31,7 @@ from recd_plugins.api import (
     measure_compute,
     model_tables,
     study,
+    text_table,
     text_utils,
     topologies,
     topology_line,
@@ -128,17 +128,30 @@ def traffic_bytes(tables: Sequence[TableTraffic]) -> dict[str, float]:
 
 def render(report: CachePlanReport) -> RenderableType:
     """Render ranks and costs, the caches by table, and the traffic of a step."""
-    limit = _LIMITS[report.limit].format(steps=report.steps)
-    tables = sorted(report.plan.tables.values(), key=lambda t: -t.traffic.coalesced_bytes)
-    shown = tables[:_LINES]
+    within = (
+        ""
+        if report.memory is None or report.shared
+        else f" within {text_utils.size_text(report.memory)}"
+    )
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         _assumptions(report),
         "",
-        _caches(report, shown),
-        Text(f"the cache ends where {limit}"),
+        _by_table(
+            report,
+            f"Caches{within}: the most read rows",
+            ("rows", "useful", "cached", "share", "bytes", "lookups hit", "rows hit"),
+            _cache_cells,
+        ),
+        Text(f"the cache ends where {_LIMITS[report.limit].format(steps=report.steps)}"),
         "",
-        _traffic(report, shown),
+        _by_table(
+            report,
+            "Rows of a step, read from the backing store and written back",
+            ("plain", "coalesced", "cached", "both", "plain / both"),
+            _traffic_cells,
+            f"LRU caches of the same sizes: about {text_utils.size_text(report.lru_bytes)} in all",
+        ),
     ]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
     return Group(*parts)
@@ -183,41 +196,30 @@ def _assumptions(report: CachePlanReport) -> Text:
     return Text("\n".join(lines))
 
 
-def _new(title: str, columns: Sequence[str]) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    table.add_column(columns[0], overflow="fold")
-    for column in columns[1:]:
-        table.add_column(column, justify="right", overflow="fold")
-    return table
-
-
-def _caches(report: CachePlanReport, shown: Sequence[CachedTable]) -> Table:
-    budget = (
-        ""
-        if report.memory is None or report.shared
-        else f" within {text_utils.size_text(report.memory)}"
-    )
-    columns = ("table", "rows", "useful", "cached", "share", "bytes", "lookups hit", "rows hit")
-    lines = _new(f"Caches{budget}: the most read rows", columns)
-    for table in shown:
-        _cache_line(lines, table.load.name, [table])
-    tables = list(report.plan.tables.values())
+def _by_table(
+    report: CachePlanReport,
+    title: str,
+    headings: Sequence[str],
+    cells: Callable[[Sequence[CachedTable]], Sequence[str]],
+    caption: str | None = None,
+) -> Table:
+    """Return a line per table, those with the most traffic first, and one for all tables."""
+    tables = sorted(report.plan.tables.values(), key=lambda t: -t.traffic.coalesced_bytes)
+    rows = ((table.load.name, *cells([table])) for table in tables[:_LINES])
+    lines = text_table(title, ["table"], headings, rows, caption=caption)
     if len(tables) > 1:
         lines.add_section()
-        _cache_line(lines, f"all {len(tables)}", tables)
+        lines.add_row(f"all {len(tables)}", *cells(tables))
     return lines
 
 
-def _cache_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
+def _cache_cells(tables: Sequence[CachedTable]) -> Sequence[str]:
     rows = sum(table.load.num_embeddings for table in tables)
     cached = sum(table.cached for table in tables)
     lookups = sum(table.traffic.lookups for table in tables)
     hit = sum(table.traffic.lookups * table.load.covered(table.cached) for table in tables)
     unique = sum(table.traffic.unique_rows for table in tables)
-    lines.add_row(
-        name,
+    return (
         f"{rows:,}",
         f"{sum(table.useful or 0 for table in tables):,}",
         f"{cached:,}",
@@ -228,28 +230,10 @@ def _cache_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
     )
 
 
-def _traffic(report: CachePlanReport, shown: Sequence[CachedTable]) -> Table:
-    lines = _new(
-        "Rows of a step, read from the backing store and written back",
-        ("table", "plain", "coalesced", "cached", "both", "plain / both"),
-    )
-    for table in shown:
-        _traffic_line(lines, table.load.name, [table])
-    tables = list(report.plan.tables.values())
-    if len(tables) > 1:
-        lines.add_section()
-        _traffic_line(lines, f"all {len(tables)}", tables)
-    lines.caption = (
-        f"LRU caches of the same sizes: about {text_utils.size_text(report.lru_bytes)} in all"
-    )
-    lines.caption_justify = "left"
-    return lines
-
-
-def _traffic_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
+def _traffic_cells(tables: Sequence[CachedTable]) -> Sequence[str]:
     moved = traffic_bytes([table.traffic for table in tables])
     less = f"{moved['plain'] / moved['both']:.1f}" if moved["both"] else "all"
-    lines.add_row(name, *(text_utils.size_text(num_bytes) for num_bytes in moved.values()), less)
+    return (*map(text_utils.size_text, moved.values()), less)
 
 
 @dataclass(frozen=True)
