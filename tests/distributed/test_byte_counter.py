@@ -12,7 +12,6 @@ import torch.distributed._functional_collectives as functional
 from tests.distributed.parity_cases import Case, input_of, sharded_model, train
 from tests.distributed.parity_model import NUM_STEPS, Form, make_batch
 from tests.sharded import CPU, SGD, bags, exact_sharders, shard
-from torch import nn
 from torchrec.distributed import comm_ops
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -132,16 +131,6 @@ def ids_of_partial_batches(rank: int, world_size: int) -> Counter[str]:
     return ids.per_feature
 
 
-def ddp(rank: int, world_size: int) -> dict[str, int]:
-    """All-reduce of a Linear(3, 5)'s gradients by DistributedDataParallel."""
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 5))
-    for _ in range(2):  # sets itself up
-        model(torch.zeros(2, 3)).sum().backward()
-    with CollectiveBytes() as counter:
-        model(torch.zeros(2, 3)).sum().backward()
-    return counter.by("phase") | counter.by_kind()
-
-
 def test_every_collective_against_hand_computed_bytes() -> None:
     results = run_on_ranks(collectives, 4)
     for rank, counted in enumerate(results):
@@ -210,12 +199,6 @@ def test_synchronous_collectives_are_not_counted_twice() -> None:
         }
 
 
-def test_ddp_all_reduces_in_the_backward_pass() -> None:
-    for sent in run_on_ranks(ddp, 4):
-        num_bytes = 2 * 4 * (3 * 5 + 5) * 3 // 4
-        assert sent == {"backward": num_bytes, "all_reduce": num_bytes}
-
-
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "mixed"])
 def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
     for plain, piped, plain_ids, piped_ids in run_on_ranks(
@@ -227,14 +210,6 @@ def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
         assert piped.pop("all_to_all") == pytest.approx(plain.pop("all_to_all"), rel=0.02)
         assert piped == plain
         assert plain["all_reduce"] > 0
-
-
-def test_deduplication_sends_and_looks_up_less() -> None:
-    few = run_on_ranks(plain_and_pipelined, 2, "table_wise", "unique")
-    all_rows = run_on_ranks(plain_and_pipelined, 2, "table_wise", "plain")
-    for deduplicated, plain in zip(few, all_rows, strict=True):
-        assert deduplicated[0]["all_to_all"] < plain[0]["all_to_all"]
-    assert sum(rank[2] for rank in few) < sum(rank[2] for rank in all_rows)
 
 
 def test_an_id_that_rows_share_is_looked_up_once() -> None:
@@ -253,14 +228,3 @@ def test_an_id_that_rows_share_is_looked_up_once() -> None:
     assert looked_up["s0"] < 0.8 * stored["s0 of unique rows"]
     # Modules that pool have no use for shared ids.
     assert looked_up["p0"] > stored["p0"]
-
-
-def test_counters_start_at_nothing() -> None:
-    counter = CollectiveBytes()
-    with counter:
-        torch.ones(2).sum()
-    assert counter.total == 0
-    assert counter.by_kind() == {}
-    with lookup_ids(nn.Linear(1, 1)) as ids:
-        pass
-    assert ids.total == 0

@@ -32,20 +32,11 @@ PARTS: dict[str, tuple[bool, Form, bool]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one training step of one rank.
+    """The costs of one training step on one rank."""
 
-    Attributes:
-        sent: bytes by payload.
-        ids: looked up here.
-        memory: the most bytes above those at the step's start.
-        batch_ids: ids of this rank's batch.
-        stored_ids: ids that are left of them.
-        stored_rows: rows that are left of ``BATCH_SIZE``.
-    """
-
-    sent: Counter[str]
+    sent: Counter[str]  # bytes by payload
     ids: int
-    memory: float
+    memory: float  # the most bytes above those at the step's start
     batch_ids: int
     stored_ids: int
     stored_rows: int

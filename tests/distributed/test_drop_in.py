@@ -40,20 +40,10 @@ ADAGRAD = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1
 
 @dataclass(frozen=True)
 class Trainer:
-    """What it says beside the model.
-
-    Attributes:
-        in_backward: whether its tables bring RowWiseAdagrad.
-        fused_params: of its sharder.
-        codecs: whether collectives are quantised.
-        in_base: whether these are passed in a sharder of TorchRec's.
-        wire: of the registry, in place of codecs.
-    """
-
-    in_backward: bool = False
+    in_backward: bool = False  # tables bring RowWiseAdagrad
     fused_params: dict[str, Any] = field(default_factory=dict)
     codecs: bool = False
-    in_base: bool = False
+    in_base: bool = False  # these are passed in a sharder of TorchRec's
     wire: str = "fp32"
 
 

@@ -17,7 +17,6 @@ from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
-    ShardingType,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -34,7 +33,6 @@ from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
-    ExactEmbeddingCollectionSharder,
     stock_sharders,
 )
 from recd_plugins.testing.gloo import run_on_ranks
@@ -345,20 +343,6 @@ def test_unsharded_sequences_refuse_inverse_indices_under_guard() -> None:
         with pytest.raises(ExactnessError, match="deduplicated KeyedJaggedTensor"):
             call()
     assert model["ec"](plain("a"))["a"].values().shape == (5, DIM)
-
-
-def test_every_parameter_of_a_plain_model() -> None:
-    model = nn.Linear(2, 1)
-    check_every_parameter_is_trained(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(ExactnessError, match="no optimizer updates bias:"):
-        check_every_parameter_is_trained(model, torch.optim.SGD([model.weight], lr=1.0))
-
-
-def test_sharding_types() -> None:
-    offered = ExactEmbeddingBagCollectionSharder().sharding_types("cpu")
-    assert {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value} <= set(offered)
-    assert len(offered) == len(set(offered))
-    assert ShardingType.ROW_WISE.value in ExactEmbeddingCollectionSharder().sharding_types("cpu")
 
 
 @pytest.mark.parametrize("coalesced", [(), ("t_b",)])

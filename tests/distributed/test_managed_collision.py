@@ -95,17 +95,9 @@ def batch(rank: int, step: int, uneven: bool) -> KeyedJaggedTensor:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's.
-
-    Attributes:
-        losses: of the steps, then of an evaluation.
-        state: shards of tables and maps at the end.
-        sent: bytes of integers that all training steps sent.
-    """
-
-    losses: list[float]
-    state: dict[str, Tensor]
-    sent: int
+    losses: list[float]  # of the steps, then of an evaluation
+    state: dict[str, Tensor]  # shards of tables and maps at the end
+    sent: int  # bytes of integers
 
 
 def sharded_model(model: Model, optimizer: str, stock: bool) -> tuple[Any, Dedup]:

@@ -323,17 +323,6 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
             module(features)
 
 
-def test_state_dicts_are_unchanged() -> None:
-    stock, portable = pair(PortableEmbedding, [4, 4], PoolingType.NONE)
-    features = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
-    portable(features).sum().backward()
-    assert portable.state_dict().keys() == stock.state_dict().keys()
-    assert [n for n, _ in portable.named_parameters()] == [n for n, _ in stock.named_parameters()]
-    kernels = portable.emb_module, stock.emb_module
-    assert kernels[0].state_dict().keys() == kernels[1].state_dict().keys()
-    assert kernels[0].pooling_mode == kernels[1].pooling_mode
-
-
 def test_what_is_looked_up_as_one_table() -> None:
     equal, mixed, sequences = modules = [
         kernel(widths, pooling, shared=True)
@@ -350,47 +339,9 @@ def test_what_is_looked_up_as_one_table() -> None:
     assert [type(m) for m in modules] == [PortableEmbeddingBag] * 2 + [PortableEmbedding]
 
 
-def test_plain_batches() -> None:
-    stock = kernel([4, 8], PoolingType.SUM)
-    features = KeyedJaggedTensor(
-        ["f0", "f1"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 0, 2])
-    )
-    expected = stock(features)
-    stock.__class__ = PortableEmbeddingBag
-    assert torch.equal(stock(features), expected)
-
-
-def test_it_makes_no_metadata() -> None:
-    stock = kernel([4], PoolingType.SUM)
-    features = KeyedJaggedTensor(
-        ["f0"],
-        torch.tensor([1, 2]),
-        lengths=torch.tensor([1, 0, 1]),
-        stride_per_key_per_rank=[[1, 2]],
-    )
-    called = []
-    for kind in (BatchedFusedEmbeddingBag, PortableEmbeddingBag):
-        stock.__class__ = kind
-        with torch.profiler.profile() as profile:
-            stock(features)
-        called.append({event.name for event in profile.events()})
-    assert "fbgemm::generate_vbe_metadata" in called[0]
-    assert "fbgemm::generate_vbe_metadata" not in called[1]
-
-
-@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
-def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> None:
-    module = kernel([4], pooling)
-    module._local_rows = [0]
-    use_portable_lookups([module])
-    features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
-    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
-        module(features)
-
-
 @pytest.mark.parametrize("dtype", [SparseType.FP32, SparseType.FP16])
 @pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
-def test_a_table_without_rows_here_sends_the_type_that_other_ranks_send(
+def test_a_table_without_rows_here_refuses_ids_and_sends_the_type_that_others_send(
     pooling: PoolingType, dtype: SparseType
 ) -> None:
     options: Any = {"output_dtype": dtype}
@@ -402,6 +353,8 @@ def test_a_table_without_rows_here_sends_the_type_that_other_ranks_send(
     nothing = here(no_ids)
     assert nothing.dtype == there(one_id).dtype == dtype.as_dtype()
     nothing.sum().backward()
+    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
+        here(one_id)
 
 
 def test_weights_of_tables_without_rows_here_have_a_gradient() -> None:

@@ -31,7 +31,6 @@ def kernel(
     rows: int = ROWS,
     **options: Any,
 ) -> Any:
-    """FBGEMM's, a table a width; ``features`` are those of the tables."""
     options = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": 1e-3} | options
     made = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for width in widths],
@@ -46,7 +45,6 @@ def kernel(
 
 
 def pair(*args: Any, **options: Any) -> tuple[Any, Any]:
-    """FBGEMM's and ours, with the same weights."""
     stock = kernel(*args, **options)
     ours = copy.deepcopy(stock)
     use_row_wise_adagrad(ours)
@@ -181,7 +179,6 @@ def _set(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("changed", ["ids", "offsets", "weights of ids", "weights", "momentum"])
 def test_what_changes_before_the_backward_pass_is_told(changed: str) -> None:
-    """By autograd, in its words."""
     for each in pair([8]):
         ids, offsets = batch(6, 3)
         weights = torch.rand(len(ids))

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sharded import sequences
 from torch import Tensor, nn
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.row_updates import ClippedGradients
@@ -43,14 +42,7 @@ class Model(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
-        self.sequences = EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=f"t_{name}", embedding_dim=2, num_embeddings=9, feature_names=[name]
-                )
-                for name in FEATURES
-            ]
-        )
+        self.sequences = sequences(*FEATURES, rows=9, dim=2)
 
     def forward(self, batch: ModelInput) -> Tensor:
         found = self.sequences(batch.sequence_features)

@@ -36,8 +36,6 @@ ROWS, DIM, BATCH, NUM_STEPS = 40, 8, 12, 4
 
 @dataclass
 class Batch(Pipelineable):
-    """A trainer's own."""
-
     sparse: KeyedJaggedTensor
     labels: Tensor
 
@@ -134,13 +132,7 @@ def batches(rank: int, num_batches: int = NUM_STEPS) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Trained:
-    """One rank's.
-
-    Attributes:
-        losses: of the steps; the last one's batch is plain.
-        weights: at the end, without the paths of modules.
-        ids: looked up in training.
-    """
+    """One rank's losses and ids of training, and its weights at the end."""
 
     losses: list[float]
     weights: dict[str, Tensor]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.drop_in import pooled_sequences_cases as cases
 from tests.sharded import sequences
-from tests.summed_types import SummedTypes
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -137,28 +136,6 @@ def test_ids_stay_beside_their_vectors() -> None:
     found = pooled(stored)
     assert found["a"].tolist() == [[0], [3], [0]]
     assert found["a", "b"].tolist() == [[0, 3], [3, 4], [0, 4]]
-
-
-def test_gradients_of_vectors_in_half_precision_are_summed_in_float32() -> None:
-    vectors = torch.ones(1, 8, dtype=torch.bfloat16).requires_grad_()
-
-    class Given(nn.Module):
-        def forward(self, rows: JaggedTensor) -> torch.Tensor:
-            return vectors
-
-    pooled = PooledSequences(collection("a"), {"a": Given()})
-    often = KeyedJaggedTensor(
-        keys=["a"],
-        values=torch.arange(2),
-        lengths=torch.tensor([2]),
-        stride_per_key_per_rank=[[1]],
-        inverse_indices=(["a"], torch.zeros(1, 1024, dtype=torch.long)),
-    )
-    with SummedTypes() as summed:
-        pooled(often)["a"].sum().backward()
-    assert summed.types == {torch.float32}
-    assert vectors.grad is not None
-    assert vectors.grad.tolist() == [[1024] * 8]
 
 
 def test_a_deduplicated_batch_needs_its_rows() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec.models.dlrm import InteractionArch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins import RunConfig, load_registry
@@ -30,21 +29,6 @@ def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
         tensor = KeyedTensor(list(order), [4] * 3, torch.cat([vectors[k] for k in order], dim=1))
         logits.append(model.top(dense, tensor, None, None))
     assert torch.equal(*logits)
-
-
-def test_the_interaction_is_torchrecs() -> None:
-    placement = Placement(pooled=("b", "a"), replicated=("c",))
-    model = DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
-    dense, vectors = torch.randn(5, 2), {name: torch.randn(5, 4) for name in "abc"}
-    tensors = [
-        KeyedTensor(list(keys), [4] * len(keys), torch.cat([vectors[k] for k in keys], dim=1))
-        for keys in ("ab", "c")
-    ]
-    sparse = torch.stack([vectors[key] for key in "bac"], dim=1)
-    assert model.top.dense_arch is not None
-    interactions = InteractionArch(3)(model.top.dense_arch(dense), sparse)
-    expected = model.top.over_arch(interactions).squeeze(1)
-    torch.testing.assert_close(model.top(dense, *tensors, None), expected)
 
 
 def test_the_model_is_the_same_whatever_is_replicated() -> None:

@@ -176,25 +176,19 @@ def test_a_run_that_goes_on_has_what_each_rank_had_of_its_own(folder: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    "section",
+    "change",
     [
-        "cache: [{use: scars.cache, tables: [ids_of_item_0], options: {rows: 10}}]",
-        "cache: [{use: scars.cache, tables: [ids_of_seq_0_0], options: {rows: 10, "
-        "lookahead: false}}]",
+        ("model:", "cache: [{use: scars.cache, tables: ['*item_0'], options: {rows: 10}}]\nmodel:"),
+        (
+            "{use: torchrec.row_wise, tables: [ids_of_seq_0_0]}",
+            "{use: flexshard.two_tier, tables: [ids_of_seq_0_0]}",
+        ),
     ],
+    ids=["caches", "tiers"],
 )
-def test_its_tables_take_caches(folder: Path, section: str) -> None:
+def test_its_tables_take_caches_and_tiers(folder: Path, change: tuple[str, str]) -> None:
     plain = trained(write(folder), steps=6)
-    cached = trained(write(folder, ("model:", f"{section}\nmodel:")), steps=6)
-    assert cached.losses == pytest.approx(plain.losses, abs=1e-6)
-    assert cached.sections
-
-
-def test_its_tables_take_tiers(folder: Path) -> None:
-    plain = trained(write(folder), steps=6)
-    tiers = "{use: flexshard.two_tier, tables: [ids_of_seq_0_0]}"
-    path = write(folder, ("{use: torchrec.row_wise, tables: [ids_of_seq_0_0]}", tiers))
-    assert trained(path, steps=6).losses == pytest.approx(plain.losses, abs=1e-6)
+    assert trained(write(folder, change), steps=6).losses == pytest.approx(plain.losses, abs=1e-6)
 
 
 def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -> None:

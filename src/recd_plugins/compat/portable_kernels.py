@@ -289,15 +289,13 @@ def fits_one_table(kernel: Any) -> bool:
 def look_up_bags(
     kernel: Any, features: KeyedJaggedTensor, offsets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Look up bags of ids, whatever feature each is of.
-
-    Weights, optimizer state and update rule are those of the kernel.
+    """Look up bags of ids of any features by a kernel that ``fits_one_table``.
 
     Args:
-        kernel: an FBGEMM kernel that ``fits_one_table``; one without pooling sums.
+        kernel: of FBGEMM; one without pooling sums.
         features: ids of its features, in its order.
-        offsets: of the bags in the ids, ``[num_bags + 1]``; no bag has ids of two features.
-        weights: of the ids; those of ``features`` do not count.
+        offsets: ``[num_bags + 1]``, of the bags; no bag has ids of two features.
+        weights: of the ids, instead of those of ``features``.
 
     Returns:
         ``[num_bags, embedding_dim]``.
@@ -328,18 +326,10 @@ def look_up_bags(
 def refuse_outside(
     ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
 ) -> None:
-    """Refuse ids outside of their table, which would be rows of another one.
+    """Raise DataError for ids outside of their table, which would be rows of another one.
 
-    FBGEMM's check of bounds lets -1 pass, and everything if it is off.
-
-    Args:
-        ids: in the order of ``features``, in CPU memory.
-        features: of the ids.
-        rows: of each feature's table, or of its shard here.
-        table: name of the table by the number of a feature.
-
-    Raises:
-        DataError: names table, feature and id.
+    FBGEMM's check of bounds lets -1 pass, and everything if it is off. ``rows`` are those of each
+    feature's shard here; ``table`` returns the name of its table.
     """
     if not len(ids):
         return

@@ -117,13 +117,7 @@ def check_updates(
     fused_params: Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> None:
-    """Refuse arguments that FBGEMM does nothing with, and warn of updates that are other ones.
-
-    Args:
-        params: how each table is sharded.
-        parameters: of the tables, with the optimizers that they bring.
-        fused_params: of the sharder.
-        device: of the module.
+    """Refuse optimizer arguments that FBGEMM ignores, and warn of updates that differ.
 
     Raises:
         SetupError: names the table and the argument.
@@ -254,16 +248,9 @@ _OPTION = "gradient_clipping"
 
 
 class ClippedGradients:
-    """The tables of a module that clip.
+    """Tables of an unsharded module whose optimizers clip gradients.
 
-    Args:
-        module: not sharded, with the optimizers that its parameters bring.
-        params: how each of its tables is sharded.
-        fused_params: of its sharder.
-        coalesced: tables whose ids are sent once.
-
-    Attributes:
-        in_use: whether any module of this process has such tables; models are not searched else.
+    Models are searched for them only if ``in_use``: a module of this process has some.
 
     Raises:
         SetupError: a coalesced table clips.

@@ -29,15 +29,9 @@ def replace_kjts(
 ) -> Any:
     """Return the batch with other KeyedJaggedTensors; itself if none was replaced by another.
 
-    Looks into dicts, lists, tuples, dataclasses and other objects with attributes. Containers of
-    replaced tensors are copied, so the given batch stays as it is.
-
-    Args:
-        batch: of any type.
-        replace: called with each KeyedJaggedTensor and its path, such as ``batch.sparse_features``
-            or ``batch['clicks'][0]``.
-        path: of the batch itself.
-        above: ids of the objects around it, to which it may refer.
+    Looks into dicts, lists, tuples, dataclasses and other objects with attributes, and copies the
+    containers of replaced tensors. ``replace`` gets each KeyedJaggedTensor and its path, such as
+    ``batch['clicks'][0]``; ``above`` are ids of the objects around ``batch``.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return replace(path, batch)
@@ -78,16 +72,10 @@ def _attributes(batch: Any) -> list[str]:
 
 
 class Stored:
-    """Replaces the KeyedJaggedTensors of a batch, and keeps working memory between batches.
+    """Deduplicates ``features``, by path, of each batch; not to be shared by threads.
 
-    Not to be shared by threads.
-
-    Args:
-        features: by the path of each KeyedJaggedTensor that changes, those in which equal rows are
-            looked for.
-
-    Raises:
-        DataError: when called: a KeyedJaggedTensor has other values than its lengths say.
+    Keeps working memory between batches. A call raises DataError if a KeyedJaggedTensor has values
+    that do not match its lengths.
     """
 
     def __init__(self, features: Mapping[str, Collection[str]]) -> None:

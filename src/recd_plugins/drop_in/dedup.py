@@ -46,11 +46,8 @@ _MARGIN = 0.15
 class PooledFeatures:
     """Features whose rows are pooled by a module that takes unique rows.
 
-    Attributes:
-        features: such features of each module, by its path.
-        names: of those.
-        sequences: those of them that a PooledSequences looks up.
-        others: features that are looked up as they come, with the reason.
+    ``features`` are by path of the module. A PooledSequences looks up ``sequences``; ``others`` are
+    looked up as they come, for the given reason.
     """
 
     features: dict[str, frozenset[str]]
@@ -87,13 +84,7 @@ class PooledFeatures:
 
 @dataclass(frozen=True)
 class Counted:
-    """The ids of a feature in the first batches of all ranks.
-
-    Attributes:
-        ids: of all rows.
-        stored: of the rows that are left when equal ones are stored once.
-        rows: all of them.
-    """
+    """Counts of all ids of a feature, of ids of its unique rows (``stored``), and of its rows."""
 
     ids: int
     stored: int
@@ -115,11 +106,8 @@ _NONE = Counted(0, 0, 0)
 class Decision:
     """A decision on what to deduplicate, the same on all ranks.
 
-    Attributes:
-        features: by the path of each KeyedJaggedTensor that changes, those in which equal rows are
-            looked for.
-        counted: by path, the features that could be deduplicated.
-        left: by path, why a KeyedJaggedTensor stays as it is.
+    All are by path of a KeyedJaggedTensor: the features to deduplicate, those that could be, and
+    the reason if it is left alone.
     """
 
     features: Mapping[str, frozenset[str]]

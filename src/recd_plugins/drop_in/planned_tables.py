@@ -26,13 +26,7 @@ from recd_plugins.sharding.table_report import (
 
 @dataclass(frozen=True)
 class PlannedTables:
-    """The tables of a model as they would be sharded, and its features as they would come.
-
-    Attributes:
-        tables: as ``describe_tables`` returns them of a sharded model.
-        deduplicated: features whose equal rows ``Wrapped.dedup`` stores once.
-        plain: features that are looked up as they come, with the reason.
-    """
+    """The planned tables of a model, its deduplicated features, and plain ones with the reason."""
 
     tables: ShardedTables
     deduplicated: tuple[str, ...]

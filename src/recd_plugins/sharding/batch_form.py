@@ -1,9 +1,8 @@
-"""Deduplicated or plain: the form of the batches that a sharded module gets.
+"""Converts batches to one form, deduplicated or plain, for a sharded module.
 
-TorchRec (1.6 to 1.9) makes a module's input dist at its first batch, for the form and the order of
-features of that one. Batches of the other form fail in it, and another order silently looks up
-each feature in the table of another. It divides by the number of rows of sequences and of
-deduplicated bags, so a batch without rows gets an empty one, which is taken out of the output.
+TorchRec (1.6 to 1.9) makes a module's input dist for the form and feature order of its first batch.
+Another form fails, and another order silently looks up wrong tables. It divides by the number of
+rows, so a batch without rows gets an empty one, which is taken out of the output.
 """
 
 from __future__ import annotations
@@ -39,11 +38,8 @@ _MARK = "recd_takes_stored_rows"
 class BatchForm:
     """Converts all batches of a module to the form of its first: deduplicated or plain.
 
-    Args:
-        name: of the module, for messages.
-        plain_only: why its batches are always plain; empty if they need not be.
-        features: that the module looks up.
-        group: ranks that share the module; they agree on the form of the first batch.
+    ``plain_only`` is the reason why all batches are plain, or empty. Ranks of ``group`` agree on
+    the form of the first batch.
     """
 
     def __init__(
@@ -185,16 +181,7 @@ def gives_stored_rows(module: Any) -> bool:
 
 
 class IdWeights:
-    """Checks the weights of ids in batches of an EmbeddingBagCollection.
-
-    Args:
-        name: of the module, for messages.
-        weighted: as its ``is_weighted()`` says.
-        means: its tables with mean pooling.
-
-    Raises:
-        ExactnessError: there are means in a weighted module.
-    """
+    """Checks weights of ids for an EmbeddingBagCollection; ``means`` are mean-pooled tables."""
 
     def __init__(self, name: str, *, weighted: bool, means: Sequence[str] = ()) -> None:
         if weighted:
@@ -274,12 +261,8 @@ def fit_batches(
 ) -> None:
     """Have a sharded module of TorchRec get batches of one form.
 
-    Args:
-        sharded: takes a KeyedJaggedTensor.
-        form: of its batches.
-        remaps: whether it maps ids to rows, which TorchRec does to 64-bit ids alone.
-        needs_rows: whether TorchRec fails if a deduplicated batch has no row.
-        weights: checks those of its batches.
+    A module that ``remaps`` ids gets 64-bit ones. One that ``needs_rows`` refuses a deduplicated
+    batch without rows.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
 

@@ -43,8 +43,8 @@ _OTHERS: set[Any] = set()
 class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that this rank sends to other ranks while the context is open.
 
-    Reopening adds up. It sees collectives of the backward pass, of DistributedDataParallel and of
-    train pipelines. An open context slows down every operation.
+    Reopening adds up. Collectives of the backward pass, of DistributedDataParallel and of train
+    pipelines count too. An open context slows down every operation.
 
     Example::
 
@@ -54,10 +54,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counter.by_kind()["all_to_all"]
 
     Attributes:
-        sent: bytes by what they were.
-        calls: collectives by what they were; a waiting or synchronising one is not counted.
-        to_ranks: bytes of all-to-alls and of sends, which need not be even, by the name of the
-            process group and the place in it of the rank that gets them.
+        sent: bytes by ``Traffic``.
+        calls: collectives by ``Traffic``, without waiting or synchronising ones.
+        to_ranks: bytes of all-to-alls and sends by process group and receiving rank in it.
     """
 
     def __init__(self) -> None:
@@ -108,13 +107,13 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _OTHERS.add(func)
 
     def _count(
-        self, kind: CollectiveKind, input: str, sent: _Sent, arguments: dict[str, Any]
+        self, kind: CollectiveKind, input: str, rule: str, arguments: dict[str, Any]
     ) -> None:
         group = _group(arguments)
         exchange = arguments.get("tag") == EXCHANGE_TAG
         if exchange:
             kind = "all_to_all"
-        num_bytes = sent(arguments[input], arguments, group.rank(), group.size())
+        num_bytes = _sent_bytes(rule, arguments[input], arguments, group.rank(), group.size())
         if not isinstance(num_bytes, int):
             num_bytes[group.rank()] = 0  # what stays
             for place, part in enumerate(num_bytes):
@@ -185,11 +184,6 @@ class _Counting:
             self.before(features, *rest)
 
 
-# Bytes to all other ranks together, or to each rank, this one too: given the input, all arguments,
-# the rank and the number of ranks.
-_Sent = Callable[[Any, dict[str, Any], int, int], int | list[int]]
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested lists."""
     if isinstance(value, Tensor):
@@ -212,49 +206,35 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, group)
 
 
-def _split(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int]:
-    splits = arguments["input_split_sizes"]
-    if not splits:
-        return [_bytes(value) // size] * size
-    row = _bytes(value) // max(1, value.shape[0])
-    return [row * split for split in splits]
-
-
-def _listed(value: Any, *_: Any) -> list[int]:
-    return [_bytes(tensor) for tensor in value]
-
-
-def _listed_others(value: Any, _: dict[str, Any], rank: int, __: int) -> int:
-    lists = value if value and isinstance(value[0], list | tuple) else [value]
-    return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
-
-
-def _even(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    return _bytes(value) * (size - 1) // size
-
-
-def _whole(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    return _bytes(value) * (size - 1)
-
-
-def _reduced(value: Any, _: dict[str, Any], __: int, size: int) -> int:
-    # A reduce-scatter and an all-gather of the result.
-    return 2 * _bytes(value) * (size - 1) // size
-
-
-def _from_root(value: Any, arguments: dict[str, Any], rank: int, size: int) -> int:
-    root = arguments.get("root_rank", arguments.get("src"))
-    return _bytes(value) * (size - 1) if rank == root else 0
-
-
-def _to_root(value: Any, arguments: dict[str, Any], rank: int, _: int) -> int:
-    return 0 if rank == arguments["root_rank"] else _bytes(value)
-
-
-def _to_one(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int]:
-    sent = [0] * size
-    sent[arguments["dst"]] = _bytes(value)
-    return sent
+def _sent_bytes(
+    rule: str, value: Any, arguments: Mapping[str, Any], rank: int, size: int
+) -> int | list[int]:
+    """Return the bytes to all other ranks together, or a list of those to each rank."""
+    total = _bytes(value)
+    match rule:
+        case "split":
+            if not (splits := arguments["input_split_sizes"]):
+                return [total // size] * size
+            row = total // max(1, value.shape[0])
+            return [row * split for split in splits]
+        case "listed":  # a tensor for each rank
+            return [_bytes(tensor) for tensor in value]
+        case "listed_others":  # a tensor for each rank, or several such lists
+            lists = value if value and isinstance(value[0], list | tuple) else [value]
+            return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
+        case "even":  # one part stays
+            return total * (size - 1) // size
+        case "whole":
+            return total * (size - 1)
+        case "reduced":  # a reduce-scatter and an all-gather
+            return 2 * total * (size - 1) // size
+        case "from_root":
+            root = arguments.get("root_rank", arguments.get("src"))
+            return total * (size - 1) if rank == root else 0
+        case "to_root":
+            return 0 if rank == arguments["root_rank"] else total
+        case _:  # a send
+            return [total if place == arguments["dst"] else 0 for place in range(size)]
 
 
 _SILENT = {
@@ -269,22 +249,22 @@ _SILENT = {
 }
 
 # Kind, input and rule, by the name in the operator's schema (torch 2.11 to 2.14).
-_COLLECTIVES: dict[str, tuple[CollectiveKind, str, _Sent]] = {
-    "c10d::alltoall_base_": ("all_to_all", "input", _split),
-    "c10d::alltoall_": ("all_to_all", "input_tensors", _listed),
-    "_c10d_functional::all_to_all_single": ("all_to_all", "input", _split),
-    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", _listed_others),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", _even),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
-    "torchrec::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
-    "c10d::allgather_": ("all_gather", "input_tensors", _whole),
-    "c10d::_allgather_base_": ("all_gather", "input_tensor", _whole),
-    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", _whole),
-    "torchrec::all_gather_into_tensor": ("all_gather", "shard", _whole),
-    "c10d::allreduce_": ("all_reduce", "tensors", _reduced),
-    "_c10d_functional::all_reduce": ("all_reduce", "input", _reduced),
-    "_c10d_functional::all_reduce_": ("all_reduce", "input", _reduced),
-    "c10d::broadcast_": ("broadcast", "tensors", _from_root),
-    "c10d::reduce_": ("other", "tensors", _to_root),
-    "c10d::send": ("other", "tensors", _to_one),
+_COLLECTIVES: dict[str, tuple[CollectiveKind, str, str]] = {
+    "c10d::alltoall_base_": ("all_to_all", "input", "split"),
+    "c10d::alltoall_": ("all_to_all", "input_tensors", "listed"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input", "split"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", "listed_others"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", "even"),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", "even"),
+    "torchrec::reduce_scatter_tensor": ("reduce_scatter", "input", "even"),
+    "c10d::allgather_": ("all_gather", "input_tensors", "whole"),
+    "c10d::_allgather_base_": ("all_gather", "input_tensor", "whole"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", "whole"),
+    "torchrec::all_gather_into_tensor": ("all_gather", "shard", "whole"),
+    "c10d::allreduce_": ("all_reduce", "tensors", "reduced"),
+    "_c10d_functional::all_reduce": ("all_reduce", "input", "reduced"),
+    "_c10d_functional::all_reduce_": ("all_reduce", "input", "reduced"),
+    "c10d::broadcast_": ("broadcast", "tensors", "from_root"),
+    "c10d::reduce_": ("other", "tensors", "to_root"),
+    "c10d::send": ("other", "tensors", "to_one"),
 }

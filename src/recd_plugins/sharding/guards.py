@@ -37,11 +37,7 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
     """Refuse parameters that nothing updates.
 
     TorchRec's ``table_row_wise()`` defaults to the dense kernel, which has no optimizer in the
-    backward pass.
-
-    Args:
-        model: sharded by DistributedModelParallel, or not.
-        optimizer: everything that updates parameters outside the backward pass.
+    backward pass. ``optimizer`` is everything that updates parameters outside of it.
 
     Raises:
         ExactnessError: names the parameters.

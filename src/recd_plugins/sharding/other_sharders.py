@@ -118,13 +118,10 @@ def other_sharders(
     sequences: ExactEmbeddingCollectionSharder,
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's default sharders of the other module types.
+    """Return TorchRec's default sharders of the other module types, or those of ``base``.
 
-    Args:
-        base: sharders of a trainer, which go before TorchRec's of the same module type.
-        bags: shards the EmbeddingBagCollection inside a module.
-        sequences: shards the EmbeddingCollection inside a module.
-        arguments: fused_params and codecs in place of those of a sharder inside of one in ``base``.
+    ``bags`` and ``sequences`` shard the modules inside. ``arguments`` returns fused_params and
+    codecs for a sharder inside one of ``base``.
     """
     codecs = bags.qcomm_codecs_registry
     around: list[Any] = [

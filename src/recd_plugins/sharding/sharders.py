@@ -119,9 +119,8 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
     Args:
         fused_params: FBGEMM's, as TorchRec takes them.
         qcomm_codecs_registry: TorchRec's.
-        kernels: lookup kernels of plugins. Kernels of other modules' tables do no harm.
-        coalesced: tables whose ids are made unique before they are sent. Names of other modules'
-            tables do no harm.
+        kernels: lookup kernels of plugins, for tables of any module.
+        coalesced: tables of any module whose ids are made unique before they are sent.
     """
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -146,12 +145,7 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
 class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
     """Shards an EmbeddingCollection; data-parallel is right on CPU too.
 
-    Args:
-        fused_params: FBGEMM's, as TorchRec takes them.
-        qcomm_codecs_registry: TorchRec's.
-        use_index_dedup: TorchRec's own, on CUDA only.
-        kernels: as in ExactEmbeddingBagCollectionSharder.
-        coalesced: likewise.
+    Arguments are those of ExactEmbeddingBagCollectionSharder, and TorchRec's ``use_index_dedup``.
     """
 
     @property

@@ -30,16 +30,10 @@ _TITLES = ("tables", "rows", "dim", "sharding", "kernel", "optimizer", "sharded 
 
 @dataclass(frozen=True)
 class TableLine:
-    """One table of a sharded model.
+    """A table of a sharded model.
 
-    Attributes:
-        name: of the table.
-        rows: ``num_embeddings``.
-        dim: ``embedding_dim``.
-        sharding: TorchRec's sharding type; empty if nobody shards it.
-        kernel: TorchRec's compute kernel; empty likewise.
-        optimizer: its name, with the learning rate of the kernel.
-        sharded_by: type and path of the sharded module, or why it is left alone.
+    ``sharding`` and ``kernel`` are TorchRec's, and empty if nobody shards the table. ``sharded_by``
+    has the type and path of the sharded module, or the reason why it is left alone.
     """
 
     name: str
