@@ -24,7 +24,6 @@ from recd_plugins.runtime.watch import (
     Heartbeat,
     is_lost_connection,
     key,
-    store_watched,
     watched_by_each_other,
     who_is_lost,
 )
@@ -213,19 +212,3 @@ def test_which_errors_are_lost_connections() -> None:
     assert not is_lost_connection(said)
     said.__cause__ = RuntimeError(gloo)
     assert is_lost_connection(said)
-
-
-def test_a_rank_ends_that_hears_nothing_and_gets_no_further() -> None:
-    ended = threading.Event()
-    said: list[str] = []
-    heard = iter(range(100_000))
-
-    def end(text: str) -> None:
-        said.append(text)
-        ended.set()
-
-    with store_watched(LIMITS, lambda: next(heard), end):
-        assert not ended.wait(0.3)
-    with store_watched(LIMITS, lambda: 7, end):
-        assert ended.wait(10)
-    assert said[0].startswith("nothing has moved for 0 s, and the ranks' store on the node of rank")

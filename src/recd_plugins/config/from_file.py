@@ -164,51 +164,38 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
-    """Put the plugin ``name`` in place of the first enabled ``sharding`` entry.
+    """Replace the plugin of the first enabled ``sharding`` entry.
 
-    Options come from an entry of that plugin for the same ``tables``, enabled or not, or are the
-    defaults. A chooser that is in the file already takes the first entry's tables too.
+    The options are those of an entry with this plugin and the same ``tables``, enabled or not, or
+    the defaults. An enabled entry of the same chooser takes the tables too.
 
     Args:
-        document: of a registry file.
-        name: of the plugin.
-        chooses: whether it is a chooser, which takes all remaining tables.
+        document: a registry file.
+        name: the plugin.
+        chooses: whether it is a chooser, which needs no entry to replace.
 
     Raises:
-        RegistryError: no entry is enabled, or only a chooser can take its tables.
+        RegistryError: no entry is enabled.
     """
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
-    first = next((i for i, entry in enumerate(entries) if _enabled(entry)), None)
-    if first is None and chooses:
+    enabled = [i for i, each in enumerate(entries) if _enabled(each)]
+    if not enabled and chooses:
         entries.append({"use": name})
         return replace(document, data={**document.data, "sharding": entries})
-    if first is None:
-        raise RegistryError(
-            [
-                document.problem(
-                    ("sharding",),
-                    f"has no entry that is enabled, whose tables {name} could take; add one",
-                )
-            ]
-        )
-    tables = entries[first].get("tables")
-    other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
-    if other is None and chooses:
-        enabled = [i for i, entry in enumerate(entries) if _enabled(entry)]
-        other = next((i for i in enabled if entries[i].get("use") == name), None)
-        if other is not None:
-            entries[other] = _with_tables(entries[other], tables)
-    if other is None and tables is None and not chooses and sum(map(_enabled, entries)) > 1:
-        raise RegistryError(
-            [
-                document.problem(
-                    ("sharding", first),
-                    f"takes the tables that other entries leave, which {name} in its place cannot: "
-                    "give it tables",
-                )
-            ]
-        )
+    if not enabled:
+        problem = f"has no enabled entry whose tables {name} could take; add one"
+        raise RegistryError([document.problem(("sharding",), problem)])
+    first = enabled[0]
+    tables = _tables_of(entries[first])
+    same = [
+        i for i, each in enumerate(entries) if isinstance(each, dict) and each.get("use") == name
+    ]
+    other = next((i for i in same if _tables_of(entries[i]) == tables), None)
+    if other is None and chooses and (other := next((i for i in same if i in enabled), None)):
+        # Without tables, a chooser takes all that other entries leave.
+        both = tables and _tables_of(entries[other])
+        entries[other] = {**entries[other], "tables": sorted({*tables, *both}) if both else ["*"]}
     if other is None:
         entries[first] = {"tables": ["*"], **entries[first], "use": name, "options": {}}
     else:
@@ -221,26 +208,9 @@ def _enabled(entry: Any) -> bool:
     return isinstance(entry, dict) and entry.get("enabled", True) is True
 
 
-def _is(entry: Any, name: str, tables: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and entry.get("use") == name
-        and _in_any_order(entry.get("tables")) == _in_any_order(tables)
-    )
-
-
-def _with_tables(entry: dict[str, Any], tables: Any) -> dict[str, Any]:
-    """Add tables to a chooser's entry; one without tables takes all that others leave."""
-    own = entry.get("tables")
-    if tables is None:
-        return {key: value for key, value in entry.items() if key != "tables"}
-    if isinstance(own, list) and isinstance(tables, list):
-        return {**entry, "tables": [*own, *tables]}
-    return entry
-
-
-def _in_any_order(tables: Any) -> Any:
-    return sorted(map(str, tables)) if isinstance(tables, list) else tables
+def _tables_of(entry: dict[str, Any]) -> list[str]:
+    tables = entry.get("tables")
+    return sorted(map(str, tables)) if isinstance(tables, list) else []
 
 
 @dataclass(frozen=True)

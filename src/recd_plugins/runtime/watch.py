@@ -108,7 +108,6 @@ class Heart:
         self._rank = rank
         self._interval = interval
         self._after_beat = after_beat
-        self.answered = 0
         self._number = 0
         self._quiet = 0.0
         self._changes = -1
@@ -141,7 +140,6 @@ class Heart:
                 self._store.set(key(self._rank), json.dumps(asdict(self._beat(done))))
                 if not done:
                     self._after_beat(self._quiet)
-                self.answered += 1
             except RuntimeError:
                 # The store has ended, or the network is cut: this connection may stay broken.
                 self._store = None
@@ -387,13 +385,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             watch = None
             raise
 
-    def end(text: str) -> None:
-        _end(watch, f"rank {rank}: {text}. The run is ended. {limits.advice()}")
-
-    with (
-        Heart(rank, limits.interval, look) as heart,
-        store_watched(limits, lambda: heart.answered, end),
-    ):
+    with Heart(rank, limits.interval, look):
         try:
             yield
         except Exception as error:
@@ -403,30 +395,6 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             # Without a lost rank, a checkpoint or plugin that it names is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
             raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
-
-
-@contextmanager
-def store_watched(
-    limits: HangLimits, answered: Callable[[], int], end: Callable[[str], None]
-) -> Iterator[None]:
-    """End a rank that makes no progress while the ranks' store does not answer."""
-    left = threading.Event()
-
-    def run() -> None:
-        ticks = Ticks(limits.interval)
-        seconds, last = 0.0, (-1, -1)
-        while not left.wait(limits.interval):
-            passed, now = ticks.passed(), (activity.current().changes, answered())
-            seconds = seconds + passed if now == last else 0.0
-            last = now
-            if limits.timeout is not None and seconds >= limits.timeout:
-                end(f"nothing has moved for {seconds:.0f} s, and {_store_is_lost()}")
-
-    threading.Thread(target=run, name="recd-store-watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        left.set()
 
 
 def _end(watch: HangWatch | None, text: str) -> None:
@@ -480,14 +448,10 @@ def who_is_lost(
             time.sleep(_BEATS * limits.interval)
         return said
     except RuntimeError:
-        return _store_is_lost()
-
-
-def _store_is_lost() -> str:
-    return (
-        f"the ranks' store on the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not "
-        "answer: rank 0's node is lost, or the network between it and this one"
-    )
+        return (
+            f"the ranks' store on the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not "
+            "answer: rank 0's node is lost, or the network between it and this one"
+        )
 
 
 def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
