@@ -1,4 +1,4 @@
-"""Counting against exact counting, whatever the ids, the batches, the bound and the merging."""
+"""Counted accesses against exact counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def true_counts(parts: list[list[int]]) -> NDArray[np.int64]:
 
 
 def check(access: TableAccess, truth: NDArray[np.int64], bound: int) -> None:
-    """What a profile promises."""
     assert access.total == truth.sum()
     assert access.error <= access.total / (bound + 1)
     estimate = np.zeros(_ROWS)

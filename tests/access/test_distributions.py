@@ -65,7 +65,6 @@ def test_under_a_cap_the_sum_stays(values: list[float], cap: float, part: float)
 
 
 def test_more_accesses_than_a_cap_allows() -> None:
-    assert from_weights("t", np.ones(4), 4.0, cap=1.0).accesses.tolist() == [1.0] * 4
     with pytest.raises(DataError, match="4 rows that are read at most 1 times"):
         from_weights("t", np.ones(4), 4.1, cap=1.0)
 
@@ -142,14 +141,8 @@ def test_its_shape_stays_at_another_size(path: Path) -> None:
         from_reuse_histogram("t", histogram, num_embeddings=15_000)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("(1, 2]: 0.300\n", "", "is no histogram of reuse"),
-        (TEXT, "", "no histogram of reuse"),
-    ],
-)
-def test_another_format_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    (tmp_path / "reuse.txt").write_text(TEXT.replace(old, new))
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize("part", ["(1, 2]: 0.300\n", TEXT])
+def test_another_format_is_refused(tmp_path: Path, part: str) -> None:
+    (tmp_path / "reuse.txt").write_text(TEXT.replace(part, ""))
+    with pytest.raises(DataError, match="no histogram of reuse"):
         read_reuse_histograms(tmp_path / "reuse.txt")

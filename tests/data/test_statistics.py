@@ -20,7 +20,6 @@ from recd_plugins.interfaces.data_profile import (
     FeatureStatistics,
     TableStatistics,
     dedupe_factor,
-    dedupe_len,
 )
 
 KEYS = SessionKeys("session_id", "ts")
@@ -39,7 +38,6 @@ def statistics(*batches: pa.RecordBatch) -> TableStatistics:
 
 
 def test_the_formula_has_the_value_of_the_paper():
-    assert dedupe_len(batch_size=3, samples_per_session=3, length=3, stays=0.5) == 6
     assert dedupe_factor(samples_per_session=3, stays=0.5) == 1.5
     assert dedupe_factor(1, 0.9) == 1
     assert dedupe_factor(16.5, 1) == pytest.approx(16.5)
@@ -63,7 +61,7 @@ def test_counts_of_a_small_table():
     )  # fmt: skip
     assert (found.rows, found.sessions, found.samples_per_session) == (8, 2, 4)
     x = found.features["x"]
-    assert (x.stays, x.length, x.exact_rows) == (2 / 6, 15 / 8, 2 / 8)
+    assert (x.stays, x.length) == (2 / 6, 15 / 8)
     assert (x.exact_duplication, x.partial_duplication) == (3 / 15, 7 / 15)
     assert (x.dedupe_factor, x.partial_dedupe_factor) == (15 / 12, 15 / 9)
 

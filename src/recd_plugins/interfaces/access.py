@@ -50,7 +50,6 @@ def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Co
 
 
 def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
-    """Sort distinct rows by falling count, then by id."""
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
@@ -59,11 +58,10 @@ def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
 
 
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
-    """Keep at most ``bound`` rows; the returned float is how much too low counts may be.
+    """Keep at most ``bound`` rows; return them, their counts and the error of the counts.
 
-    Misra-Gries' step: the count of the most read row that goes is subtracted from all counts. Over
-    any number of steps the error stays below ``total / (bound + 1)`` (Agarwal et al., Mergeable
-    Summaries, PODS 2012, section 2).
+    Subtracts the largest dropped count from all counts (Misra-Gries; Agarwal et al., Mergeable
+    Summaries, PODS 2012, section 2). Repeated, the error stays below ``total / (bound + 1)``.
     """
     if len(rows) <= bound:
         return rows, counts, 0.0
@@ -77,21 +75,21 @@ def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts
 class TableAccess:
     """How often the rows of one table are read.
 
-    With deduplicated data only the unique rows of batches may be counted. Probabilities are then
-    still those of all rows of data.
+    Deduplicated data may be counted by the unique rows of batches. Probabilities always refer to
+    all rows of data.
 
     Attributes:
-        table: its name.
-        features: that look it up; their accesses are added up.
+        table: name.
+        features: features that look it up; their accesses are added up.
         num_embeddings: rows of the table.
-        samples: rows of the dataset that were seen; 1 for distributions.
-        rows: int64 ``[known]``: individually known rows, most read first, then by id.
-        accesses: float64 ``[known]``, non-increasing: how often each is read.
-        total: all accesses, those of other rows too.
-        error: how much too low one of ``accesses`` may be, and the most that another row may have.
-            0: all counts are exact, and other rows are never read.
-        dedupe_factor: accesses of all rows of data over those counted; 1 if all were.
-        batch_size: rows of the batches whose unique rows were counted; None: all rows were.
+        samples: rows of data; 1 for distributions.
+        rows: int64 ``[known]``, rows with a count, most read first, then by id.
+        accesses: float64 ``[known]``, non-increasing.
+        total: accesses of all rows.
+        error: bound by which ``accesses`` are too low, and of the accesses of unknown rows. With 0,
+            counts are exact and unknown rows are never read.
+        dedupe_factor: accesses of all rows of data over counted accesses.
+        batch_size: rows of the batches whose unique rows were counted; None if all rows were.
     """
 
     table: str
@@ -118,19 +116,14 @@ class TableAccess:
         total: float | None = None,
         error: float = 0.0,
     ) -> Self:
-        """Make it of distinct rows in any order; ``total`` defaults to the sum of ``accesses``."""
+        """Sort distinct rows; ``total`` defaults to the sum of ``accesses``."""
         ordered = _most_read_first(rows, accesses)
         if total is None:
             total = float(accesses.sum())
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
-        """Mark it as counts of the unique rows of batches.
-
-        Args:
-            batch_size: rows of a batch.
-            every_row: accesses of all rows; at least ``total`` is used.
-        """
+        """Mark the counts as those of unique rows; ``every_row`` is the accesses of all rows."""
         factor = max(1.0, every_row / self.total) if self.total else 1.0
         return replace(self, dedupe_factor=factor, batch_size=batch_size)
 
@@ -148,23 +141,23 @@ class TableAccess:
 
     @property
     def tail_rows(self) -> int:
-        """Rows of the table that are not in ``rows``."""
+        """Number of unknown rows."""
         return self.num_embeddings - len(self.rows)
 
     @cached_property
     def tail_accesses(self) -> float:
-        """Accesses that are not in ``accesses``."""
+        """Accesses of unknown rows."""
         return max(0.0, self.total - float(self.accesses.sum()))
 
     @property
     def tail_probability(self) -> float:
-        """Mean accesses per sample of a row that is not in ``rows``; 0 for exact counts."""
+        """Mean accesses per sample of an unknown row; 0 for exact counts."""
         if not self.tail_rows:
             return 0.0
         return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows
 
     def covered(self, num_rows: int) -> float:
-        """Return the share of all accesses of the ``num_rows`` most read rows."""
+        """Return the share of accesses that go to the ``num_rows`` most read rows."""
         known = min(num_rows, len(self.rows))
         accesses = float(self.accesses[:known].sum())
         if self.tail_rows:
@@ -172,23 +165,22 @@ class TableAccess:
         return accesses / self.total if self.total else 0.0
 
     def merge(self, other: TableAccess) -> TableAccess:
-        """Return the sum of both; errors of sketches add up.
+        """Add two profiles of one table.
 
         Raises:
-            DataError: the tables differ, or their rows were counted in different ways.
+            DataError: the tables differ, or one counts all rows and the other unique rows.
         """
         for what in ("table", "features", "num_embeddings"):
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 raise DataError(
                     f"table {self.table}: its {what} is {mine} in one profile and {theirs} in the "
-                    "other; only profiles of one table can be merged"
+                    "other; merge profiles of one model"
                 )
         if self.batch_size != other.batch_size:
             raise DataError(
-                f"table {self.table}: one profile counts {self.counted} and the other "
-                f"{other.counted}, which do not add up; count both alike (recd profile registry "
-                "counts all rows with --all-rows)"
+                f"table {self.table}: one profile counts {self.counted}, the other "
+                f"{other.counted}; count both with recd profile registry --all-rows"
             )
         rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
         merged = TableAccess.from_counts(
@@ -208,13 +200,13 @@ class TableAccess:
 
     @property
     def counted(self) -> str:
-        """Which rows of data were counted, for messages."""
+        """Description of the counted rows, for messages."""
         if self.batch_size is None:
             return "all rows"
         return f"the unique rows of batches of {self.batch_size:,}"
 
     def bounded(self, bound: int) -> TableAccess:
-        """Return a sketch of at most ``bound`` known rows, as ``keep_most_read`` makes it."""
+        """Return a sketch of at most ``bound`` known rows."""
         if len(self.rows) <= bound:
             return self
         rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
@@ -222,16 +214,13 @@ class TableAccess:
 
 
 class TableCounter:
-    """Exact counts of up to ``bound`` distinct rows, beyond it Misra-Gries' sketch of so many.
-
-    The counts of a sketch are too low by at most ``error``, below ``total / (bound + 1)``. They
-    depend on the order of ids, and on nothing else.
+    """Counts ids exactly up to ``bound`` distinct rows, then by a Misra-Gries sketch.
 
     Args:
-        bound: distinct rows to keep, at 16 bytes each, and briefly up to 64.
+        bound: distinct rows to keep, at 16 bytes each, briefly up to 64.
 
     Attributes:
-        total: ids that were added.
+        total: number of added ids.
     """
 
     def __init__(self, bound: int) -> None:
@@ -280,12 +269,12 @@ class TableCounter:
 
 @dataclass(frozen=True, eq=False)
 class AccessProfile:
-    """How often the rows of some tables are read.
+    """Accesses of several tables.
 
     Attributes:
-        tables: by name.
+        tables: accesses by table name.
         source: origin of the counts, for messages.
-        path: of the file that it was loaded from, if any.
+        path: the file that it was loaded from, if any.
     """
 
     tables: Mapping[str, TableAccess]
@@ -299,7 +288,35 @@ class AccessProfile:
         Raises:
             DataError: the file is missing, damaged or no profile.
         """
-        return _read(Path(path))
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = Path(path)
+        try:
+            check_regular(path)
+            lines = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{path}: no such file; make it with recd profile registry REGISTRY -o {path}"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path}: no Parquet file, or a damaged one: {error}") from error
+        head = json.loads((lines.schema.metadata or {}).get(_KEY, "{}"))
+        if head.get("version") != _VERSION:
+            raise DataError(
+                f"{path}: no access profile of version {_VERSION}; make one with recd profile "
+                "registry"
+            )
+        rows, accesses = (lines[name].to_numpy() for name in ("row", "accesses"))
+        tables, start = {}, 0
+        for each in head["tables"]:
+            known = slice(start, start := start + each["known_rows"])
+            kept = {key: each[key] for key in _KEPT if key in each}
+            kept["features"] = tuple(kept["features"])
+            tables[each["table"]] = TableAccess(
+                table=each["table"], rows=rows[known], accesses=accesses[known], **kept
+            )
+        return cls(tables, head["source"], path)
 
     def save(self, path: str | Path) -> None:
         """Write a Parquet file: a line per known row, table by table, and JSON metadata.
@@ -332,7 +349,7 @@ class AccessProfile:
             )
 
     def merge(self, other: AccessProfile) -> AccessProfile:
-        """Return the sum of both; a table of only one stays as it is.
+        """Add two profiles.
 
         Raises:
             DataError: a table differs in features, rows or the way of counting.
@@ -348,10 +365,10 @@ class AccessProfile:
         return AccessProfile(tables, self.source)
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
-        """Return the access of a table.
+        """Return a table's accesses.
 
         Raises:
-            DataError: there is none, or it has another number of rows.
+            DataError: the table is not in the profile, or has another number of rows.
         """
         found = self.tables.get(table)
         name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
@@ -362,48 +379,10 @@ class AccessProfile:
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(
-                f"{name} has table {table} with {found.num_embeddings:,} rows, and the model's has "
-                f"{num_embeddings:,}; profile the data anew with recd profile registry"
+                f"{name} has {found.num_embeddings:,} rows of table {table}, the model has "
+                f"{num_embeddings:,}; profile the data again with recd profile registry"
             )
         return found
-
-
-def _read(path: Path) -> AccessProfile:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        check_regular(path)
-        lines = pq.read_table(path, page_checksum_verification=True, partitioning=None)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{path}: no such file; make it with recd profile registry REGISTRY -o {path}"
-        ) from error
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: no Parquet file, or a damaged one: {error}") from error
-    metadata = lines.schema.metadata or {}
-    if _KEY not in metadata:
-        raise DataError(f"{path}: no access profile; make one with recd profile registry")
-    head = json.loads(metadata[_KEY])
-    if head["version"] != _VERSION:
-        raise DataError(
-            f"{path}: an access profile of version {head['version']}; this recd reads version "
-            f"{_VERSION}, so profile the data anew"
-        )
-    rows, accesses = (lines[name].to_numpy() for name in ("row", "accesses"))
-    tables, start = {}, 0
-    for each in head["tables"]:
-        known = slice(start, start := start + each["known_rows"])
-        kept = {key: each[key] for key in _KEPT if key in each}
-        kept["features"] = tuple(kept["features"])
-        tables[each["table"]] = TableAccess(
-            table=each["table"], rows=rows[known], accesses=accesses[known], **kept
-        )
-    if start != len(rows):
-        raise DataError(
-            f"{path}: it has {len(rows):,} lines, and its metadata says {start:,}: make it anew"
-        )
-    return AccessProfile(tables, head["source"], path)
 
 
 class AccessOptions(PluginOptions):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
 from itertools import pairwise
 from math import log
 from typing import Any, Self
@@ -20,20 +19,18 @@ from recd_plugins.interfaces.rows import Table
 
 @dataclass(frozen=True)
 class DistinctIds:
-    """Distinct ids of a table in batches of several sizes.
-
-    Other sizes are interpolated by a power of the batch size (Heaps' law).
+    """Mean distinct ids of a table in batches of several sizes.
 
     Attributes:
-        batch_sizes: rows, ascending.
-        ids: mean distinct ids of all features of the table in such a batch.
+        batch_sizes: rows of a batch, ascending.
+        ids: mean distinct ids over all features of the table, by batch size.
     """
 
     batch_sizes: tuple[int, ...]
     ids: tuple[float, ...]
 
     def of(self, batch_size: int) -> float:
-        """Return the distinct ids of a batch of ``batch_size`` rows."""
+        """Interpolate by a power of the batch size (Heaps' law)."""
         known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
         if not known:
             return 0.0
@@ -48,13 +45,13 @@ class DistinctIds:
 
 @dataclass(frozen=True)
 class DistinctGradients:
-    """Share of different gradients among those of a sequence table's rows that one rank gets.
+    """Share of distinct gradients among the row gradients that one rank receives.
 
     Attributes:
-        owners: ranks that the rows are split over, ascending.
-        kept: shares of the gradients that are sent, of the least read rows first; ascending.
-        coalesced: different shares by ``kept`` and ``owners``, with one gradient per id and batch.
-        plain: likewise, with one gradient per stored id.
+        owners: numbers of ranks that hold the rows, ascending.
+        kept: shares of gradients that are sent, least read rows first, ascending.
+        coalesced: distinct shares by ``kept`` and ``owners`` with one gradient per id and batch.
+        plain: distinct shares with one gradient per stored id.
     """
 
     owners: tuple[int, ...]
@@ -73,17 +70,15 @@ class DistinctGradients:
 
 @dataclass(frozen=True)
 class FeatureProfile:
-    """One feature, as the model gets it.
-
-    The first of B adjacent rows is stored; each other one repeats with a fixed probability.
+    """Lengths and duplication of a feature in batches of the model.
 
     Attributes:
         length: mean ids per row.
         deduplicated: whether the converter deduplicates it.
-        repeated_rows: probability that a row is not stored, as an equal one is.
-        repeated_ids: probability that an id is not stored, with its row.
-        shared_ids: probability that an id of a sequence feature is not stored, alone or with its
-            row; above ``repeated_ids`` for partial deduplication.
+        repeated_rows: probability that a row after the first repeats a stored row.
+        repeated_ids: probability that an id is left out with its repeated row.
+        shared_ids: probability that an id of a sequence feature is left out; above
+            ``repeated_ids`` with partial deduplication.
     """
 
     length: float = 1.0
@@ -97,12 +92,12 @@ class FeatureProfile:
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the ids that are sent and looked up, for bags or a sequence."""
+        """Return the ids that are sent and looked up."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 
     def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
-        """Return all ids of a batch over ``ids``; 1 if there are none."""
+        """Return all ids of a batch over stored ids."""
         ids = self.ids(batch_size, pooled=pooled)
         return self.length * batch_size / ids if ids else 1.0
 
@@ -113,14 +108,14 @@ class FeatureProfile:
 
 @dataclass(frozen=True)
 class DataProfile:
-    """The features of a table of data.
+    """Profiles of a dataset's features.
 
     Attributes:
-        features: by name.
+        features: profiles by feature name.
         source: origin of the figures, for messages.
-        distinct: by name of coalesced tables.
-        read: rows that a batch reads, each once, by table name, coalesced or not.
-        gradients: by name of tables whose equal gradients are sent once.
+        distinct: distinct ids of coalesced tables, by name.
+        read: distinct rows that a batch reads, by table name.
+        gradients: shares of tables whose equal gradients are sent once, by name.
     """
 
     features: Mapping[str, FeatureProfile]
@@ -130,19 +125,19 @@ class DataProfile:
     gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
-        """Return a feature's profile; one id per row for unknown features, as TorchRec assumes."""
+        """Return a feature's profile; unknown features have one id per row."""
         return self.features.get(feature, FeatureProfile())
 
     def ids(self, table: Table, batch_size: int) -> float:
-        """Return the ids that a rank's batch looks up; distinct ones of a coalesced table."""
+        """Return the ids that a rank's batch looks up, distinct in a coalesced table."""
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size)
         return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
     def rows(self, table: Table, batch_size: int) -> float:
-        """Return the lengths sent for a rank's batch, and so the vectors of a pooled table.
+        """Return the lengths sent for a rank's batch: the vectors of a pooled table.
 
-        In a coalesced table each id counts as a row; a coalesced sequence table sends no lengths.
+        In a coalesced table each id counts as a row; a coalesced sequence table sends none.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size) if table.pooled else 0.0
@@ -159,19 +154,6 @@ MAX_SHIFT = 8
 _VERSION = 1
 
 
-def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays: float) -> float:
-    """Return the mean ids of a feature in a deduplicated batch: DedupeLen (RecD, section 4.3).
-
-    Args:
-        batch_size: B.
-        samples_per_session: S, mean rows of a session in the batch.
-        length: l, mean ids of a row.
-        stays: d, the probability that the next row of a session has the same list.
-    """
-    stored = samples_per_session - (samples_per_session - 1) * stays
-    return length * batch_size * stored / samples_per_session
-
-
 def least_ids_saved(*, sequence: bool) -> float:
     """Return the ids per row that deduplication must save to be faster on one rank.
 
@@ -184,23 +166,25 @@ def least_ids_saved(*, sequence: bool) -> float:
 def dedupe_factor(samples_per_session: float, stays: float) -> float:
     """Return ids over ids after deduplication: DedupeFactor (RecD, section 4.3).
 
-    Worthwhile from about 1.5. Infinite if all rows of each session are equal.
+    Args:
+        samples_per_session: S, mean rows of a session in the batch.
+        stays: d, the probability that the next row of a session has the same list.
     """
-    return _ratio(1.0, dedupe_len(1, samples_per_session, 1.0, stays))
+    return _ratio(samples_per_session, samples_per_session - (samples_per_session - 1) * stays)
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Sums over the rows of a feature, compared with the previous row of their session.
+    """Sums over a feature's rows, compared with the previous row of their session.
 
     Attributes:
         rows: number of rows.
-        sessions: runs of neighbouring rows of one session; sessions, in a clustered table.
+        sessions: runs of neighbouring rows of one session.
         ids: ids of all rows.
         unchanged_rows: rows that equal the previous row.
-        unchanged_ids: ids of those rows.
-        shifted_ids: ``unchanged_ids``, and of rows that begin with the previous row without its
-            first ids (at most ``MAX_SHIFT``) the ids of both.
+        unchanged_ids: ids of unchanged rows.
+        shifted_ids: ``unchanged_ids`` and the ids that rows share with the previous row shifted by
+            up to ``MAX_SHIFT``.
         shared_ids: ids that are anywhere in the previous row.
     """
 
@@ -218,12 +202,12 @@ class FeatureStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean rows of a session; 1 without rows."""
+        """S, the mean rows of a session."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def stays(self) -> float:
-        """d, the probability that the next row of a session is equal; 0 without such rows."""
+        """d, the probability that the next row of a session is equal."""
         return _share(self.unchanged_rows, self.rows - self.sessions)
 
     @property
@@ -232,13 +216,8 @@ class FeatureStatistics:
         return _share(self.ids, self.rows)
 
     @property
-    def exact_rows(self) -> float:
-        """Share of rows that equal the previous row (figure 4, exact)."""
-        return _share(self.unchanged_rows, self.rows)
-
-    @property
     def exact_duplication(self) -> float:
-        """Share of ids in rows that equal the previous row: ``exact_rows`` weighted by length."""
+        """Share of ids in rows that equal the previous row."""
         return _share(self.unchanged_ids, self.ids)
 
     @property
@@ -248,12 +227,12 @@ class FeatureStatistics:
 
     @property
     def dedupe_factor(self) -> float:
-        """Ids over stored ids, if rows that equal the previous row are not stored."""
+        """Ids over stored ids with exact deduplication."""
         return _ratio(self.ids, self.ids - self.unchanged_ids)
 
     @property
     def partial_dedupe_factor(self) -> float:
-        """Ids over stored ids, if shifted rows store only new ids (section 7)."""
+        """Ids over stored ids with partial deduplication (section 7)."""
         return _ratio(self.ids, self.ids - self.shifted_ids)
 
 
@@ -264,7 +243,7 @@ class TableStatistics:
     Attributes:
         rows: number of rows.
         sessions: runs of neighbouring rows of one session.
-        features: by name.
+        features: sums by feature name.
     """
 
     rows: int
@@ -278,17 +257,18 @@ class TableStatistics:
 
     @property
     def total(self) -> FeatureStatistics:
-        """All features as one; shares of ids are weighted by length, ``stays`` is a mean."""
+        """Sum of all features."""
         return sum(self.features.values(), FeatureStatistics())
 
     @staticmethod
     def merge(parts: Iterable[TableStatistics]) -> TableStatistics:
-        """Add tables up; a session that continues in the next table counts twice.
-
-        Raises:
-            ValueError: the features differ.
-        """
-        return reduce(_merge_two, parts)
+        """Add tables with the same features up."""
+        first, *others = parts
+        rows, sessions, features = first.rows, first.sessions, dict(first.features)
+        for each in others:
+            rows, sessions = rows + each.rows, sessions + each.sessions
+            features = {name: sums + each.features[name] for name, sums in features.items()}
+        return TableStatistics(rows, sessions, features)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values for ``from_json``."""
@@ -302,7 +282,7 @@ class TableStatistics:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read the values of ``to_json``; ValueError for anything else."""
+        """Parse the values of ``to_json``; ValueError for other values."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"no statistics of version {_VERSION}")
         try:
@@ -317,15 +297,7 @@ class TableStatistics:
         return cls(rows, sessions, features)
 
 
-def _merge_two(first: TableStatistics, second: TableStatistics) -> TableStatistics:
-    if odd := sorted(first.features.keys() ^ second.features.keys()):
-        raise ValueError(f"only one of two tables has {', '.join(odd)}")
-    features = {name: one + second.features[name] for name, one in first.features.items()}
-    return TableStatistics(first.rows + second.rows, first.sessions + second.sessions, features)
-
-
 def _ratio(whole: float, part: float) -> float:
-    """Return ``whole / part``: infinite without a part, 1 if both are 0."""
     if part > 0:
         return whole / part
     return float("inf") if whole > 0 else 1.0

@@ -35,9 +35,9 @@ def zipf(
     shift: float = 0.0,
     **options: Unpack[_Options],
 ) -> TableAccess:
-    """Read the k-th most read row ``C * (k + shift)^-exponent`` times per sample, k from 1.
+    """Return Zipf's law: row k of rank 1, 2... has ``C * (k + shift)^-exponent`` accesses.
 
-    Zipf's law; with a ``shift`` Zipf-Mandelbrot. See ``from_weights`` for other arguments.
+    With a ``shift`` it is the Zipf-Mandelbrot law. See ``from_weights`` for the options.
     """
     weights = np.arange(1, num_embeddings + 1, dtype=np.float64)
     weights += shift
@@ -50,10 +50,7 @@ def zipf(
 def exponential(
     table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """Read the k-th most read row ``C * exp(-(k - 1) / scale)`` times per sample, k from 1.
-
-    See ``from_weights`` for other arguments.
-    """
+    """Give row k of rank 1, 2... ``C * exp(-(k - 1) / scale)`` accesses; see ``from_weights``."""
     weights = np.exp(np.arange(num_embeddings, dtype=np.float64) / -scale)
     return from_weights(table, weights, length, **options)
 
@@ -61,10 +58,7 @@ def exponential(
 def half_normal(
     table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """Read the k-th most read row ``C * exp(-((k - 1) / scale)^2 / 2)`` times per sample.
-
-    See ``from_weights`` for other arguments.
-    """
+    """Give row k ``C * exp(-((k - 1) / scale)^2 / 2)`` accesses; see ``from_weights``."""
     with np.errstate(over="ignore"):
         weights = np.exp((np.arange(num_embeddings, dtype=np.float64) / scale) ** 2 / -2)
     return from_weights(table, weights, length, **options)
@@ -80,20 +74,19 @@ def from_weights(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Read rows in proportion to ``weights``.
+    """Return accesses in proportion to ``weights``.
 
     Args:
-        table: its name.
-        weights: float64 ``[known]``, non-increasing, some above 0.
-        length: accesses per sample: L.
-        num_embeddings: rows of the table, at least and by default as many as weights.
-        cap: bound of accesses per sample of a row: ``p = min(cap, C * weight)``, with C chosen so
-            that the sum is ``length``.
-        seed: of a random assignment of rows; without it, row 0 is read most, then row 1.
-        features: that look it up; by default one of the table's name.
+        table: name of the table.
+        weights: float64 ``[known]``, non-increasing.
+        length: L, accesses per sample.
+        num_embeddings: rows of the table, by default as many as weights.
+        cap: largest number of accesses per sample of a row: ``p = min(cap, C * weight)``.
+        seed: assigns rows at random; without it, row 0 is read most, then row 1.
+        features: features that look the table up, by default one of its name.
 
     Raises:
-        DataError: ``length`` is out of reach under ``cap``.
+        DataError: ``cap`` does not allow ``length`` accesses.
     """
     if num_embeddings is None:
         num_embeddings = len(weights)
@@ -115,7 +108,7 @@ def _scaled(
     if length > cap * read:
         raise DataError(
             f"table {table}: {read:,} rows that are read at most {cap:g} times a sample cannot "
-            f"have {length:g} accesses; lower the length, or raise the cap"
+            f"have {length:g} accesses; lower the length or raise the cap"
         )
     # The least number of capped rows for which the next row stays below the cap.
     most = min(int(length / cap), len(weights) - 1) + 1
@@ -132,16 +125,16 @@ def _scaled(
 
 @dataclass(frozen=True, eq=False)
 class ReuseHistogram:
-    """Rows of a batch by how often it reads them.
+    """Histogram of the rows of a batch by number of reads.
 
     Attributes:
-        name: of the block in its file.
+        name: block in its file.
         batch_size: samples of the batch.
-        accesses: of the whole batch.
-        unique_rows: rows that it reads.
-        lower, upper: bounds of bins, ``lower < reads <= upper``, rising; float64 ``[bins]``. An
-            open last bin ends at twice its lower bound.
-        share_of_rows, share_of_accesses: of each bin, float64 ``[bins]``; rounded in the file.
+        accesses: reads of the whole batch.
+        unique_rows: distinct rows of the batch.
+        lower, upper: ascending bounds ``lower < reads <= upper``, float64 ``[bins]``. An open last
+            bin ends at twice its lower bound.
+        share_of_rows, share_of_accesses: shares of the bins, float64 ``[bins]``.
     """
 
     name: str
@@ -169,22 +162,19 @@ def from_reuse_histogram(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Read rows of a table as often as a histogram says.
+    """Return accesses that have a reuse histogram.
 
-    A bin has the rows of the file if these can have its accesses. Else the file's share, of three
-    digits, is wrong, and the rows follow from the geometric mean of the bounds, as far as rounding
-    allows. Within a bin reads fall from the upper to the lower bound and sum to the bin's. A bin
-    with a share of accesses of 0.000 has no rows.
+    Reads fall from the upper to the lower bound within a bin. If the rounded shares of a bin
+    contradict its bounds, its rows follow from the geometric mean of the bounds.
 
     Args:
-        table: its name.
+        table: name of the table.
         histogram: reads of a batch.
         num_embeddings: rows of the table, by default ``read_rows``.
-        read_rows: rows that are read, by default ``histogram.unique_rows``. Fewer rows are means of
-            neighbours by rank.
+        read_rows: rows that are read, by default ``histogram.unique_rows``.
         length: accesses per sample; by default the histogram's, in proportion to the rows.
         seed: as in ``from_weights``.
-        features: that look it up.
+        features: features that look the table up.
 
     Raises:
         DataError: ``num_embeddings`` is less than ``read_rows``.
@@ -205,7 +195,7 @@ def from_reuse_histogram(
     if num_embeddings < read_rows:
         raise DataError(
             f"table {table}: it has {num_embeddings:,} rows, and {read_rows:,} are read; give it "
-            "more rows, or read fewer"
+            "more rows"
         )
     if length is None:
         length = histogram.length * read_rows / histogram.unique_rows
@@ -262,21 +252,16 @@ def _remaining(
 def _filled(
     part: NDArray[np.float64], lower: float, upper: float, mean: float
 ) -> NDArray[np.float64]:
-    """Return the reads of the least read ``part`` of a bin, per row of the bin.
-
-    Reads rise as ``lower + (upper - lower) * part^k``, with the k that gives ``mean``.
-    """
+    """Return the reads of the least read ``part`` of a bin, per row of the bin."""
     if lower == 0:
         return part * mean
-    # k + 1; a mean of the upper bound would be k = 0.
+    # Reads rise as lower + (upper - lower) * part^k; this is k + 1.
     power = (upper - lower) / (mean - lower)
     return part * lower + (upper - lower) * part**power / power
 
 
 def read_reuse_histograms(path: str | Path) -> dict[str, ReuseHistogram]:
-    """Read the histograms of a file by name, in the format of Meta's synthetic embedding traces.
-
-    https://github.com/facebookresearch/dlrm_datasets: one block per trace, between blank lines.
+    """Read histograms by name from a file of https://github.com/facebookresearch/dlrm_datasets.
 
     Raises:
         DataError: the file cannot be read or has another format.
@@ -285,8 +270,7 @@ def read_reuse_histograms(path: str | Path) -> dict[str, ReuseHistogram]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    blocks = [block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()]
-    found = [_parse(path, block) for block in blocks]
+    found = [_parse(path, block.strip()) for block in re.split(r"\n\s*\n", text) if block.strip()]
     if not found:
         raise DataError(f"{path}: no histogram of reuse in it")
     return {histogram.name: histogram for histogram in found}
@@ -310,9 +294,8 @@ def _parse(path: str | Path, block: str) -> ReuseHistogram:
         or not np.array_equal(bins[:half, :2], bins[half:, :2])
     ):
         raise DataError(
-            f"{path}: {name!r} is no histogram of reuse: expected the lines 'Locality stats after "
-            "processing 1 batches of size N', 'Avg # of indices: N', 'Avg # of unique cols: N' and "
-            "the same bins '(LOWER, UPPER]: SHARE' of rows and of accesses"
+            f"{path}: {name!r} is no histogram of reuse in the format of Meta's dlrm_datasets: "
+            "expected batch size, indices, unique cols, and equal bins of rows and of accesses"
         )
     lower, upper, share_of_rows = bins[:half].T
     return ReuseHistogram(
