@@ -212,9 +212,9 @@ def _tied() -> nn.Module:
     [
         (lambda: _two("module"), r"first\.bags and second\.bags share a table"),
         (lambda: _two("parameter"), r"first\.bags and second\.bags share a table"),
-        (_one_weight, r"t_f0\.weight and .*t_f1\.weight of bags are one weight"),
+        (_one_weight, r"t_f0\.weight and .*t_f1\.weight of bags share a weight"),
         (_frozen, r"t_f0\.weight of bags is frozen .* learning rate of 0"),
-        (_tied, r"^out\.weight is a table of inner\.bags, and Distributed"),
+        (_tied, r"^out\.weight is a table of inner\.bags, which sharding"),
     ],
     ids=["module", "parameter", "weight", "frozen", "tied"],
 )

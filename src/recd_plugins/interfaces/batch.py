@@ -1,4 +1,4 @@
-"""Batches in logical form, as converters make them, and as a model takes them."""
+"""Batches: the output of converters, and the input of models."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
 
 @dataclass(frozen=True, slots=True)
 class MakingTimes:
-    """Seconds to make one batch by part, in wall time of the process that does the part.
+    """Wall-clock seconds to make one batch, by part.
 
     Attributes:
-        fill: reading, decompressing, decoding and joining rows. If the dataset reads ahead in a
-            thread, the remaining wait.
+        fill: reading, decompressing, decoding and joining rows.
         convert: the converter and the check of its result.
         preprocess: preprocessing and the check of ids.
-        transfer: from the preprocessed batch to the trainer's input: lowering, packing, pinning by
-            a thread, and ``arrival``. A network counts while a process waits for it.
-        arrival: the part of ``transfer`` in the trainer as it takes the batch: unpacking and
-            pinning. The first batch of a block has that of the block.
+        transfer: lowering, packing, pinning, and ``arrival``.
+        arrival: the part of ``transfer`` in the trainer: unpacking and pinning. The first batch of
+            a block has that of the block.
     """
 
     fill: float = 0.0
@@ -48,7 +46,7 @@ class MakingTimes:
 
     @property
     def reader(self) -> float:
-        """Seconds of the process that made it, if that is not the trainer."""
+        """Seconds in the reader process."""
         return self.total - self.arrival
 
     def transferred(self, seconds: float) -> MakingTimes:
@@ -62,8 +60,7 @@ class MakingTimes:
     def causes_of(self, waited: float) -> tuple[float, ...]:
         """Split the seconds of a wait for this batch by ``STALL_CAUSES``.
 
-        ``arrival`` is transfer; the rest is shared out as the making was, or is transfer if the
-        making times are unknown.
+        ``arrival`` counts as transfer; the rest is split in proportion to the parts.
         """
         arrival = min(self.arrival, waited)
         rest = waited - arrival
@@ -77,14 +74,14 @@ class MakingTimes:
 
 @dataclass(frozen=True)
 class Batch(Pipelineable):
-    """One batch of B rows, with each sparse feature once.
+    """Batch of B rows. Each sparse feature is in exactly one of the jagged tensors.
 
     Attributes:
         dense_features: ``[B, num_dense]``, float32; before preprocessing maybe float64.
         labels: float32 ``[B]``.
-        kjt: features that are not deduplicated, or None.
+        kjt: features without deduplication, or None.
         ikjts: deduplicated features, one IKJT per group that shares an inverse lookup.
-        partials: features whose rows share ids with the previous row.
+        partials: partially deduplicated features.
     """
 
     dense_features: Tensor
@@ -123,7 +120,7 @@ class Batch(Pipelineable):
 
 @dataclass(frozen=True)
 class Placement:
-    """Features by the way in which a model pools them, in the order of the KJT."""
+    """Features by module of the model, in the order of the KJT."""
 
     pooled: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
@@ -131,7 +128,7 @@ class Placement:
 
 
 class _Noting(dict[str, Tensor]):
-    """A dict that notes the keys that were read; reading all items notes all."""
+    """A dict that records the keys that were read."""
 
     def __init__(self, items: Mapping[str, Tensor], asked: set[str]) -> None:
         super().__init__(items)
@@ -160,7 +157,7 @@ class _Noting(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class ModelInput(Pipelineable):
-    """One batch of B rows for the model; the first three names are TorchRec's.
+    """Batch of B rows for the model.
 
     Attributes:
         dense_features: float32 ``[B, num_dense]``.
@@ -171,11 +168,10 @@ class ModelInput(Pipelineable):
             unique rows of any group; other groups end with empty rows. A feature of a partial IKJT
             has all its stored ids in the first row.
         num_unique: unique rows by sequence feature.
-        inverse_lookup: int64 ``[B]`` by deduplicated sequence feature: the unique row of each row.
-            Features of one group share one tensor.
-        segments: by sequence feature of a partial IKJT: its unique rows among the stored ids.
+        inverse_lookup: unique row of each row by deduplicated sequence feature, int64 ``[B]``.
+        segments: unique rows among the stored ids, by sequence feature of a partial IKJT.
         groups: number of rows by group, from ``Rows``.
-        making: seconds that it took, by part.
+        making: seconds by part.
         sessions: int64 ``[B]``, equal for rows of one session, if requested.
         taken: sequence features whose unique rows or ``inverse_lookup`` were read.
     """
@@ -198,12 +194,10 @@ class ModelInput(Pipelineable):
         object.__setattr__(self, "inverse_lookup", noting)
 
     def check_taken(self) -> None:
-        """Refuse a model that took unique rows for rows, after its forward pass.
-
-        Shapes are right if another feature has no duplicates, so only this check tells.
+        """Check after a forward pass that the model mapped unique rows back to rows.
 
         Raises:
-            ExactnessError: names the features whose unique rows were not read.
+            ExactnessError: it did not read the unique rows of some features.
         """
         forgotten = [
             feature
@@ -213,22 +207,19 @@ class ModelInput(Pipelineable):
         ]
         if forgotten:
             raise ExactnessError(
-                f"the model takes no notice of what is deduplicated: it pools the sequence "
-                f"features {', '.join(forgotten)} as they come out of the EmbeddingCollection. "
+                f"the model ignores deduplication of {', '.join(forgotten)}: it pools the output "
+                "of the EmbeddingCollection. "
                 "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
                 "index_select(0, batch.inverse_lookup[feature]), or use SequencePooling, or leave "
                 "the features out of the converter"
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
-        """Return the unique rows of a sequence feature, for a module that pools rows.
+        """Return embeddings of the ``num_unique[feature]`` unique rows of a sequence feature.
 
         Args:
-            feature: its name.
-            embeddings: of the feature, from an EmbeddingCollection fed ``sequence_features``.
-
-        Returns:
-            Embeddings of ``num_unique[feature]`` rows.
+            feature: name of the feature.
+            embeddings: output of an EmbeddingCollection for ``sequence_features``.
         """
         self.taken.add(feature)
         if (segments := self.segments.get(feature)) is not None:
@@ -252,7 +243,7 @@ class ModelInput(Pipelineable):
                 inverse_indices[1].record_stream(stream)
 
     def _map(self, function: Callable[[Any], Any]) -> Self:
-        """Apply ``function`` to every tensor, once to a shared one."""
+        """Apply ``function`` once to every tensor."""
         done: dict[int, Any] = {}
 
         def once(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kinds ``callback``, ``metric`` and ``pipeline``, and files that a run writes."""
+"""Plugin kinds ``callback``, ``metric`` and ``pipeline``, and reports of a run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The start of a run on one rank.
+    """Start of a run on one rank.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of ranks.
-        step: optimizer steps done before; 0 unless the run is resumed.
-        expected_steps: steps at the end, including those before.
-        tables: of the model.
+        step: finished optimizer steps; above 0 in a resumed run.
+        expected_steps: value of ``step`` at the end.
+        tables: tables of the model.
         claimed: features or tables of the plugin's entry; empty for kinds without patterns.
         step_samples: rows of a step on all ranks.
         registry: text of the registry file.
@@ -51,12 +51,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened on a rank.
-
-    Attributes:
-        rank: of this process.
-        step: optimizer steps done.
-    """
+    """Event on ``rank`` after ``step`` optimizer steps."""
 
     rank: int
     step: int
@@ -64,14 +59,14 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class RunBatch(RunEvent):
-    """A batch from the loader that this rank was trained on, in host memory, as step ``step``."""
+    """Batch of step ``step`` on this rank, in host memory."""
 
     batch: ModelInput
 
     def ids(self, feature: str) -> Tensor:
-        """Return the ids that this rank looked up for a sparse feature, int64 ``[num_ids]``.
+        """Return the ids that this rank looked up for a feature, int64 ``[num_ids]``.
 
-        For a deduplicated feature, those of the unique rows.
+        A deduplicated feature has the ids of unique rows.
         """
         batch = self.batch
         for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
@@ -82,11 +77,11 @@ class RunBatch(RunEvent):
 
 @dataclass(frozen=True)
 class RunStep(RunEvent):
-    """A finished optimizer step.
+    """Finished optimizer step.
 
     Attributes:
-        loss: of this rank's batch, a scalar on the model's device; reading it waits for the device.
-        learning_rate: from ``training`` and its schedule, if known.
+        loss: loss of this rank's batch, a scalar on the model's device; reading it synchronizes.
+        learning_rate: learning rate of ``training`` and its schedule, if known.
     """
 
     loss: Tensor
@@ -95,15 +90,14 @@ class RunStep(RunEvent):
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures over evaluated samples.
+    """Quality of predictions. NaN if all labels are equal.
 
     Attributes:
-        normalized_entropy: log loss over that of predicting the mean label; lower is better. NaN
-            if all labels are equal.
-        auc: area under the ROC curve; NaN likewise.
+        normalized_entropy: log loss over the log loss of predicting the mean label.
+        auc: area under the ROC curve.
         num_samples: samples of all ranks.
-        log_loss: the mean over samples, in nats.
-        calibration: sum of predictions over sum of labels; 0 if all labels are.
+        log_loss: mean over samples, in nats.
+        calibration: sum of predictions over sum of labels; 0 without positive labels.
     """
 
     normalized_entropy: float
@@ -115,13 +109,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class RunEvaluation(RunEvent):
-    """An evaluated split.
-
-    Attributes:
-        split: its name.
-        quality: over the samples of all ranks, the same on each.
-        metrics: figures of the registry's metrics, by name.
-    """
+    """Evaluation of ``split`` on all ranks; ``metrics`` has the figures of metric plugins."""
 
     split: Split
     quality: Quality
@@ -130,75 +118,72 @@ class RunEvaluation(RunEvent):
 
 @dataclass(frozen=True)
 class RunInterruption(RunEvent):
-    """The end of a run by the signal ``SIGINT``, ``SIGTERM`` or ``SIGHUP``."""
+    """End of a run by a signal: ``SIGINT``, ``SIGTERM`` or ``SIGHUP``."""
 
     by: str
 
 
 @dataclass(frozen=True)
 class RunEnd(RunEvent):
-    """The regular end of a run, with the mean loss over ranks of every step; NaN if unknown."""
+    """Regular end of a run; ``losses`` are means over ranks by step, NaN if unknown."""
 
     losses: tuple[float, ...]
 
 
 class Callback(Plugin, ABC):
-    """Observes training on every rank, without changing it. Every method is optional.
+    """Observes training on every rank without changing it. Every method is optional.
 
-    Plugins of other kinds that are also subclasses of this one are called, too.
+    Plugins of other kinds may also derive from this class.
     """
 
     kind: ClassVar[str] = "callback"
 
     def on_start(self, start: RunStart) -> None:
-        """Called first, when training begins."""
+        """Observe the start of training."""
 
     def on_batch(self, batch: RunBatch) -> None:
-        """Called with each trained batch, before ``on_step``."""
+        """Observe a trained batch, before ``on_step``."""
 
     def on_step(self, step: RunStep) -> None:
-        """Called after each step."""
+        """Observe a finished step."""
 
     def on_evaluate(self, evaluation: RunEvaluation) -> None:
-        """Called after each evaluation, and so after each validation."""
+        """Observe an evaluation or validation."""
 
     def on_interrupt(self, interruption: RunInterruption) -> None:
-        """Called in place of ``on_end`` if a signal ends the run."""
+        """Observe the end by a signal, in place of ``on_end``."""
 
     def on_end(self, end: RunEnd) -> None:
-        """Called last, when the run is over."""
+        """Observe the regular end of the run."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return this rank's state for a checkpoint: a JSON object, or empty.
-
-        Called after ``on_step`` of the checkpoint's step.
-        """
+        """Return this rank's state for a checkpoint, a JSON object; called after ``on_step``."""
         return {}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore ``state_dict``, after ``on_start``.
+        """Restore the state after ``on_start``.
 
         Args:
-            states: of each rank of the run that wrote the checkpoint, which may have had another
-                number of ranks.
+            states: results of ``state_dict`` by rank of the run that wrote the checkpoint, whose
+                number of ranks may differ.
 
         Raises:
             RecdError: the states do not fit this plugin.
         """
         raise RecdError(
-            f"{self.name} has no state, and the checkpoint has one of it ({len(states)} ranks); "
-            "go on with the version of it that wrote the checkpoint"
+            f"{self.name} has no state, but the checkpoint has one of it ({len(states)} ranks); "
+            "resume with the version of it that wrote the checkpoint"
         )
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """An evaluated batch of one rank, in host memory.
+    """Evaluated batch of one rank, in host memory.
 
     Attributes:
         logits: float32 ``[B]``.
         labels: float32 ``[B]``.
-        sessions: int64 ``[B]``, equal for samples of one session on all ranks; None if unknown.
+        sessions: int64 ``[B]``, equal for samples of one session; None if unknown.
     """
 
     logits: Tensor
@@ -212,39 +197,38 @@ class ScoredBatch:
 
 
 class Metric(Plugin, ABC):
-    """Measures the predictions of an evaluated split.
+    """Computes figures from the predictions of a split.
 
-    A state holds what the plugin needs of a rank's samples. It is pickled to rank 0, where
-    ``results`` gets those of all ranks.
+    Each rank updates a state of any type, which is pickled to rank 0 for ``results``.
     """
 
     kind: ClassVar[str] = "metric"
 
     @abstractmethod
     def start(self) -> Any:
-        """Return the state of a rank without samples."""
+        """Return the initial state of a rank."""
 
     @abstractmethod
     def update(self, state: Any, batch: ScoredBatch) -> Any:
-        """Return the state with one more batch; may change ``state`` in place, not the batch."""
+        """Return the state with one more batch; ``state`` may change in place, not the batch."""
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Return one or more figures by name, whatever rank saw which sample.
+        """Return figures by name, independent of the distribution of samples over ranks.
 
         Args:
-            states: of each rank; some may have no sample, but not all.
+            states: states of all ranks; some may have no sample.
         """
 
 
 class RunReport(ABC):
-    """A file that ``recd run`` writes besides ``--json``; added by ``register_reports``.
+    """Writes a report file of ``recd run``; added by ``register_reports``.
 
-    A subclass is made without arguments. Its module imports neither torch nor torchrec at the top.
+    The module must not import torch or torchrec at the top.
 
     Attributes:
-        flag: option that names the file, such as ``--markdown``.
-        help: of the option.
+        flag: option for the file, such as ``--markdown``.
+        help: help of the option.
     """
 
     flag: ClassVar[str]
@@ -252,27 +236,21 @@ class RunReport(ABC):
 
     @abstractmethod
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        """Write the file at the end of a run or a comparison, on rank 0.
-
-        Args:
-            path: of the file; checked before the run.
-            report: the content of ``--json``.
-        """
+        """Write ``report``, the content of ``--json``, to ``path`` on rank 0."""
 
 
 class TrainPipeline(Protocol):
     """Trains a model batch by batch, as TorchRec's ``TrainPipeline`` does."""
 
     def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
-        """Do one step: ``zero_grad``, forward, backward, ``optimizer.step``.
+        """Run one step: ``zero_grad``, forward, backward, ``optimizer.step``.
 
-        ``zero_grad`` comes in this call before the backward pass: there tables take the learning
-        rate of the step. If ``model.training`` is false, only the forward pass runs. Batches are
-        trained in order, each with the weights of the step before; some may be taken ahead. After
-        the end of an iterator another may follow.
+        Call ``zero_grad`` before the backward pass, as tables take the step's learning rate there.
+        Run only the forward pass if ``model.training`` is false. Batches may be fetched ahead, but
+        each is trained with the weights after the previous one. Another iterator may follow.
 
         Returns:
-            The model's output besides its loss, for the trained batch.
+            The model's output besides its loss.
 
         Raises:
             StopIteration: all batches are trained.
@@ -280,22 +258,19 @@ class TrainPipeline(Protocol):
 
 
 class Pipeline(Plugin, ABC):
-    """Builds the train pipeline of the sharded model. It changes timing, never results.
-
-    The default is TorchRec's ``TrainPipelineSparseDist``, in which caches may look ahead.
-    """
+    """Builds the train pipeline of the sharded model, which changes timing but no results."""
 
     kind: ClassVar[str] = "pipeline"
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """Return a pipeline, on every rank.
+        """Return this rank's pipeline.
 
         Args:
             model: a ``DistributedModelParallel`` that returns its loss and an output.
-            optimizer: of all its parameters.
-            device: of this rank; batches come in host memory.
+            optimizer: optimizer of all parameters.
+            device: device of this rank; batches come in host memory.
 
         Raises:
-            RecdError: it does not suit the model or the device.
+            RecdError: the pipeline does not support the model or the device.
         """

@@ -1,4 +1,4 @@
-"""Kind ``dataset``: reads Arrow record batches, resumable and split over ranks."""
+"""Plugin kind ``dataset``: resumable readers of Arrow record batches, split over ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FeatureLookups:
     """Ids that rows look up by one feature, with equal lists stored once.
 
     Attributes:
-        ids: int64 ``[num_ids]``, after preprocessing; not checked against their table.
-        offsets: ``[num_lists + 1]``, from 0: start and end of each list in ``ids``.
-        inverse: int64 ``[num_rows]``, the list of each row; None if row i has list i.
+        ids: int64 ``[num_ids]``, after preprocessing, without a check of bounds.
+        offsets: bounds of the lists in ``ids``, ``[num_lists + 1]``.
+        inverse: list of each row, int64 ``[num_rows]``; None if row i has list i.
     """
 
     ids: NDArray[np.int64]
@@ -38,7 +38,7 @@ class FeatureLookups:
 
 
 class Lookups(ABC):
-    """The tables of the prepared model, and the ids that rows look up in them."""
+    """Tables of the prepared model, and the ids that rows look up in them."""
 
     @property
     @abstractmethod
@@ -52,22 +52,18 @@ class Lookups(ABC):
 
     @abstractmethod
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """Return the lookups of ``rows`` by feature, after preprocessing.
-
-        Raises:
-            DataError: a feature is missing or damaged.
-        """
+        """Return the lookups of ``rows`` by feature; DataError for a wrong feature."""
 
 
 class Reader(ABC):
     """Iterates over one epoch of one rank's batches.
 
-    Every batch has ``batch_size`` rows, and every rank gets the same number of batches. Rows that
-    do not fill a batch on every rank are left out: the last ones in the order of a single rank with
-    ``batch_size`` 1, which is how evaluation reads them.
+    Every batch has ``batch_size`` rows, and every rank gets the same number of batches. The last
+    rows, which do not fill a batch on every rank, are left out; evaluation reads them with one rank
+    and ``batch_size`` 1.
 
     A ``state_dict`` taken after batch i continues at batch i + 1 in a new reader, whatever was
-    prefetched. With another number of ranks the remaining rows are dealt anew.
+    prefetched. Another number of ranks splits the remaining rows again.
     """
 
     @abstractmethod
@@ -76,66 +72,53 @@ class Reader(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Rows]:
-        """Yield batches from the position to the end of the epoch, then return to its start."""
+        """Yield batches up to the end of the epoch, then return to its start."""
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterable[Rows]]:
-        """Yield the blocks of one of ``num_workers`` processes that share this rank's batches.
+        """Yield every ``num_workers``-th block of adjacent batches, from block ``worker`` on.
 
-        Blocks are runs of adjacent batches from the position to the end of the epoch. A worker gets
-        blocks ``worker``, ``worker + num_workers``, and so on, and iterates each before the next.
-        ``state_dict`` counts batches of other workers too: it is the position after the last batch
-        handed out.
+        Each block is iterated before the next. ``state_dict`` is the position after the last
+        yielded batch, with the batches of other workers before it.
 
-        Override this to skip batches unread; start a block where a batch begins in another file or
-        row group. By default each batch is a block, and all are read.
+        By default each batch is a block, and all are read. Override it to skip other workers'
+        batches unread; begin a block with each file or row group.
         """
         for number, rows in enumerate(self):
             if number % num_workers == worker:
                 yield (rows,)
 
     def num_blocks(self) -> int | None:
-        """Return the number of blocks of all workers, None if unknown. Override with ``blocks``."""
+        """Return the number of blocks, None if unknown; override it together with ``blocks``."""
         return None
 
     def skip(self, num_batches: int) -> int:
-        """Skip batches as if they had been read; return how many there were.
+        """Skip batches as if they had been read; return their number.
 
-        At the end of the epoch there are fewer, and the position returns to the start.
+        At the end of the epoch it is smaller, and the position returns to the start.
         """
         return sum(1 for _ in islice(self, num_batches))
 
     def num_left(self) -> int | None:
-        """Return the batches from the position to the end of the epoch, None if unknown."""
+        """Return the number of batches to the end of the epoch, None if unknown."""
         return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch: JSON values, equal on every rank."""
+        """Return the position as JSON values, equal on every rank."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Move to a position.
-
-        Raises:
-            DataError: it belongs to other data or another batch size.
-        """
+        """Move to a position; DataError if it belongs to other data or another batch size."""
 
 
 class Dataset(Plugin, ABC):
-    """A table of training rows.
-
-    Example:
-        class Squares(Dataset):
-            "Numbers and whether they are even."
-
-            name = "acme.squares"
+    """Table of training rows.
 
     Attributes:
         row_options: options that select and order rows without changing them. Scoring a checkpoint
             may change them, resuming a run may not.
-        trained_schema: ``schema`` of the training data, set before ``to_score`` if that data is
-            gone.
-        trained_kinds: ``kinds`` of it; empty for checkpoints of older versions.
+        trained_schema: ``schema`` of missing training data, set before ``to_score``.
+        trained_kinds: ``kinds`` of missing training data; empty for old checkpoints.
     """
 
     kind: ClassVar[str] = "dataset"
@@ -144,15 +127,13 @@ class Dataset(Plugin, ABC):
     trained_kinds: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let errors of each method name the plugin that defines it, also when a wrapper calls."""
+        """Make errors of each method name the plugin, even if a wrapper calls it."""
         super().__init_subclass__(**options)
         guard_overrides(cls)
 
     @abstractmethod
     def prepare(self) -> None:
-        """Check the location and make missing files (a generated table, a cache).
-
-        Called once, in one process, before any rank reads.
+        """Check the location and create missing files, once and before any rank reads.
 
         Raises:
             DataError: the location is missing or does not match the options.
@@ -160,10 +141,10 @@ class Dataset(Plugin, ABC):
 
     @abstractmethod
     def schema(self) -> FeatureSchema:
-        """Return the columns that ``reader`` yields."""
+        """Return the columns of ``reader``."""
 
     def left_out(self) -> Mapping[str, str]:
-        """Return stored columns that nothing reads, each with a short reason.
+        """Return unused columns of the data, each with a short reason.
 
         Raises:
             DataError: the data is missing or wrong.
@@ -171,18 +152,17 @@ class Dataset(Plugin, ABC):
         return {}
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """Return options that do not suit the columns of the data, without reading rows.
+        """Return wrong options, as seen from the columns of the data without reading rows.
 
-        Each is a path of keys, such as ``("columns", "devise")``, and what is wrong. ``recd
-        validate`` shows them with lines of the file. Missing data is left to ``prepare``.
+        Each item is a path of keys, such as ``("columns", "devise")``, and a message. Ignore
+        missing data, which ``prepare`` reports.
         """
         return ()
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that identify the rows wherever the files lie.
+        """Return JSON values that identify the rows, such as names, sizes and digests of files.
 
-        For example names and sizes of files with a quick digest. Empty if the options say it all,
-        ``free_options`` aside. Resuming requires the same identity, which each rank checks.
+        They must not depend on the location. Resuming requires the same identity on each rank.
 
         Raises:
             DataError: the data is missing or wrong.
@@ -204,22 +184,20 @@ class Dataset(Plugin, ABC):
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        """Return a ``reader`` that also yields the session column; its states are the same.
-
-        Wrappers that keep sessions together read by it.
+        """Return a ``reader`` with the same states that also yields the session column.
 
         Raises:
-            DataError: as ``reader``; or the dataset has no sessions.
+            DataError: as ``reader``, or the dataset has no sessions.
         """
         raise DataError(
-            f"{self.name} does not say which rows of the {split} split belong to one session; "
-            "leave sessions out, or take a dataset that does"
+            f"{self.name} has no sessions for the rows of the {split} split; use a dataset with "
+            "sessions, or leave them out"
         )
 
     def statistics(self) -> TableStatistics | None:
-        """Return duplication statistics of the training split, if known without reading it.
+        """Return duplication statistics of the training split if they are stored.
 
-        The planner takes lengths and savings of deduplication from it, or from the first rows.
+        Without them the planner reads the first rows.
 
         Raises:
             DataError: the stored statistics are damaged.
@@ -227,78 +205,74 @@ class Dataset(Plugin, ABC):
         return None
 
     def label_mean(self) -> float | None:
-        """Return the mean label of the training split, if known without reading it.
-
-        Its logit is the initial bias of the built-in model's last layer.
-        """
+        """Return the stored mean label of the training split, for the initial bias of the model."""
         return None
 
     def session_keys(self) -> SessionKeys | None:
-        """Return the session and time columns of ``scan``; None if the dataset cannot scan."""
+        """Return the session and time columns of ``scan``; None for a dataset without ``scan``."""
         return None
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Yield every row of a split once, in stored order, in batches of any size.
+        """Yield every row of a split once, in stored order and batches of any size.
 
-        Yields the columns of ``schema`` and of ``session_keys``. ``recd analyze`` and ``recd
-        cluster`` use it.
+        Yields the columns of ``schema`` and of ``session_keys``.
 
         Raises:
             DataError: there is no such split, or the dataset has no sessions.
         """
         raise DataError(
-            f"{self.name} does not say which rows belong to one session, so the {split} split "
-            "cannot be scanned; take a dataset that does, or a Parquet file or folder"
+            f"{self.name} has no sessions, so its {split} split cannot be scanned; use a dataset "
+            "with sessions, or a Parquet file or folder"
         )
 
     def keys(self) -> Mapping[str, str]:
-        """Return the columns of ``scan`` that predictions carry, with their names in the output."""
+        """Return the key columns of predictions, with their names in the output."""
         keys = self.session_keys()
         names = () if keys is None else (keys.session, keys.timestamp)
         return {name: name for name in names}
 
     def texts(self, feature: str) -> Mapping[int, str]:
-        """Return the text of each id of a sparse feature that is text in the data."""
+        """Return the text of each id of a text feature."""
         return {}
 
     def kinds(self) -> Mapping[str, str]:
-        """Return a word for the values of columns, such as their type.
+        """Return a word for the values of each column, such as the type.
 
-        Checkpoints keep it: ``to_score`` refuses values of another kind, whose ids would not match.
+        Checkpoints store it, as ids of values of another kind would not match.
         """
         return {}
 
     def storage(self) -> Storage | None:
-        """Return how to reach the store of a URL: the option ``storage``, if there is one."""
+        """Return the option ``storage`` if there is one."""
         option = getattr(self.options, "storage", None)
         return option if isinstance(option, Storage) else None
 
     def to_score(self, location: str) -> Dataset:
-        """Return a dataset with the same columns and options over another table, to score it.
+        """Return a dataset with the same columns and options over another table, for scoring.
 
-        Its ``scan("train")`` yields every row in stored order, whatever row filters say, with the
-        columns of ``schema`` and ``keys``. A missing label is 0. If this dataset's own data is
-        gone, the columns are those of ``trained_schema``.
+        Its ``scan("train")`` yields every row in stored order, without row filters, with the
+        columns of ``schema`` and ``keys``. A missing label is 0. If the training data is gone, the
+        columns are those of ``trained_schema``.
 
         Args:
-            location: a path or URL, as in the option of the training split.
+            location: path or URL of the table.
 
         Raises:
-            DataError: this dataset cannot do that; or a column is missing.
+            DataError: the dataset cannot score other tables, or a column is missing.
         """
         raise DataError(f"{self.name} cannot score other tables")
 
 
 class DatasetWrapper(Dataset):
-    """Reorders the rows of another dataset; stands under ``dataset.wrap``.
+    """Reorders the rows of another dataset in ``dataset.wrap``.
 
-    A wrapper overrides ``reader``. Training and the planner's sample use it; evaluation, profiles
-    and ``recd analyze`` read the inner dataset. It keeps each row once, with all columns, unless
-    ``rows_together`` says that it adds rows.
+    A wrapper overrides ``reader``, which training and the planner's sample use; evaluation,
+    profiles and ``recd analyze`` read the inner dataset. It keeps each row once with all columns,
+    unless ``rows_together`` is above 1.
 
     Attributes:
-        inner: the wrapped dataset, maybe a wrapper itself.
-        lookups: the rows of tables that samples look up, once a model is prepared.
+        inner: the wrapped dataset.
+        lookups: tables and lookups of the prepared model.
     """
 
     inner: Dataset
@@ -306,10 +280,7 @@ class DatasetWrapper(Dataset):
 
     @property
     def rows_together(self) -> int:
-        """Training rows that replace one row of ``inner``, all in one batch.
-
-        Above 1 for a wrapper that adds rows; batch sizes are then multiples of it.
-        """
+        """Training rows that replace one row of ``inner``; batch sizes are multiples of it."""
         return 1
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:
@@ -320,10 +291,10 @@ class DatasetWrapper(Dataset):
         return wrapped
 
     def check(self) -> None:
-        """Refuse an impossible setup before training reads; ``lookups`` knows the model.
+        """Check the setup before training reads; ``lookups`` is set.
 
         Raises:
-            RecdError: the reason; the line of the wrapper's entry is added.
+            RecdError: the wrapper cannot run; the caller adds the line of its entry.
         """
 
     def session_reader(

@@ -1,4 +1,4 @@
-"""Kind ``ingestion``: makes the batches of a rank outside its trainer."""
+"""Plugin kind ``ingestion``: makes the batches of a rank outside its trainer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class BatchBlock:
-    """Adjacent batches, each with the position after it.
+    """Adjacent batches.
 
     Attributes:
-        number: 0-based from the position at which reading started.
-        batches: any number.
-        end: None if more may follow, the position at the end of the epoch, or the error after
-            ``batches``.
+        number: 0-based, from the position at which reading started.
+        batches: batches, each with the position after it.
+        end: the position at the end of the epoch, the error after ``batches``, or None if more
+            blocks may follow.
     """
 
     number: int
@@ -40,11 +40,11 @@ class BatchBlock:
     end: State | Exception | None = None
 
     def moved(self, packing: float, unpacking: float) -> BatchBlock:
-        """Return the block with its transfer times.
+        """Add transfer times.
 
         Args:
-            packing: seconds for the block in the process that made it.
-            unpacking: seconds for the block in the trainer; counted for the first batch.
+            packing: seconds for the block in the reader process.
+            unpacking: seconds for the block in the trainer, counted for the first batch.
         """
         moved, left = [], unpacking
         for model_input, position in self.batches:
@@ -63,36 +63,35 @@ class TaskReader(ABC):
     ) -> Generator[BatchBlock, None, None]:
         """Yield the blocks ``worker``, ``worker + num_workers``, and so on from ``position``.
 
-        The last has an ``end``: the position at the end of the epoch, or an error of data or a
-        plugin, which is never raised.
+        The last block has an ``end``. Errors of data or plugins are stored there, not raised.
         """
 
     @abstractmethod
     def block(self, position: State, number: int) -> BatchBlock:
-        """Return block ``number`` from ``position``, the same in any process at any time.
+        """Return block ``number`` from ``position``, the same in any process.
 
-        After the last block it is empty, with the position at the end of the epoch. If the reader
-        of the dataset does not override ``blocks``, all batches before it are read too.
+        After the last block it is empty. If the dataset's reader does not override ``blocks``, all
+        batches before it are read too.
         """
 
     @abstractmethod
     def num_blocks(self, position: State) -> int | None:
-        """Return the blocks from ``position`` to the end of the epoch, None if unknown.
+        """Return the number of blocks to the end of the epoch, None if unknown.
 
         Raises:
-            DataError: the position is of other data.
+            DataError: the position belongs to other data.
         """
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Everything a reader needs besides the position. Small, and pickled as it is.
+    """Picklable description of a reader, without its position.
 
     Attributes:
-        rank, world_size, split: the share of a split to read.
+        rank, world_size, split: share of a split to read.
         folder: the trainer's current folder, for relative paths in options.
-        modules: files of a plugin folder by module name, which must exist at the same paths.
-        pickled: a function from the task to its reader.
+        modules: plugin files by module name, which must exist at the same paths.
+        pickled: function from the task to its reader.
     """
 
     rank: int
@@ -103,7 +102,7 @@ class ReadTask:
     pickled: bytes
 
     def open(self) -> TaskReader:
-        """Return the reader of this process, after moving to the trainer's folder if it exists.
+        """Return the reader of this process; changes to the trainer's folder if it exists.
 
         Raises:
             PluginError: a plugin's module is missing or fails to import.
@@ -125,44 +124,40 @@ class ReadTask:
 
 
 class Ingestion(Plugin, ABC):
-    """Runs readers apart from the trainer, in other processes or on other machines.
+    """Runs readers in other processes or on other machines.
 
-    Batches, their order and positions are those of a rank that reads by itself.
+    Batches, order and positions equal those of a rank that reads by itself.
     """
 
     kind: ClassVar[str] = "ingestion"
 
     def check(self) -> None:
-        """Check before data is prepared whether this can run.
-
-        Raises:
-            SetupError: says what is missing and what to do.
-        """
+        """Check before data is prepared that readers can run; SetupError if not."""
 
     @abstractmethod
     def open(self, task: ReadTask) -> Feed:
-        """Return a feed of one rank and split; a rank may have several open, of several splits.
+        """Return the feed of one rank and split.
 
-        Every rank calls it for the same splits in the same order.
+        Every rank calls it for the same splits in the same order; several may be open.
 
         Args:
-            task: everything a reader needs; pickle it to another process.
+            task: description of the reader, to pickle to another process.
 
         Raises:
-            SetupError: there is nothing to run readers on; says what to do.
+            SetupError: readers cannot run.
         """
 
 
 class Feed(ABC):
-    """Batches of one rank and split that are made elsewhere; a context that closes it."""
+    """Batches of one rank and split from readers elsewhere; a context manager."""
 
     @abstractmethod
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """Yield the batches from the position of ``reader`` to the end of the epoch, in order.
 
-        ``reader`` reads nothing. Before a batch is handed out, ``load_state_dict`` moves it to the
-        position after the batch, at the end to the next epoch; ``recd_plugins.api.hand_out`` does
-        that. An iteration may be left early and restarted at any position.
+        ``reader`` only holds the position: move it with ``load_state_dict`` before each batch, at
+        the end to the next epoch, as ``hand_out`` of ``recd_plugins.api`` does. An iteration may be
+        left early and restarted at any position.
 
         Raises:
             RecdError: an error of a reader, at its batch.
@@ -170,14 +165,11 @@ class Feed(ABC):
         """
 
     def report(self) -> Mapping[str, float]:
-        """Return figures by name for ``recd run --json``, also after ``close``."""
+        """Return figures by name for the report, also after ``close``."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """End what ``open`` and ``read`` started; may be called twice.
-
-        Resources that the next feed of this process would need may stay until the process ends.
-        """
+        """Stop the readers. May be called twice; resources for the next feed may stay."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The embedding tables of a model, and those that are left to TorchRec's own sharders."""
+"""Embedding tables of a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from recd_plugins.runtime.errors import SetupError
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)
 
-# TorchRec's modules that change ids before a lookup in a module inside, and are sharded with it. By
-# name, as not every version of TorchRec has them all.
+# TorchRec's modules that change ids for an inner module, by name, as versions differ.
 _REMAPPING = {
     "BaseManagedCollisionEmbeddingCollection",
     "ITEPEmbeddingBagCollection",
@@ -34,13 +33,13 @@ _HOLDING = _REMAPPING | {"FeatureProcessedEmbeddingBagCollection"}
 
 @dataclass(frozen=True)
 class EmbeddingModule:
-    """A module with tables.
+    """Module with tables.
 
     Attributes:
-        path: of ``shardable``, as ``DistributedModelParallel`` names it.
-        shardable: the module to shard as a whole: the one with the tables, or TorchRec's module
-            around it, which changes ids or weights.
-        tables: of the module, if it is unsharded.
+        path: path of ``shardable`` in ``DistributedModelParallel``.
+        shardable: the module with the tables, or TorchRec's module around it, which changes ids or
+            weights.
+        tables: tables of an unsharded module.
         takes_rows: whether its input ids are rows of its tables.
     """
 
@@ -51,17 +50,17 @@ class EmbeddingModule:
 
     @property
     def ours(self) -> bool:
-        """Whether ``Prepared.sharders`` shards it; subclasses do not match."""
+        """Whether ``Prepared.sharders`` shards it, unlike a subclass."""
         return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
 
     @property
     def is_subclass(self) -> bool:
-        """Whether it is a subclass of a collection, which nobody shards."""
+        """Whether it is a subclass of a collection, which no sharder matches."""
         return _is_collection(self.shardable) and not self.ours
 
     @property
     def why_left(self) -> str:
-        """Why it is not ``ours``, for messages and tables."""
+        """Reason for not being ``ours``."""
         why = "which TorchRec's own sharder takes as a whole"
         if self.is_subclass:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
@@ -73,11 +72,11 @@ class EmbeddingModule:
 def rows_by_feature(
     tables: Iterable[Table], limits: Mapping[str, int | None] = MappingProxyType({})
 ) -> dict[str, int]:
-    """Return the bound of ids by feature: the rows of the smallest table that it looks up.
+    """Return the exclusive bound of ids by feature, from its smallest table.
 
     Args:
-        tables: of a model.
-        limits: by table, a bound in place of its rows; None for any id.
+        tables: tables of a model.
+        limits: bounds in place of a table's rows; None for any id.
     """
     rows: dict[str, int] = {}
     for table in tables:
@@ -90,32 +89,32 @@ def rows_by_feature(
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """Return the tables of the unsharded EmbeddingBagCollections and EmbeddingCollections.
+    """Return the tables of unsharded EmbeddingBagCollections and EmbeddingCollections.
 
-    Tables inside modules that are left to TorchRec, such as managed collision, are not included.
+    Tables inside other modules of TorchRec, such as managed collision, are not included.
     """
     modules = embedding_modules(model)
     return [table for each in modules if _is_collection(each.shardable) for table in each.tables]
 
 
 def all_tables_of(model: nn.Module) -> list[Table]:
-    """Return all unsharded tables, those inside modules that are left to TorchRec too."""
+    """Return all unsharded tables, also inside other modules of TorchRec."""
     return [table for module in embedding_modules(model) for table in module.tables]
 
 
 def names_of_several(tables: Iterable[Table]) -> list[str]:
-    """Return names that more than one table has."""
+    """Return duplicate table names."""
     counts = Counter(table.name for table in tables)
     return [name for name, count in counts.items() if count > 1]
 
 
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:
-    """Return the modules with tables that are left to TorchRec."""
+    """Return the modules with tables that TorchRec shards."""
     return [each for each in embedding_modules(model) if not _is_collection(each.shardable)]
 
 
 def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
-    """Yield the unsharded modules with tables, each once."""
+    """Yield the unsharded modules with tables."""
     seen: set[int] = set()
 
     def visit(path: str, module: nn.Module) -> Iterator[EmbeddingModule]:
@@ -133,13 +132,12 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
 
 
 def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise SetupError for frozen table parameters, which TorchRec would train."""
+    """Raise SetupError for frozen table parameters, which TorchRec's kernels would train."""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
-                f"{name} of {path or 'the model'} is frozen (requires_grad=False), which the "
-                "kernels of TorchRec do not heed: they would train it. Give its table an optimizer "
-                "with a learning rate of 0"
+                f"{name} of {path or 'the model'} is frozen (requires_grad=False), but kernels of "
+                "TorchRec would train it. Give its table an optimizer with a learning rate of 0"
             )
 
 
@@ -149,18 +147,13 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise SetupError(
-                f"{first} and {name} of {path or 'the model'} are one weight, of which sharding "
-                "would make two that train apart: give one table the features of both"
+                f"{first} and {name} of {path or 'the model'} share a weight, which sharding would "
+                "split into two: give one table the features of both"
             )
 
 
 def refuse_shared_tables(model: nn.Module) -> None:
-    """Refuse tables of several modules: each would be sharded to a table of its own.
-
-    Raises:
-        SetupError: an embedding module is at two paths, shares a parameter with another module, has
-            one twice, or has a frozen table.
-    """
+    """Raise SetupError for shared or frozen tables, which sharding would train incorrectly."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = {path: module for path, module in modules.items() if _tables(module)}
     paths: dict[int, str] = {}
@@ -171,9 +164,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
             first = paths.setdefault(id(parameter), path)
             if first != path:
                 raise SetupError(
-                    f"{first} and {path} share a table, and DistributedModelParallel would make "
-                    "two of it, which train apart: look it up in one module, as features of one "
-                    "table, and keep that module at one place of the model"
+                    f"{first} and {path} share a table, which sharding would split into two: look "
+                    "it up in one module, as features of one table, at one place of the model"
                 )
     for path, module in modules.items():
         if any(f"{path}.".startswith(f"{outer}." if outer else "") for outer in found):
@@ -181,9 +173,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(path, recurse=False):
             if (owner := paths.get(id(parameter))) is not None:
                 raise SetupError(
-                    f"{name} is a table of {owner or 'the model'}, and DistributedModelParallel "
-                    "would make two of it, which train apart: give it a parameter of its own, or "
-                    "look the rows that it takes up in the table"
+                    f"{name} is a table of {owner or 'the model'}, which sharding would split in "
+                    "two: give it a parameter of its own, or look its rows up in the table"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Base of all plugins, their kinds, and calls whose errors name the plugin and its line of code."""
+"""Base class of plugins, plugin kinds, and calls whose errors name the plugin."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ T = TypeVar("T")
 
 
 class PluginOptions(BaseModel):
-    """Base of a plugin's options: immutable; unknown names, NaN and infinity are errors.
+    """Immutable options of a plugin. Unknown names, NaN and infinity are errors.
 
-    Ranks and resumed runs compare options as JSON: use tuples, as sets have no fixed order.
+    Options are compared as JSON: use tuples, as sets have no fixed order.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Plugin:
-    """Base of every kind.
+    """Base class of plugins of every kind.
 
-    A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml) and may
-    nest an ``Options`` model. ``recd plugins`` shows the first line of its docstring. Its module
-    imports neither torch nor torchrec at the top: ``recd validate`` does not need them.
+    A subclass sets ``name``, the ``package.part`` after ``use:`` in registry.yaml, and may nest an
+    ``Options`` model. ``recd plugins`` shows the first line of its docstring. Its module must not
+    import torch or torchrec at the top.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
-    #: Options that change no result, such as paths or read-ahead. A resumed run may change them.
+    #: Options without effect on results, such as paths, which a resumed run may change.
     free_options: ClassVar[frozenset[str]] = frozenset()
 
     class Options(PluginOptions):
@@ -53,7 +53,7 @@ class Plugin:
     def identity(self) -> dict[str, Any]:
         """Return JSON values that results depend on besides options, such as a file's digest.
 
-        Called in the trainer; resuming a checkpoint requires the same values.
+        Resuming a checkpoint requires the same values.
 
         Raises:
             RecdError: the content is missing or wrong.
@@ -62,7 +62,7 @@ class Plugin:
 
     @property
     def title(self) -> str:
-        """Place and name for messages: ``registry.yaml:12 converter: acme.rows``."""
+        """Place and name for messages, as ``registry.yaml:12 converter: acme.rows``."""
         return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
     def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
@@ -75,7 +75,7 @@ class Plugin:
         return _made, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
-        """Return attributes that a copy in another process needs; None if it makes its own."""
+        """Return attributes to pickle; None if a copy makes its own."""
         return None
 
     @classmethod
@@ -95,18 +95,18 @@ Claims = Literal["one", "optional one", "list", "by feature", "several by featur
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plugins, with a section of registry files.
+    """Plugin kind with a section of registry files.
 
     Attributes:
         name: the ``kind`` of its plugin classes.
-        interface: the abstract base class of its plugins; its ``kind`` is ``name``.
-        section: the key of registry files.
-        claims: the form of the section: ``one`` required plugin; an ``optional one``; an ordered
-            ``list``; or a list whose entries match features or tables by pattern. A feature or
-            table has one entry, with ``several by feature`` any number, in the order of the file.
-        description: of the section, for ``recd schema``.
-        contract: module and name of the class with the tests for plugins of the kind.
-        observes: whether its plugins change no result; a resumed run may have others, with a note.
+        interface: abstract base class of its plugins; its ``kind`` is ``name``.
+        section: key of registry files.
+        claims: form of the section: ``one`` required plugin; an ``optional one``; an ordered
+            ``list``; or a list of entries with patterns of features or tables. A feature or table
+            has one entry, with ``several by feature`` any number.
+        description: description of the section for ``recd schema``.
+        contract: module and name of the class with tests for plugins of the kind.
+        observes: whether its plugins do not change results, so that a resumed run may have others.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Kind:
 
     @property
     def claimed(self) -> Literal["feature", "table"] | None:
-        """What patterns of an entry match; None for a kind without patterns."""
+        """Whether patterns match features or tables; None for a kind without patterns."""
         if self.claims == "by table":
             return "table"
         return "feature" if "feature" in self.claims else None
@@ -127,12 +127,12 @@ class Kind:
 
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Add a note to errors of a package's code, unless they are RecdErrors.
+    """Add a note with the line in ``code`` to errors other than RecdErrors.
 
     Args:
-        name: of the plugin or part.
-        what: the method and its purpose, such as ``transform of feature user``.
-        code: the function, or the class of the method.
+        name: plugin or part.
+        what: method and purpose, such as ``transform of feature user``.
+        code: function, or class of the method.
     """
     try:
         yield
@@ -146,23 +146,23 @@ def code_call(name: str, what: str, code: object) -> Iterator[None]:
 def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
-    """Call ``plugin`` as in ``code_call``; ``code`` is the class of the method, by default its."""
+    """Return a ``code_call`` for a method of a plugin, or of its part's class ``code``."""
     return code_call(plugin.title, what, code or type(plugin))
 
 
 def part_call(part: object, what: str) -> AbstractContextManager[None]:
-    """Call a part that a package adds to a command, as in ``code_call``."""
+    """Return a ``code_call`` for a part that a package adds to a command."""
     return code_call(f"{type(part).__module__}.{type(part).__qualname__}", what, type(part))
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items``, each taken in a ``plugin_call``."""
+    """Yield the items of a plugin's iterable in a ``plugin_call``."""
     with plugin_call(plugin, what):
         yield from items
 
 
 def guard_overrides(cls: type[Plugin]) -> None:
-    """Run each public method that a class overrides in a ``plugin_call``."""
+    """Wrap each public method that a class overrides in a ``plugin_call``."""
     for name, method in list(vars(cls).items()):
         overrides = any(name in vars(base) for base in cls.__mro__[1:])
         if inspect.isfunction(method) and overrides and not name.startswith("_"):
@@ -179,7 +179,7 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T]:
 
 
 def _place(code: Any, error: BaseException) -> str:
-    """Return file and line of the last frame in the file of ``code``, or of the last frame."""
+    """Return file and line of the last frame, in the file of ``code`` if possible."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(code.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]

@@ -1,4 +1,4 @@
-"""Rows of data with their origins, column schemas, tables, and options of object stores."""
+"""Rows with their origins, column schemas, tables, and options of object stores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ class FeatureSchema:
     """Roles of columns.
 
     Attributes:
-        sparse: columns of list<int64>, or int64 for one id per row, in the order of features.
+        sparse: columns of list<int64>, or int64 for one id per row, in order.
         dense: columns of numbers, in order.
         label: column of the label, 0 or 1.
-
-    Raises:
-        TypeError: a string is given in place of a tuple of names.
-        ValueError: two features have one name.
     """
 
     sparse: tuple[str, ...]
@@ -30,9 +26,6 @@ class FeatureSchema:
     label: str
 
     def __post_init__(self) -> None:
-        for what, names in (("sparse", self.sparse), ("dense", self.dense)):
-            if isinstance(names, str):
-                raise TypeError(f"{what} of FeatureSchema is {names!r}; expected a tuple of names")
         for name, times in Counter([*self.sparse, *self.dense]).items():
             if times > 1:
                 raise ValueError(f"FeatureSchema has {times} features {name!r}")
@@ -40,7 +33,7 @@ class FeatureSchema:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Columns of ``Dataset.scan`` with the session and the time of a row."""
+    """Session and time columns of ``Dataset.scan``."""
 
     session: str
     timestamp: str
@@ -48,12 +41,11 @@ class SessionKeys:
 
 @dataclass(frozen=True)
 class Origin:
-    """A file, and the ``num_rows`` rows of it from the 0-based ``first_row`` on.
+    """``num_rows`` rows of a file from the 0-based ``first_row`` on.
 
     Attributes:
-        rows: int64 ``[num_rows]``, ascending: 0-based rows in the file; None if adjacent.
-        named: returns the place of a row in the user's data, such as ``clicks.csv: row 7 (from
-            0)``, if the file was made from it.
+        rows: ascending 0-based rows in the file, int64 ``[num_rows]``; None if adjacent.
+        named: returns the place of a row in the data that a cache file was made from.
     """
 
     path: str
@@ -63,23 +55,23 @@ class Origin:
     named: Callable[[str, int], str] | None = field(default=None, compare=False)
 
     def row(self, number: int) -> int:
-        """Return the 0-based row in the file of one of these rows."""
+        """Return the 0-based row in the file of row ``number``."""
         return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
 
     def slice(self, start: int, length: int) -> Origin:
-        """Return the origin of ``length`` rows from ``start`` on."""
+        """Return the origin of a slice of these rows."""
         rows = None if self.rows is None else self.rows.slice(start, length)
         return replace(self, first_row=self.row(start), num_rows=length, rows=rows)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A record batch of training rows, with their origins in order for error messages.
+    """Record batch of training rows.
 
     Attributes:
         data: the rows.
-        origins: of the rows.
-        groups: number of rows by group, from a wrapper that sorts rows into groups.
+        origins: origins of the rows in order, for error messages.
+        groups: number of rows by group, from a wrapper that groups rows.
     """
 
     data: pa.RecordBatch
@@ -90,12 +82,12 @@ class Rows:
         return int(self.data.num_rows)
 
     def origin_of(self, row: int) -> tuple[str, int]:
-        """Return the file and the 0-based row in it of ``row`` in this batch."""
+        """Return the file of a row of this batch, and its 0-based row there."""
         origin, number = self._origin(row)
         return origin.path, origin.row(number)
 
     def place_of(self, row: int) -> str:
-        """Return the place of ``row`` for messages, in the user's data if known."""
+        """Return the place of a row for messages."""
         origin, number = self._origin(row)
         path, row_in_file = origin.path, origin.row(number)
         if origin.named is not None:
@@ -115,9 +107,9 @@ class Table:
     """An embedding table.
 
     Attributes:
-        name: TorchRec's table name.
-        features: that look it up.
-        num_embeddings: rows.
+        name: name in TorchRec.
+        features: features that look it up.
+        num_embeddings: number of rows.
         embedding_dim: scalars per row.
         pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
     """

@@ -1,4 +1,4 @@
-"""Kinds ``sharding`` and ``cache``, and shardings that choose among others."""
+"""Plugin kinds ``sharding`` and ``cache``, and choosers among shardings."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class SharderArguments(NamedTuple):
-    """Arguments for a plugin's sharder, as for the built-in ones.
+    """Arguments for a plugin's sharder.
 
     Attributes:
-        fused_params: FBGEMM's, of the registry or of the trainer.
-        kernels: for tables that TorchRec's kernels do not look up.
+        fused_params: FBGEMM's parameters from the registry or the trainer.
+        kernels: lookup kernels of tables without TorchRec's kernels.
         coalesced: tables whose ids are made unique before they are sent.
-        qcomm_codecs_registry: TorchRec's, of ``training.wire`` or of the trainer. If there is one,
-            sharders without it are refused.
+        qcomm_codecs_registry: codecs of ``training.wire`` or of the trainer, which a sharder must
+            use.
     """
 
     fused_params: dict[str, Any]
@@ -41,63 +41,53 @@ class SharderArguments(NamedTuple):
 
 
 class Sharding(Plugin, ABC):
-    """Decides the sharding of the tables of its entry; by default the planner does.
+    """Decides the sharding of the tables of its entry, by default with TorchRec's planner.
 
-    Every rank calls ``rewrite``, ``part`` and ``constraints`` by itself and must get the same.
+    Every rank calls ``rewrite``, ``part`` and ``constraints`` and must get the same results.
     """
 
     kind: ClassVar[str] = "sharding"
 
     #: Whether each rank holds these tables whole. Their features are not deduplicated and have an
-    #: EmbeddingBagCollection of their own, as TorchRec's data-parallel kernels take no VBE input.
+    #: EmbeddingBagCollection of their own, as data-parallel kernels do not support VBE.
     replicates: ClassVar[bool] = False
 
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Return options with which a chooser may try this plugin; ``{}`` means the defaults.
+        """Return options that a chooser may try on one rank; ``{}`` means the defaults.
 
-        Each offer is prepared and planned to predict its step, so offer only what may be best. What
-        the plugin does beside TorchRec's sharding types must be in the ``work`` and memory of its
-        part. One rank asks for all.
+        Each offer is planned to estimate its step. The part's ``work`` and memory must describe
+        everything beyond TorchRec's sharding types.
 
         Args:
-            tables: of one module type, looked up alike.
-            setting: of the model. Its profile has the distinct ids of all tables to choose for,
-                coalesced or not.
+            tables: tables of one module type, looked up alike.
+            setting: context with the distinct ids of all tables to choose for.
         """
         return ()
 
     @property
     def coalesces(self) -> bool:
-        """Whether each id of these tables is sent once per batch: docs/coalescing.md."""
+        """Whether each id is sent once per batch (docs/coalescing.md)."""
         return False
 
     @property
     def may_replicate(self) -> bool:
         """Whether the planner may replicate small tables that are deduplicated or on CUDA.
 
-        It may always replicate bags of plain batches on CPU. The dense optimizer must have the rule
-        of the tables', as in the built-in loop.
+        Bags of plain batches on CPU may always be replicated.
         """
         return False
 
     def id_limit(self, table: Table) -> int | None:
-        """Return the exclusive bound of a table's ids, None for any 64-bit id.
-
-        A plugin whose ``rewrite`` maps ids to rows widens it. Ids are checked where batches are
-        made.
-        """
+        """Return the exclusive bound of a table's ids; None if ``rewrite`` maps any 64-bit id."""
         return table.num_embeddings
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
-        """Replace modules of ``model`` before planning; return the model."""
+        """Replace modules of the model before planning, and return it."""
         return model
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
-        """Return the strategy of ``tables`` beyond TorchRec's sharding types, if any.
-
-        Called after ``rewrite``, or for a model that is never rewritten.
-        """
+        """Return the strategy of the tables, if any; called after ``rewrite``."""
         return None
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
@@ -105,25 +95,20 @@ class Sharding(Plugin, ABC):
         return {}
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        """Return sharders of module types that ``rewrite`` added, besides the built-in ones."""
+        """Return the sharders of module types that ``rewrite`` added."""
         return ()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A sharding plugin with options.
-
-    Attributes:
-        use: name of the plugin.
-        options: of it.
-    """
+    """Name and options of a sharding plugin to try."""
 
     use: str
     options: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """Text that identifies the candidate."""
+        """Identifying text."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
     def __hash__(self) -> int:
@@ -134,7 +119,7 @@ class Candidate:
 
     @property
     def written(self) -> str:
-        """The options as in a registry file."""
+        """Options as in a registry file."""
         options = (
             f"{name}: {json.dumps(value, ensure_ascii=False)}"
             for name, value in self.options.items()
@@ -146,7 +131,7 @@ class Candidate:
         return {"use": self.use, "options": dict(self.options)}
 
 
-#: Candidates with the names of their tables; the planner decides about other tables.
+#: Candidates with the names of their tables. The planner shards the other tables.
 Offered = Sequence[tuple[Candidate, Sequence[str]]]
 
 
@@ -156,13 +141,13 @@ def _no_step(_: Collection[str]) -> StageTimes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The predicted step of some candidates together.
+    """Estimated step of several candidates together.
 
     Attributes:
-        seconds: of a step without the model's compute; None without a plan.
-        works: cost of each rank, likewise.
-        error: why there is no plan.
-        without: returns the seconds of the step without some tables, by name.
+        seconds: step without the model's compute; None without a plan.
+        works: cost of each rank without the model's compute.
+        error: reason for a missing plan.
+        without: returns the step without the named tables.
     """
 
     seconds: StageTimes | None
@@ -172,26 +157,26 @@ class Evaluation:
 
     @property
     def why(self) -> str:
-        """The error without its place in the file, which is the chooser's."""
+        """Message of the error without its place in the file."""
         if isinstance(self.error, RegistryError):
             return "; ".join(problem.message for problem in self.error.problems)
         return str(self.error)
 
     @property
     def total(self) -> float:
-        """Seconds of the step; infinite without a plan."""
+        """Seconds of the step, infinite without a plan."""
         return float("inf") if self.seconds is None else self.seconds.total
 
 
 @dataclass(frozen=True)
 class SearchContext(ABC):
-    """The task of a chooser, and the questions that it may ask.
+    """Task of a chooser, with candidates and their evaluation.
 
     Attributes:
-        tables: to choose for.
+        tables: tables to choose for.
         others: names of the tables of other entries.
-        setting: of the model. Its profile has the distinct ids of all tables to choose for.
-        costs: rates of a step, with assumptions where nothing was measured.
+        setting: context with the distinct ids of all tables to choose for.
+        costs: measured or assumed rates of a step.
     """
 
     tables: Sequence[Table]
@@ -201,7 +186,7 @@ class SearchContext(ABC):
 
     @abstractmethod
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
-        """Return the plugins' offers for tables that are alike, first those without ``rewrite``.
+        """Return the plugins' offers for similar tables, plugins without ``rewrite`` first.
 
         Raises:
             PluginError: a plugin fails or offers wrong options.
@@ -209,10 +194,10 @@ class SearchContext(ABC):
 
     @abstractmethod
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
-        """Plan candidates together on a copy of the model and predict the step.
+        """Plan candidates together on a copy of the model and estimate the step.
 
         Args:
-            offered: the candidates, each table at most once.
+            offered: candidates with disjoint tables.
             fast: use a sample of the data and few proposals.
 
         Raises:
@@ -222,61 +207,46 @@ class SearchContext(ABC):
 
 @dataclass(frozen=True)
 class Choice(Section, ABC):
-    """The result of a chooser, and the section of reports that explains it.
+    """Result of a chooser, pickled to other ranks, and its section of reports.
 
-    It is pickled to other ranks; its ``str()`` is the line that ``recd run`` prints.
-
-    Attributes:
-        offered: the entries in the chooser's place, in order.
+    ``recd run`` prints its ``str()``. The entries ``offered`` replace the chooser, in order.
     """
 
     offered: Offered
 
     def with_compute(self, compute: StageTimes) -> Self:
-        """Return the choice with the seconds of a step that do not depend on tables."""
+        """Return the choice with the part of a step that does not depend on tables."""
         return self
 
 
 class Chooser(Sharding, ABC):
-    """A sharding that is replaced by others, which it chooses for all of its tables at once.
+    """Sharding that replaces itself by others, chosen for all tables without another entry.
 
-    A file has at most one. It takes the tables of no other entry. ``prepare`` replaces it; code
-    that is not prepared leaves its tables to the planner.
+    A file has at most one.
     """
 
     @abstractmethod
     def choose(self, question: SearchContext) -> Choice:
-        """Return the best choice; one rank chooses for all.
-
-        Raises:
-            RecdError: there is none, usually the error of an evaluation.
-        """
+        """Return the best choice, on one rank; RecdError if there is none."""
 
 
 class Cache(Plugin, ABC):
     """Puts a cache in front of the tables of its entry.
 
-    Override ``part`` for kernels of its own, or ``constraints`` for one of TorchRec's. Every rank
-    calls them by itself and must get the same.
+    Override ``part`` for kernels of the plugin, or ``constraints`` for a kernel of TorchRec. Every
+    rank calls them and must get the same results.
     """
 
     kind: ClassVar[str] = "cache"
 
     @abstractmethod
     def check(self, device: torch.device) -> None:
-        """Refuse a device on which the cache cannot run.
-
-        Raises:
-            SetupError: says what is missing and what to do.
-        """
+        """Check that the cache runs on a device; SetupError if not."""
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
-        """Return the strategy of ``tables``: kernels, memory and reports, if any."""
+        """Return the strategy of the tables, if any: kernels, memory and reports."""
         return None
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return kernel and cache parameters by table name, for kernels of TorchRec.
-
-        They are merged with the constraints of shardings and parts.
-        """
+        """Return kernel and cache parameters by table name, for kernels of TorchRec."""
         return {}

@@ -1,4 +1,4 @@
-"""Cost of a training step on a rank, rates that turn it into seconds, and stages of a step."""
+"""Cost of a training step, rates in seconds per unit, and stages of a step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class StepCost:
 
     Attributes:
         steps: 1, for the fixed cost of a step.
-        ids_looked_up: once for each column shard.
-        bytes_looked_up: embeddings that these ids read.
+        ids_looked_up: ids, once for each column shard.
+        bytes_looked_up: bytes of embeddings.
         rows_updated: distinct trained rows.
-        lookups: kernel calls, one for the tables of a module that are sharded alike.
-        bytes_from_host: moved between cached tables and host memory.
-        bytes_from_file: moved between cached tables and files.
-        collectives: of the input dist and output dist.
-        bytes_in_node: sent in them to ranks of the node.
-        bytes_across_nodes: sent in them to ranks of other nodes.
-        bytes_reduced: gradients sent in all-reduces.
-        matmul_flops: of matrix products and attention.
-        element_bytes: read and written by all other operators.
-        operators: torch operators beside matrix products.
+        lookups: kernel calls, one per module and sharding.
+        bytes_from_host: bytes between cached tables and host memory.
+        bytes_from_file: bytes between cached tables and files.
+        collectives: collectives of input dist and output dist.
+        bytes_in_node: bytes of these collectives to ranks of the node.
+        bytes_across_nodes: bytes of these collectives to other nodes.
+        bytes_reduced: gradient bytes in all-reduces.
+        matmul_flops: operations of matrix products and attention.
+        element_bytes: bytes read and written by other operators.
+        operators: number of other operators.
         ids_made_unique: input ids of coalescing.
     """
 
@@ -50,12 +50,12 @@ class StepCost:
     ids_made_unique: float = 0.0
 
     def __add__(self, other: StepCost) -> StepCost:
-        """Return the cost of both in one step."""
+        """Add costs of one step."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return StepCost(**{**sums, "steps": 1.0})
 
     def __mul__(self, share: float) -> StepCost:
-        """Return the cost of a share of the step."""
+        """Scale the cost."""
         parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
         return StepCost(**{**parts, "steps": 1.0})
 
@@ -87,12 +87,12 @@ class StageCost(_Rates):
     steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
 
     def seconds(self, cost: StepCost) -> float:
-        """Return the seconds of this stage of a step."""
+        """Return the seconds of this stage."""
         return sum(getattr(self, name) * getattr(cost, name) for name in type(self).model_fields)
 
 
 class LookupCost(StageCost):
-    """Embedding lookups, forward and backward."""
+    """Embedding lookups."""
 
     bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
     ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
@@ -105,7 +105,7 @@ class LookupCost(StageCost):
 
 
 class GemmCost(StageCost):
-    """Matrix products and attention, forward and backward."""
+    """Matrix products and attention."""
 
     matmul_flops: Seconds = Field(
         default=0.0, description="For an operation of a product or of attention."
@@ -127,7 +127,7 @@ class AllReduceCost(StageCost):
 
 
 class OtherCost(StageCost):
-    """All else."""
+    """Other operators."""
 
     element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
     operators: Seconds = Field(default=0.0, description="For an operator, however little it does.")
@@ -159,10 +159,9 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CollectiveRate(BaseModel):
-    """Latency and bandwidth of one collective.
+    """Latency and bandwidth of a collective.
 
-    Bytes are those of FlexShard's cost model (arXiv 2301.02959): in an all-to-all the input of a
-    rank, its own share too; in an all-reduce the tensor.
+    Bytes are the whole input of a rank, as in FlexShard's cost model (arXiv 2301.02959).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -172,7 +171,7 @@ class CollectiveRate(BaseModel):
 
 
 class Links(Protocol):
-    """Ranks and links of a topology; bandwidths are bytes per second, one way."""
+    """Ranks and links of a topology; bandwidths in bytes per second, one way."""
 
     ranks_per_node: int
     nodes: int
@@ -194,12 +193,11 @@ class CollectiveRates(BaseModel):
 
     @classmethod
     def of_topology(cls, topology: Links) -> Self:
-        """Return bounds: the busiest link decides, without latencies and waiting.
+        """Return lower bounds by the busiest link, without latencies.
 
         A rank of U = N x W ranks sends (U - W) / U of an all-to-all through its network and
         (W - 1) / U through its node. All-reduces move 2 (n - 1) / n of the tensor; one of all ranks
-        reduces in the node, then a W-th of the tensor across nodes. A group of one rank counts as
-        if its link carried everything once.
+        reduces in the node, then a W-th of the tensor across nodes.
         """
         ranks, nodes = topology.ranks_per_node, topology.nodes
         world = ranks * nodes
@@ -217,7 +215,7 @@ class CollectiveRates(BaseModel):
         )
 
 
-#: A stage of a training step (RecD, figure 8).
+#: Stage of a training step (RecD, figure 8).
 Stage = Literal["lookup", "gemm", "all_to_all", "all_reduce", "other"]
 #: All stages, in the order of reports.
 STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "other")
@@ -225,15 +223,12 @@ STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "othe
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of one step of one rank by stage, which sum to its wall time.
-
-    Figure 8 of the paper counts the all-reduce of dense gradients as ``other``.
+    """Wall-clock seconds of one step by stage.
 
     Attributes:
         lookup: embedding lookups, forward and backward with the fused optimizer.
         gemm: matrix products and attention, forward and backward.
-        all_to_all: waits and copies of input dist and output dist, with reduce-scatters of row-wise
-            tables.
+        all_to_all: waits and copies of input dist and output dist, with reduce-scatters.
         all_reduce: waits and copies of DistributedDataParallel.
         other: everything else, with reading batches and the dense optimizer.
     """
@@ -250,7 +245,7 @@ class StageTimes:
         return sum(self.as_dict().values())
 
     def __sub__(self, other: StageTimes) -> Self:
-        """Return the difference to another step, by stage."""
+        """Subtract another step by stage."""
         return type(self)(**{s: getattr(self, s) - getattr(other, s) for s in STAGES})
 
     def as_dict(self) -> dict[Stage, float]:
@@ -258,13 +253,13 @@ class StageTimes:
         return asdict(self)  # type: ignore[return-value]
 
     def scaled(self, total: float) -> Self:
-        """Return the same shares of another step time."""
+        """Scale the stages to another total."""
         factor = total / self.total if self.total else 0.0
         return type(self)(**{stage: value * factor for stage, value in self.as_dict().items()})
 
     @classmethod
     def mean(cls, times: Sequence[Self]) -> Self:
-        """Return the mean of several ranks or steps."""
+        """Average several ranks or steps."""
         return cls(**{s: sum(getattr(each, s) for each in times) / len(times) for s in STAGES})
 
 
@@ -306,19 +301,19 @@ _PATTERNS = [(stage, re.compile(pattern)) for stage, pattern in _RULES]
 
 @lru_cache(maxsize=4096)
 def stage_of(name: str) -> Stage | None:
-    """Return the stage of an operator, region or kernel; None if it has that of its caller."""
+    """Return the stage of an operator, region or kernel; None for its caller's stage."""
     return next((stage for stage, pattern in _PATTERNS if pattern.search(name)), None)
 
 
 CollectiveKind = Literal[
     "all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"
 ]
-#: Name of a process group, and one kind of its collectives, whose bytes are counted separately.
+#: Process group name and collective kind, whose bytes are counted separately.
 Channel = tuple[str, CollectiveKind]
 
 
 def resolve_group(name: object) -> Any:
-    """Return the process group of that name; RuntimeError or TypeError if there is none."""
+    """Return the process group with a name; RuntimeError or TypeError if there is none."""
     from torch.distributed import distributed_c10d
 
     # Private, but used by torch's functional collectives (2.11 to 2.14).

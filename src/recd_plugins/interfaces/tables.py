@@ -1,4 +1,4 @@
-"""Table strategies, lookup kernels and optimizers, and the context that tables are planned in."""
+"""Table strategies, lookup kernels, optimizers, and the planning context."""
 
 from __future__ import annotations
 
@@ -29,51 +29,48 @@ if TYPE_CHECKING:
 
 
 class TrainingData(ABC):
-    """Measurements of the data for shardings; each is made once, when asked for.
-
-    Methods raise DataError if the data is missing or wrong.
-    """
+    """Lazy measurements of the data. Methods raise DataError for missing or wrong data."""
 
     @abstractmethod
     def profile(self) -> DataProfile:
-        """Return lengths and dedupe factors of the features, as the model gets them."""
+        """Return lengths and dedupe factors of the model's features."""
 
     @abstractmethod
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return how often each row of ``tables`` is read, the same on every rank.
+        """Return the accesses of rows of tables, the same on every rank.
 
         Args:
-            tables: of the model.
+            tables: tables of the model.
             rows: first rows of the training split to read; None for all.
-            deduplicated: for tables whose features are deduplicated, count only ids of unique rows
-                of batches, as they are sent. False counts all rows.
+            deduplicated: whether to count only the unique rows of batches for tables whose features
+                are deduplicated.
         """
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """Return the distinct ids of a batch by table name, of tables where they are known."""
+        """Return the known distinct ids of a batch by table name."""
         return {}
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """The ranks that a model is sharded for, and their data.
+    """Ranks that a model is sharded for, and their data.
 
     Attributes:
         world_size: number of ranks.
-        ranks_per_node: divides ``world_size``.
+        ranks_per_node: ranks per node; divides ``world_size``.
         batch_size: rows per rank.
-        optimizer: of the tables: ``sgd`` or ``rowwise_adagrad``.
-        device_type: of the tables: ``cpu`` or ``cuda``.
-        rates: of collectives of these ranks.
-        data: that the model is trained on.
-        sections: of the topology that packages declare, by name.
-        memory_bytes: of a rank, where tables are looked up; None if unknown.
-        costs: rates of a step, measured or lower bounds; None if unknown.
-        topology: for TorchRec's planner; None for ranks on machines like this one.
-        measured: whether ``costs`` were measured, so that predicted steps can be trusted.
-        wire_bytes: of a scalar of embeddings and gradients between ranks (``training.wire``).
+        optimizer: table optimizer, ``sgd`` or ``rowwise_adagrad``.
+        device_type: ``cpu`` or ``cuda``.
+        rates: rates of collectives.
+        data: training data.
+        sections: sections of the topology file that packages declare, by name.
+        memory_bytes: memory of a rank for tables; None if unknown.
+        costs: measured rates of a step, or lower bounds; None if unknown.
+        topology: topology for TorchRec's planner; None for machines like this one.
+        measured: whether ``costs`` were measured.
+        wire_bytes: bytes of a scalar sent between ranks (``training.wire``).
     """
 
     world_size: int
@@ -97,10 +94,10 @@ class PlanContext:
 
 
 class LookupKernels(ABC):
-    """Makes lookup kernels for some tables, in place of TorchRec's.
+    """Makes lookup kernels for some tables.
 
     Attributes:
-        compute_kernel: TorchRec's name of the kernel in plans of these tables.
+        compute_kernel: TorchRec's kernel name in plans of these tables.
     """
 
     compute_kernel: str
@@ -108,7 +105,7 @@ class LookupKernels(ABC):
     @property
     @abstractmethod
     def tables(self) -> Collection[str]:
-        """Names of the tables; may include tables of other modules."""
+        """Names of the tables, maybe of several modules."""
 
     @abstractmethod
     def bags(
@@ -118,7 +115,7 @@ class LookupKernels(ABC):
         device: torch.device | None,
         sharding_type: ShardingType | None,
     ) -> nn.Module:
-        """Return the kernel of a group of these tables with pooling, with TorchRec's arguments."""
+        """Return the kernel of a group of these tables with pooling; arguments as in TorchRec."""
 
     @abstractmethod
     def sequences(
@@ -133,7 +130,7 @@ class LookupKernels(ABC):
         return self
 
     def prefetches(self, table: str) -> bool:
-        """Return whether a table's rows are fetched before the batch that needs them."""
+        """Return whether a table's rows are fetched ahead of their batch."""
         return False
 
 
@@ -141,9 +138,9 @@ class RowMemory(NamedTuple):
     """Bytes of a shard's rows with their optimizer state.
 
     Attributes:
-        there: where they are looked up.
-        on_host: additionally in host memory, for tables that a GPU looks up.
-        optimizer: the part of ``there`` that is optimizer state.
+        there: bytes on the device of the lookup.
+        on_host: additional bytes in host memory, for tables that a GPU looks up.
+        optimizer: optimizer state, a part of ``there``.
     """
 
     there: int
@@ -152,7 +149,7 @@ class RowMemory(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """Sizes of a step: rows per rank, ranks, ranks per node, data, and bytes of a sent scalar."""
+    """Sizes of a step; ``wire_bytes`` is the size of a sent scalar."""
 
     batch_size: int
     world_size: int
@@ -163,15 +160,15 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Counts of a run at its end, the same on every rank.
+    """Counts of a finished run, the same on every rank.
 
     Attributes:
-        model: sharded, without its DistributedModelParallel.
-        plan: of its tables.
-        tables: of the model.
-        setting: of the parts.
-        sent: bytes of all ranks in one step by channel; None for runs that are too short.
-        observed: result of ``TableStrategy.observe`` by rank.
+        model: the sharded model, without its DistributedModelParallel.
+        plan: sharding plan.
+        tables: tables of the model.
+        setting: planning context.
+        sent: bytes of all ranks in one step by channel; None for short runs.
+        observed: results of ``TableStrategy.observe`` by rank.
     """
 
     model: nn.Module
@@ -183,11 +180,7 @@ class TrainedRun:
 
 
 class Section(ABC):
-    """A section of the report of ``recd run``.
-
-    Attributes:
-        name: key in the JSON report.
-    """
+    """Section of the report of ``recd run``; ``name`` is its key in the JSON report."""
 
     name: ClassVar[str]
 
@@ -197,66 +190,60 @@ class Section(ABC):
 
     @abstractmethod
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return what the terminal shows; ``run`` names the run in a comparison, or is empty."""
+        """Return renderables for the terminal; ``run`` names the run of a comparison."""
 
 
 class TableStrategy:
-    """The effect of one entry of ``sharding:`` or ``cache:`` on its tables.
+    """Effect of an entry of ``sharding:`` or ``cache:`` on its tables.
 
-    Every method is optional. Every process makes it by itself, for a ``PlanContext``.
+    Every method is optional. Every process makes its own object for a ``PlanContext``.
     """
 
-    #: Whether ``optimizers:`` entries may name its tables: it does not train rows itself, nor
+    #: Whether ``optimizers:`` entries may name its tables. False if it trains rows itself or
     #: depends on the optimizer of the ``training`` section.
     follows_optimizers: ClassVar[bool] = False
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return the planner's constraints by table; must not contradict the plugin's own."""
+        """Return the planner's constraints by table, consistent with those of the plugin."""
         return {}
 
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:
-        """Return the lookup kernels of all parts of this class; None for TorchRec's."""
+        """Return the kernels of all parts of this class; None for TorchRec's."""
         return None
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        """Return, by table name, why a table cannot have another entry's kernels.
-
-        The words follow this entry's name.
-        """
+        """Return by table name why it cannot have another entry's kernels, after "ENTRY ..."."""
         return {}
 
     # Costs of a step, for the planner and `recd plan`.
 
     def sharded_share(self, table: str) -> float:
-        """Return the share of a table's ids that go to its own shards."""
+        """Return the share of a table's ids that are looked up in its shards."""
         return 1.0
 
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the memory of a shard's rows; None if as in TorchRec's kernels."""
+        """Return the memory of a shard's rows; None for that of TorchRec's kernels."""
         return None
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        """Return the bytes per second at which missing rows are fetched; None: host memory's."""
+        """Return the bytes per second for missing rows; None for host memory."""
         return None
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the bytes of each rank beside tables during a backward pass, by what they are.
-
-        Bytes of the same name are added up over parts.
-        """
+        """Return the bytes of a rank beside tables during a backward pass, by name of the use."""
         return {}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the bytes that a rank's forward pass keeps for ``ids`` ids beside lookups."""
+        """Return the additional bytes that a forward pass of ``ids`` ids keeps."""
         return 0.0
 
     def work(
         self, table: Table, sharding: ParameterSharding, step: StepShape
     ) -> Iterable[tuple[slice, StepCost]]:
-        """Return costs of a table beside sharded lookups, each with its slice of ranks."""
+        """Return additional costs of a table, each with a slice of ranks."""
         return ()
 
     def collectives(self, tables: Collection[str]) -> int:
@@ -264,40 +251,37 @@ class TableStrategy:
         return 0
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """Return JSON values of a table for ``recd plan --json``, by name."""
+        """Return JSON values of a table for ``recd plan --json``."""
         return {}
 
     def words(self, table: str) -> Sequence[str]:
-        """Return lines on a table for ``recd plan``, below the shards of all tables."""
+        """Return lines about a table for ``recd plan``."""
         return ()
 
     # Reports of a run.
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """Return names of the collectives of a sharded model whose bytes are counted separately."""
+        """Return names of collectives whose bytes are counted separately."""
         return {}
 
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:
-        """Return counts of this rank over ``steps`` steps, pickled to the others.
-
-        Called for all parts of this class together, after training and before evaluation.
-        """
+        """Return counts of this rank over ``steps`` training steps, for all parts of this class."""
         return None
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """Return the sections of ``recd run`` for all parts of this class together."""
+        """Return the report sections of all parts of this class."""
         return ()
 
 
 class RowUpdate(NamedTuple):
-    """The update of a table's rows in the backward pass.
+    """Update of a table's rows in the backward pass.
 
     Attributes:
-        optimizer: a class of ``torchrec.optim`` or ``torch.optim`` that FBGEMM has a kernel of.
-        arguments: for ``apply_optimizer_in_backward``: ``lr``, ``eps``, and others of FBGEMM's
-            kernels. The ``training`` section has the defaults.
+        optimizer: class of ``torchrec.optim`` or ``torch.optim`` with a kernel in FBGEMM.
+        arguments: arguments of ``apply_optimizer_in_backward``, such as ``lr`` and ``eps``; the
+            ``training`` section has the defaults.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -305,14 +289,10 @@ class RowUpdate(NamedTuple):
 
 
 class Optimizer(Plugin, ABC):
-    """Trains the tables of its entry; the ``training`` section's optimizer trains the others.
-
-    The planner splits columns by itself only for optimizer classes that train a part of a row as in
-    the whole row.
-    """
+    """Selects the optimizer of the tables of its entry."""
 
     kind: ClassVar[str] = "optimizer"
 
     @abstractmethod
     def update(self, table: Table) -> RowUpdate:
-        """Return the update of ``table``'s rows; every rank must get the same by itself."""
+        """Return the update of a table's rows, the same on every rank."""
