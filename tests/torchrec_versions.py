@@ -1,8 +1,8 @@
-"""The tests that hold this package to TorchRec, on every version of TorchRec that it takes.
+"""Tests of this package with every supported version of TorchRec.
 
 ``python -m tests.torchrec_versions`` makes an environment for each set of torch, FBGEMM and
-TorchRec in ``build/torchrec``, in which all else is this environment's own, runs the tests there
-and prints what came of them. What is there already is neither installed nor run again.
+TorchRec in ``build/torchrec`` with everything else from this environment, runs the tests there and
+prints a table. It goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recd_plugins.runtime.versions import SETS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "torchrec"
-#: Runs of pytest by name. The plugins are those with kernels and sharded modules of their own.
+#: Arguments of pytest by name.
 RUNS: dict[str, list[str]] = {
     "internals": ["tests/test_internals.py"],
     "kernels": [
@@ -37,26 +37,22 @@ RUNS: dict[str, list[str]] = {
         *(f"plugins/recd_plugin_{name}/tests" for name in ("flexshard", "scars")),
     ],
 }
-_MATRIX = "tests.drop_in.matrix"
-# Of each set, or, as setuptools, what a version of torch asks for another of.
-_OF_SETS = re.compile("torch|torchrec|fbgemm-gpu.*|nvidia-.*|triton|setuptools")
+# Distributions with a version for each set; versions of torch ask for different setuptools.
+_OF_SETS = re.compile("torch|torchrec|fbgemm-gpu.*|nvidia-.*|triton|setuptools|recd-plugin.*")
 _OUTCOMES = ("passed", "failed", "skipped")
 
 
 class NotInstallableError(Exception):
-    """There is no build of a set for this machine; says what pip said."""
+    """pip finds no build of a set for this machine."""
 
 
 def make_environment(torchrec: str, torch: str, arguments: list[str]) -> Path:
-    """The Python of an environment with a set, which is installed where it is not yet there.
+    """Return the Python of an environment with a set, installed if needed.
 
     Args:
-        torchrec: the version of TorchRec and FBGEMM, ``"1.8"``.
-        torch: the version of torch.
-        arguments: of ``pip install``, for torch: an index.
-
-    Raises:
-        NotInstallableError: pip finds no such build.
+        torchrec: version of TorchRec and FBGEMM, such as ``1.8``.
+        torch: version of torch.
+        arguments: arguments of ``pip install`` for torch, such as an index.
     """
     folder = FOLDER / torchrec
     python = folder / "bin" / "python"
@@ -64,30 +60,32 @@ def make_environment(torchrec: str, torch: str, arguments: list[str]) -> Path:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    # What TorchRec needs besides, in the versions that are here.
-    here = {each.name: each.version for each in distributions() if not _is_ours(each.name)}
     constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(f"{name}=={version}" for name, version in here.items()))
+    constraints.write_text(
+        "\n".join(
+            f"{each.name}=={each.version}"
+            for each in distributions()
+            if not _OF_SETS.fullmatch(each.name.replace("_", "-"))
+        )
+    )
     _install(python, ["--no-deps", f"fbgemm-gpu-cpu=={torchrec}.*"])
     _install(python, [*arguments, "-c", str(constraints), f"torch=={torch}.*"])
     # TorchRec asks for the CUDA build of FBGEMM.
     stand_in = folder / "fbgemm-gpu"
     shutil.copytree(ROOT / "packaging" / "fbgemm-gpu", stand_in)
     project = stand_in / "pyproject.toml"
-    text = project.read_text(encoding="utf-8")
     version = _version_in(python, "fbgemm-gpu-cpu")
-    project.write_text(re.sub(r"1\.\d+\.\d+", version, text), encoding="utf-8")
+    project.write_text(re.sub(r"1\.\d+\.\d+", version, project.read_text()))
     _install(python, ["-c", str(constraints), str(stand_in), f"torchrec=={torchrec}.*"])
-    # Behind what is installed here: all else.
     (site,) = folder.glob("lib/python*/site-packages")
     line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (site / "zz_all_else.pth").write_text(line, encoding="utf-8")
+    (site / "zz_all_else.pth").write_text(line)
     (folder / ".installed").touch()
     return python
 
 
-def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[str] | None:
-    """What came of one of ``RUNS``; None where pytest did not get to its end."""
+def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[str]:
+    """Return the numbers of outcomes of one of ``RUNS``; empty if pytest did not end."""
     report = FOLDER / f"{torchrec}.{name}.xml"
     if not report.exists():
         command: list[str | Path] = [
@@ -96,23 +94,16 @@ def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[s
         ]
         _logged(command, FOLDER / f"{torchrec}.{name}.log")
     if not report.exists():
-        return None
+        return Counter()
     return Counter(map(_outcome, ElementTree.parse(report).iter("testcase")))
 
 
 def run_matrix(python: Path, torchrec: str, arguments: list[str]) -> tuple[str, bool]:
-    """The counts of the matrix of drop-in, and whether it came to its end without a fault.
-
-    Outcomes stay in a file, so one that was stopped goes on there.
-    """
+    """Return the last line of the drop-in matrix, and whether it ended without a fault."""
     log = FOLDER / f"{torchrec}.matrix.log"
     kept = FOLDER / f"{torchrec}.matrix.jsonl"
-    status = _logged([python, "-m", _MATRIX, "--keep", kept, *arguments], log)
+    status = _logged([python, "-m", "tests.drop_in.matrix", "--keep", kept, *arguments], log)
     return log.read_text(encoding="utf-8").strip().rpartition("\n")[2], status == 0
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith("recd-plugin") or _OF_SETS.fullmatch(name.replace("_", "-")) is not None
 
 
 def _install(python: Path, arguments: list[str]) -> None:
@@ -125,19 +116,16 @@ def _install(python: Path, arguments: list[str]) -> None:
 
 def _version_in(python: Path, name: str) -> str:
     code = f"import importlib.metadata as m; print(m.version({name!r}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return subprocess.check_output([python, "-c", code], text=True).strip()
 
 
 def _logged(command: list[str | Path], log: Path) -> int:
-    """The status of a command with the packages of this checkout; its output is in ``log``."""
     packages = os.pathsep.join(str(ROOT / name) for name in ("src", "plugins"))
     environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "RECD_DAY": "all"}
-    with log.open("w", encoding="utf-8") as file:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
+    with log.open("w") as file:
+        return subprocess.call(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
         )
-    return done.returncode
 
 
 def _outcome(case: ElementTree.Element) -> str:
@@ -148,29 +136,19 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def _print(*cells: str) -> None:
-    """A line of a table of Markdown."""
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> int:
-    """0 where nothing failed in any version that can be installed."""
+    """Return 0 if nothing failed in any version that can be installed."""
     parser = argparse.ArgumentParser(prog="python -m tests.torchrec_versions", description=__doc__)
-    parser.add_argument("versions", nargs="*", help=f"of {', '.join(SETS.values())}; all without")
-    parser.add_argument("--again", action="store_true", help="run the tests that were run, too")
+    parser.add_argument("versions", nargs="*", help=f"some of {', '.join(SETS.values())}")
+    parser.add_argument("--again", action="store_true", help="repeat finished tests")
     parser.add_argument("--workers", default="2", help="tests at a time (%(default)s)")
-    parser.add_argument(
-        "--pip", default="", help='of pip, for torch: "--extra-index-url https://..."'
-    )
-    parser.add_argument(
-        "--all-cells",
-        action="store_true",
-        help="the whole matrix of drop-in, in place of a sample that has each value of its axes",
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=[*RUNS, "matrix"], help="of the tests; all without"
-    )
+    parser.add_argument("--pip", default="", help='for torch: "--extra-index-url https://..."')
+    parser.add_argument("--all-cells", action="store_true", help="whole drop-in matrix, no sample")
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, "matrix"], default=[*RUNS, "matrix"])
     given = parser.parse_args()
-    matrix = [] if given.all_cells else ["--sample"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     all_well = True
     _print("torchrec", "torch", "fbgemm", "tests", *_OUTCOMES)
@@ -178,9 +156,8 @@ def main() -> int:
     for torch, torchrec in SETS.items():
         if given.versions and torchrec not in given.versions:
             continue
-        if given.again:
-            for old in FOLDER.glob(f"{torchrec}.*.*"):
-                old.unlink()
+        for old in FOLDER.glob(f"{torchrec}.*.*") if given.again else ():
+            old.unlink()
         try:
             python = make_environment(torchrec, torch, given.pip.split())
         except NotInstallableError as error:
@@ -188,19 +165,17 @@ def main() -> int:
             continue
         names = ("torchrec", "torch", "fbgemm-gpu-cpu")
         versions = [_version_in(python, name) for name in names]
-        for name in RUNS:
-            if given.only and name not in given.only:
-                continue
+        for name in (name for name in RUNS if name in given.only):
             found = run_tests(python, torchrec, name, given.workers)
-            counts = [str(found[outcome]) if found else "-" for outcome in _OUTCOMES]
-            _print(*versions, name, *counts)
-            all_well &= found is not None and not found["failed"]
-        if not given.only or "matrix" in given.only:
+            _print(*versions, name, *(str(found[each]) if found else "-" for each in _OUTCOMES))
+            all_well &= bool(found) and not found["failed"]
+        if "matrix" in given.only:
+            matrix = [] if given.all_cells else ["--sample"]
             said, well = run_matrix(python, torchrec, matrix)
-            _print(*versions, f"matrix of drop-in: {said}")
+            _print(*versions, f"drop-in matrix: {said}")
             all_well &= well
     if not all_well:
-        print(f"What failed is in {FOLDER.relative_to(ROOT)}/*.log")
+        print(f"Logs are in {FOLDER.relative_to(ROOT)}/*.log")
     return 0 if all_well else 1
 
 

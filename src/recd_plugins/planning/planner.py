@@ -54,10 +54,10 @@ from recd_plugins.planning.topologies import MACHINE, load_topology
 from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.processes import portable
-from recd_plugins.runtime.rank_agreement import check_agreement, entries_named
+from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.text import size_text
 from recd_plugins.runtime.versions import __version__, installed_set
-from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
+from recd_plugins.sharding.entry_constraints import entry_constraints
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -130,9 +130,8 @@ class RegistryPlanner(ShardingPlanner):
             RecdError: as ``plan``, on every rank.
         """
         group = pg or dist.group.WORLD
-        with entries_named(partial(entries_of_tables, self._prepared)):
-            decided = _decided(self._prepared, self._profile, module, sharders)
-            check_agreement("planning", decided, group)
+        decided = _decided(self._prepared, self._profile, module, sharders)
+        check_agreement("planning", decided, group)
         return of_rank_0(lambda: self.plan(module, sharders), group)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:

@@ -42,18 +42,21 @@ def try_lock(handle: int) -> bool:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[bool]:
+def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iterator[bool]:
     """Make ``folder`` if needed and lock it; yields whether locks work there.
 
     The lock ends with this process, however that ends, and children do not inherit it.
 
+    Args:
+        folder: the folder.
+        waits: called before waiting for another process; by default that process is an error.
+
     Raises:
-        RecdError: another process holds it; names the process, its host and since when.
+        RecdError: another process holds the lock; names the process, its host and since when.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, works = _open_locked(path)
+    handle, works = _open_locked(path, waits)
     _handles.add(handle)
     try:
         owner = {
@@ -66,31 +69,44 @@ def locked_folder(folder: Path) -> Iterator[bool]:
             os.write(handle, json.dumps(owner).encode())
         yield works
     finally:
-        with suppress(OSError):
+        if _is_at(handle, path):
             path.unlink()
         _handles.discard(handle)
         os.close(handle)
 
 
-def _open_locked(path: Path) -> tuple[int, bool]:
+def _open_locked(path: Path, waits: Callable[[], None] | None) -> tuple[int, bool]:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            works = try_lock(handle)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:  # another process has just removed the folder, at its end
+            continue
+        try:
+            try:
+                works = try_lock(handle)
+            except BlockingIOError as error:
+                if waits is None:
+                    raise RecdError(
+                        f"{path.parent}: {_owner(handle)} is writing there; wait until it has "
+                        "ended, or end it"
+                    ) from error
+                waits()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                works = True
             # The last holder removes its file at its end, so this may be another one.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), path.lstat()):
-                    return handle, works
-        except BlockingIOError as error:
-            owner = _owner(handle)
-            os.close(handle)
-            raise RecdError(
-                f"{path.parent}: {owner} is writing there; wait until it has ended, or end it"
-            ) from error
+            if _is_at(handle, path):
+                return handle, works
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    return False
 
 
 def _owner(handle: int) -> str:
@@ -111,13 +127,13 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class WorkFolder:
-    """A folder in which a run builds its table.
+    """Folder in which a run builds its table.
 
     Attributes:
         path: the folder.
-        table: the part that becomes the target.
+        table: the subfolder that becomes the target.
         resumed: whether it holds the work of an earlier run.
-        is_whole: whether the table is complete and only waits for its place.
+        is_whole: whether the table is complete.
     """
 
     def __init__(self, path: Path, resumed: bool) -> None:
@@ -127,16 +143,12 @@ class WorkFolder:
         self.is_whole = False
 
     def publish(self, target: Path) -> None:
-        """Move the table to ``target``; then remove what it replaced.
-
-        Raises:
-            DataError: the place cannot be written; the table stays where it is.
-        """
+        """Replace ``target`` by the table; DataError keeps the table."""
         self.is_whole = True
         try:
             put(self.table, target, self.path)
         except DataError as error:
-            message = f"{error}; what was made for it is whole, and stays in {self.table}"
+            message = f"{error}; the finished table stays in {self.table}"
             raise DataError(message) from error
 
 
@@ -151,25 +163,25 @@ def work_folder(
 ) -> Iterator[WorkFolder]:
     """Make or take over the hidden folder ``.NAME.PURPOSE`` beside ``target``.
 
-    Work of an earlier run with the same identity stays in it. The folder is removed at the end and
-    on a RecdError. It stays if the process is killed or interrupted, or if the target cannot be put
-    in its place.
+    It may hold the work of an earlier run with the same identity. The folder is removed at the end
+    and on a RecdError, but stays if the process is killed or the target cannot be replaced.
 
     Args:
-        target: what the run makes; for a link, the place that it leads to.
-        purpose: of the run.
-        identity: JSON values by name; a run with other values starts anew.
-        say: called with a line that says how the run begins.
-        waits: called before waiting for another process in the folder, which may make the target
-            meanwhile; without it that process is an error.
+        target: output of the run; links are followed.
+        purpose: purpose of the run.
+        identity: JSON values by name; a run with other values starts from nothing.
+        say: called with a line about how the run begins.
+        waits: called before waiting for another process, which may make the target meanwhile; by
+            default that process is an error.
 
     Raises:
-        DataError: the place cannot be written, is a mount point, or is in use.
+        DataError: the place cannot be written or is a mount point.
+        RecdError: another process uses the folder.
     """
     place = _place_of(target)
     path = place.with_name(f".{place.name}.{purpose}")
     try:
-        with _locked(path, waits):
+        with locked_folder(path, waits):
             _put_back(place, path)
             work = WorkFolder(path, _take_over(path, identity, say))
             try:
@@ -187,10 +199,7 @@ def work_folder(
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """Yield a new hidden folder beside ``folder``, which is removed at the end.
 
-    Remains of killed processes are removed first; a folder that one was replacing is put back.
-
-    Raises:
-        DataError: the place cannot be written, is a mount point, or is in use.
+    Cleans up after killed processes first. Raises as ``work_folder``.
     """
     identity = {"token": secrets.token_hex(8)}
     with work_folder(folder, "new", identity, lambda _: None) as work:
@@ -201,7 +210,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def machine_start() -> str:
-    """Return an id of this boot of the machine; files that were not synced may not survive it."""
+    """Return an id of this boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -209,11 +218,7 @@ def machine_start() -> str:
 
 
 def put(new: Path, target: Path, scratch: Path) -> None:
-    """Move ``new`` to ``target``, or to where that link leads, by way of ``scratch``.
-
-    Raises:
-        DataError: it failed; ``target`` is as it was.
-    """
+    """Replace ``target``, or the target of that link, by ``new``; DataError leaves it unchanged."""
     old, target = scratch / _OLD, Path(os.path.realpath(target))
     try:
         if target.is_dir():
@@ -238,8 +243,7 @@ def _place_of(target: Path) -> Path:
     place = Path(os.path.realpath(target))
     if os.path.ismount(place):
         raise DataError(
-            f"{target}: is a mount point, which cannot be replaced as a whole; name a new folder "
-            "inside it"
+            f"{target}: is a mount point, which cannot be replaced; name a new folder inside it"
         )
     return place
 
@@ -258,26 +262,3 @@ def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None])
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     write_note(path / _IDENTITY, identity)
     return False
-
-
-@contextmanager
-def _locked(path: Path, waits: Callable[[], None] | None) -> Iterator[None]:
-    while True:
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            opened = (path / LOCK).open("ab")
-        except FileNotFoundError:  # another process has just removed the folder, at its end
-            continue
-        with opened as lock:
-            try:
-                try_lock(lock.fileno())
-            except BlockingIOError as error:
-                if waits is None:
-                    raise DataError(
-                        f"{path}: another process is at work for this target"
-                    ) from error
-                waits()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock.fileno()).st_nlink:
-                yield
-                return

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from enum import Enum
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.text import shortened
 
 T = TypeVar("T")
 
@@ -27,20 +25,14 @@ _SHOWN = 3  # differences
 Place = tuple[str | int, ...]
 
 
-class RanksDifferError(SetupError):
-    """Ranks decided differently."""
-
-    keys: frozenset[str] = frozenset()
-
-
 @torch.compiler.disable
 def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Gather a value of every rank, by rank. Collective; byte counters do not see it.
+    """Gather pickled values by rank. Collective, but hidden from byte counters.
 
     Args:
-        step: what this rank is doing, for messages.
-        value: is pickled.
-        group: of the ranks, by default all.
+        step: the step of this rank, for messages.
+        value: value of this rank.
+        group: the ranks, by default all.
 
     Raises:
         SetupError: another rank is at another step.
@@ -53,8 +45,8 @@ def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> lis
     for rank, (other, _) in enumerate(told):
         if other != told[0][0]:
             raise SetupError(
-                f"ranks do not do the same: rank 0 is at {told[0][0]}, rank {rank} at {other}; let "
-                "all ranks run one program, with one registry file and batches of one make"
+                f"ranks do not do the same: rank 0 is at {told[0][0]}, rank {rank} at {other}; run "
+                "one program with one registry file on all ranks"
             )
     return [value for _, value in told]
 
@@ -67,7 +59,7 @@ def from_rank_0(value: T) -> T:
 
 
 def together(step: Callable[[], T]) -> list[T]:
-    """Return the results of ``step`` by rank, or raise its error of any rank. Collective."""
+    """Call ``step`` and return all ranks' results, or raise the error of any rank. Collective."""
     outcome: T | Exception
     try:
         outcome = step()
@@ -115,15 +107,15 @@ def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
 def check_agreement(
     step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse ranks that decided differently. Collective; sends a digest of each decision.
+    """Check that all ranks decided the same, by digests. Collective.
 
     Args:
-        step: what this rank is doing, for messages.
-        decided: plain values, dataclasses and enums by name; for other objects only types count.
-        group: of the ranks, by default all.
+        step: the step of this rank, for messages.
+        decided: plain values, dataclasses and enums by name; only types of other objects count.
+        group: the ranks, by default all.
 
     Raises:
-        SetupError: on all ranks: which decision differs, with the values of two ranks.
+        SetupError: on all ranks; names the decisions that differ, with the values of two ranks.
     """
     plain = {what: _plain(value) for what, value in decided.items()}
     texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
@@ -133,50 +125,23 @@ def check_agreement(
     if not differing:
         return
     values = tell_all(step, {what: plain[what] for what in differing}, group)
-    said, keys = [], set[str]()
+    said = []
     for what in differing:
         rank = next(r for r, each in enumerate(told) if each.get(what) != told[0][what])
         both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
         places = [p for p in {**both[0], **both[1]} if both[0].get(p) != both[1].get(p)]
-        keys |= {key for place in places for key in place if isinstance(key, str)}
         said += [
             f"{what}{_words(place)}: {_shown(both[0], place)} on rank 0, "
             f"{_shown(both[1], place)} on rank {rank}"
             for place in islice(places, _SHOWN)
         ]
-    error = RanksDifferError(
-        f"ranks have decided differently ({step}): {'; '.join(said)}. They would exchange what "
-        "does not go together: give all ranks one installation, one command, one registry file, "
-        "one model and the same data"
+    raise SetupError(
+        f"ranks have decided differently ({step}): {'; '.join(said)}. Give all ranks one "
+        "installation, one command, one registry file, one model and the same data"
     )
-    error.keys = frozenset(keys)
-    raise error
-
-
-@contextmanager
-def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Name the registry entries of the tables on which ranks decided differently."""
-    try:
-        yield
-    except RanksDifferError as error:
-        tables: dict[str, list[str]] = {}
-        for table, title in entries().items():
-            parameter = f".{table}.weight"
-            if table in error.keys or any(key.endswith(parameter) for key in error.keys):
-                tables.setdefault(title, []).append(table)
-        if not tables:
-            raise
-        said = "; ".join(f"{title} ({shortened(names)})" for title, names in tables.items())
-        named = RanksDifferError(
-            f"{error}. Entries of what differs: {said}; what their plugins decide has to be the "
-            "same on every rank"
-        )
-        named.keys = error.keys
-        raise named from error
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON values, without addresses."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, float):  # processors of two kinds may add in another order
@@ -222,7 +187,7 @@ def _shown(values: Mapping[Place, Any], place: Place) -> str:
 
 
 def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Make a process group with the timeout of the default one. Every rank calls it.
+    """Make a process group on every rank, with the timeout of the default one.
 
     torch (2.11 to 2.14) gives a new group the default timeout of its backend.
     """
@@ -231,7 +196,6 @@ def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 
 def _timeout() -> timedelta | None:
-    """Return the timeout of the default group, None if its backend has none."""
     group = dist.group.WORLD
     assert group is not None, "the caller has one"
     device = dist.get_backend_config(group).partition(":")[0]  # one timeout is set for all devices
@@ -240,7 +204,7 @@ def _timeout() -> timedelta | None:
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
-    """Return whether all-gathers of a device's tensors take only equal sizes, as gloo's."""
+    """Return whether all-gathers of a device's tensors need equal sizes, as with gloo."""
     if group is None or device_type == "cpu":
         return device_type == "cpu"
     return sends_by_gloo(group, device_type)

@@ -42,17 +42,6 @@ def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[
     return found
 
 
-def entries_of_tables(prepared: PreparedModel) -> dict[str, str]:
-    """Return titles of the sharding, cache and optimizer entries by table name."""
-    registry = prepared.registry
-    entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
-    titles = {
-        table.name: [entry.plugin.title for entry in entries if entry.matches(table.name)]
-        for table in prepared.tables
-    }
-    return {name: " and ".join(of_table) for name, of_table in titles.items() if of_table}
-
-
 def set_fields(constraints: ParameterConstraints) -> list[str]:
     """Return names of the fields that are set."""
     return [
