@@ -105,7 +105,7 @@ def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) ->
         "MASTER_ADDR": "127.0.0.1",
     }
     # Without site there are no .pth files, which would bring the checkout.
-    command = [sys.executable, "-S", "-P", "-c", PROGRAM, site, plugins, registry]
+    command: list[str | Path] = [sys.executable, "-S", "-P", "-c", PROGRAM, site, plugins, registry]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
