@@ -84,7 +84,6 @@ SLOW = (
     "recd_plugin_flexshard/tests/commands/test_simulate.py",
     "data/storage/test_s3_table.py",
     "data/storage/test_storage.py::test_nobody",
-    "recd_plugin_recd/tests/test_papercal.py::test_the_label",
     "recd_plugin_tuning/tests/test_cluster.py::test_the_command",
     "recd_plugin_flexshard/tests/test_reports.py",
     # Bad inputs of every kind, and every option with every value.
