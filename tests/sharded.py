@@ -99,14 +99,21 @@ def everyone() -> ShardingEnv:
     return ShardingEnv.from_process_group(dist.group.WORLD)
 
 
-def plan_of(module: nn.Module, places: Any, sharder: Any, size: int, local: int) -> Any:
+def plan_of(
+    module: nn.Module,
+    places: Any,
+    sharder: Any,
+    size: int,
+    local: int,
+    device_type: str = DEVICE.type,
+) -> Any:
     """A plan of a module; ``places`` as in ``shard``."""
     by_table = {}
     for index, table in enumerate(sharder.shardable_parameters(module)):
         place = places[table] if isinstance(places, Mapping) else places
         by_table[table] = PLACES[place](index, size) if isinstance(place, str) else place
     return construct_module_sharding_plan(
-        module, by_table, sharder, local_size=local, world_size=size, device_type=DEVICE.type
+        module, by_table, sharder, local_size=local, world_size=size, device_type=device_type
     )
 
 
@@ -127,7 +134,9 @@ def shard(
         inside = any(not above or path.startswith(f"{above}.") for above in plan)
         if type(module) in by_type and not inside:
             sharder = by_type[type(module)]
-            plan[path] = plan_of(module, places, sharder, dist.get_world_size(), local_ranks())
+            plan[path] = plan_of(
+                module, places, sharder, dist.get_world_size(), local_ranks(), device.type
+            )
     return sharded(model, ShardingPlan(plan), sharders, device)
 
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.sharded import CPU, bags, sharded
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import TrainingSpec
@@ -22,7 +19,6 @@ from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import MANIFEST, Progress, digest_of, manifest_text
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.rank_state import copy_weights
 
 TRAINING = TrainingSpec()
 
@@ -32,10 +28,7 @@ class Model(nn.Module):
 
     def __init__(self, rows: int) -> None:
         super().__init__()
-        config = EmbeddingBagConfig(
-            name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"]
-        )
-        self.bags = EmbeddingBagCollection(tables=[config])
+        self.bags = bags("f", rows=rows, name="t")
         self.top = nn.Linear(4, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -48,18 +41,10 @@ class Trainer:
 
     def __init__(self, world_size: int, rows: int = 16) -> None:
         torch.manual_seed(0)
-        model = Model(rows)
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        sharders = stock_sharders(TRAINING)
+        model, sharders = Model(rows), stock_sharders(TRAINING)
         planner = EmbeddingShardingPlanner(topology=default_topology(world_size))
-        self.dmp = DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=planner.collective_plan(model, sharders, dist.group.WORLD),
-            sharders=sharders,
-        )
-        copy_weights(self.dmp.state_dict(), weights)
+        plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+        self.dmp = sharded(model, plan, sharders, CPU)
         self.optimizer = build_optimizer(self.dmp, TRAINING)
 
     def step(self) -> None:

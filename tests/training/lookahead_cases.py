@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from tests.sharded import bags, local_ranks, local_weights, plan_of, sequences, sharded
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
     row_wise,
     table_wise,
 )
@@ -23,9 +20,7 @@ from torchrec.distributed.train_pipeline import (
     PrefetchTrainPipelineSparseDist,
     TrainPipelineSparseDist,
 )
-from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import (
@@ -37,7 +32,6 @@ from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -46,7 +40,6 @@ from recd_plugins.sharding.sharders import (
 )
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.rank_state import copy_weights
 
 NUM_ROWS = 64
 DIM = 8
@@ -72,21 +65,10 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        bags, sequences, tiered = (
-            {
-                "num_embeddings": NUM_ROWS,
-                "embedding_dim": DIM,
-                "name": f"t_{f}",
-                "feature_names": [f],
-            }
-            for f in ("bag", "sequence", "tier")
-        )
-        self.bags = EmbeddingBagCollection(tables=[EmbeddingBagConfig(**bags)])
-        self.sequences = EmbeddingCollection(tables=[EmbeddingConfig(**sequences)])
-        self.tiered = TieredEmbeddingCollection(
-            EmbeddingCollection(tables=[EmbeddingConfig(**tiered)]),
-            {"t_tier": RowTiers(hot=np.arange(8))},
-        )
+        self.bags = bags("bag", rows=NUM_ROWS, dim=DIM)
+        self.sequences = sequences("sequence", rows=NUM_ROWS, dim=DIM)
+        tiered = sequences("tier", rows=NUM_ROWS, dim=DIM)
+        self.tiered = TieredEmbeddingCollection(tiered, {"t_tier": RowTiers(hot=np.arange(8))})
         self.head = Head()
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
@@ -162,7 +144,7 @@ def run(
         except StopIteration:
             break
     gc.collect()
-    state = {name: _local(value) for name, value in dmp.state_dict().items()}
+    state = local_weights(dmp)
     pinned = sum(int((kernel._rows._pool.pins > 0).sum()) for kernel in cached_kernels(dmp))
     return Run(losses, state, type(pipeline).__name__, pinned)
 
@@ -189,7 +171,6 @@ def shard(
     world_size: int, cache: TableCache | None, device: torch.device, on_one_rank: bool = False
 ) -> tuple[DistributedModelParallel, Any]:
     model = Model()
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     caches: Mapping[str, TableCache] = (
         {} if cache is None else {"t_bag": cache, "t_sequence": cache}
     )
@@ -199,40 +180,21 @@ def shard(
         ExactEmbeddingCollectionSharder(dict(params), kernels=[CachedKernels(caches)]),
         TieredEmbeddingCollectionSharder(dict(params)),
     ]
+    places: dict[str, Any] = {}
+    for table in ("t_bag", "t_sequence", "t_tier"):
+        kernel = "fused_uvm_caching" if table in caches else "fused"
+        alone = on_one_rank and table != "t_tier"
+        place = table_wise(rank=0, compute_kernel=kernel) if alone else None
+        places[table] = place or row_wise(compute_kernel=kernel)
     plan = {}
-    for name, module in model.named_children():
-        for sharder in sharders:
-            if type(module) is sharder.module_type:
-                kernels = {
-                    table.name: "fused_uvm_caching" if table.name in caches else "fused"
-                    for table in tables_of(module)
-                }
-                plan[name] = construct_module_sharding_plan(
-                    module,
-                    {
-                        table: table_wise(rank=0, compute_kernel=kernel)
-                        if on_one_rank and table != "t_tier"
-                        else row_wise(compute_kernel=kernel)
-                        for table, kernel in kernels.items()
-                    },
-                    sharder,
-                    local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-                    world_size=world_size,
-                    device_type=device.type,
-                )
-                for table, sharding in plan[name].items():
-                    if table in caches:
-                        sharding.cache_params = CacheParams(prefetch_pipeline=True)
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=device,
-        plan=ShardingPlan(plan),
-        sharders=sharders,
-    )
-    state = dmp.state_dict()
-    copy_weights(state, weights)
-    dmp.load_state_dict(state)
+    for name, sharder in zip(("bags", "sequences", "tiered"), sharders, strict=True):
+        plan[name] = plan_of(
+            getattr(model, name), places, sharder, world_size, local_ranks(), device.type
+        )
+        for table in plan[name].keys() & caches.keys():
+            plan[name][table].cache_params = CacheParams(prefetch_pipeline=True)
+    dmp = sharded(model, ShardingPlan(plan), sharders, device)
+    dmp.load_state_dict(dmp.state_dict())  # tiers have copies of rows
     return dmp, build_optimizer(dmp, TRAINING)
 
 
@@ -261,10 +223,3 @@ def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[Model
 
 def head_of(dmp: nn.Module) -> Head:
     return next(module for module in dmp.modules() if isinstance(module, Head))
-
-
-def _local(value: Any) -> Tensor:
-    if not isinstance(value, ShardedTensor):
-        return value.detach().cpu().clone()
-    shards = [shard.tensor.detach().cpu().flatten() for shard in value.local_shards()]
-    return torch.cat(shards) if shards else torch.zeros(0)

@@ -12,17 +12,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import CPU, shard
 from tests.training.checkpoint_cases import TRAINING, Model, Trainer, reseal
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -84,17 +79,7 @@ def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list
     """What is said of a trainer's dense optimizer beside a table that one of the ranks has."""
     kind = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[of_table]
     model, sharder = Model(16), EmbeddingBagCollectionSharder({"optimizer": kind})
-    plan = construct_module_sharding_plan(
-        model.bags,
-        {"t": table_wise(1, compute_kernel="fused")},
-        sharder,
-        local_size=world_size,
-        world_size=world_size,
-        device_type="cpu",
-    )
-    dmp = DistributedModelParallel(
-        model, device=torch.device("cpu"), plan=ShardingPlan({"bags": plan}), sharders=[sharder]
-    )
+    dmp = shard(model, [sharder], table_wise(1, compute_kernel="fused"), CPU)
     dense = dict(in_backward_optimizer_filter(dmp.named_parameters()))
     own = KeyedOptimizerWrapper(dense, OPTIMIZERS["sgd"])
     plain: Any = torch.optim.SGD(dense.values(), lr=0.1)
@@ -162,29 +147,10 @@ def test_a_warm_up_whose_steps_nobody_saves_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def with_steps(world_size: int, sharding: str) -> DistributedModelParallel:
+def with_steps(sharding: str) -> DistributedModelParallel:
     """A model whose table counts its steps as if it had Adam, which FBGEMM has for CUDA alone."""
     sharder: Any = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD})
-    model = Model(16)
-    of_table = {
-        "row_wise": row_wise(compute_kernel="fused"),
-        "table_wise": table_wise(world_size - 1, compute_kernel="fused"),
-    }
-    plan = construct_module_sharding_plan(
-        model.bags,
-        {"t": of_table[sharding]},
-        sharder,
-        local_size=world_size,
-        world_size=world_size,
-        device_type="cpu",
-    )
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"bags": plan}),
-        sharders=[sharder],
-    )
+    dmp = shard(Model(16), [sharder], sharding, CPU)
     for kernel in kernels_of(dmp):
         kernel.register_buffer("iter", kernel.iter)  # persistent
     return dmp
@@ -201,14 +167,14 @@ def counts_of(dmp: DistributedModelParallel) -> list[Any]:
 
 def save_steps(rank: int, world_size: int, folder: Path) -> None:
     """After 5 steps, each of which looked up the table twice, as CUDA kernels count it."""
-    dmp = with_steps(world_size, "row_wise")
+    dmp = with_steps("row_wise")
     for count in counts_of(dmp):
         count.fill_(10)
     Checkpoints(folder, keep=1).save(dmp, build_optimizer(dmp, TRAINING), Progress(5))
 
 
 def load_steps(rank: int, world_size: int, folder: Path, sharding: str) -> tuple[set[int], str]:
-    dmp = with_steps(world_size, sharding)
+    dmp = with_steps(sharding)
     with redirect_stderr(io.StringIO()) as said:
         Checkpoints(folder, keep=1).load(dmp, build_optimizer(dmp, TRAINING))
     told = [line for line in said.getvalue().splitlines() if "earlier version" in line]

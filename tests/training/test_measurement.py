@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from tests.sharded import CPU, bags, shard
 from torch import Tensor, nn
-from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import TrainingSpec
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes, stage_of
-from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
@@ -41,7 +34,6 @@ from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.result import StepMemory
 
-CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20
 # Long against the rest of these steps, also on a machine that does other work.
 SLEEP = 0.3
@@ -53,10 +45,7 @@ class Model(nn.Module):
     def __init__(self, sleep: float) -> None:
         super().__init__()
         self.sleep = sleep
-        config = EmbeddingBagConfig(
-            name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"]
-        )
-        self.bags = EmbeddingBagCollection(tables=[config])
+        self.bags = bags("f", rows=ROWS, dim=DIM)
         self.top = nn.Linear(DIM, 1)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
@@ -76,28 +65,11 @@ def batches() -> Iterator[ModelInput]:
         )
 
 
-def sharded(
-    kind: str, world_size: int, sleep: float
-) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
-    training = TrainingSpec()
-    model = Model(sleep)
-    sharders = [ExactEmbeddingBagCollectionSharder(fused_params(training))]
-    planner = EmbeddingShardingPlanner(
-        topology=default_topology(world_size),
-        constraints={"t": ParameterConstraints(sharding_types=[kind])},
-    )
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=planner.collective_plan(model, sharders, dist.group.WORLD),
-        sharders=sharders,
-    )
-    return dmp, build_optimizer(dmp, training)
-
-
 def pipelined(rank: int, world_size: int, kind: str, slow: int) -> tuple[StageTimes, float]:
-    dmp, optimizer = sharded(kind, world_size, SLEEP if rank == slow else 0.0)
+    training = TrainingSpec()
+    sharders = [ExactEmbeddingBagCollectionSharder(fused_params(training))]
+    dmp = shard(Model(SLEEP if rank == slow else 0.0), sharders, kind, CPU)
+    optimizer = build_optimizer(dmp, training)
     pipeline = build_train_pipeline(dmp, optimizer, CPU)
     source = batches()
     profile = StepProfile(CPU, warmup=1)
