@@ -98,7 +98,22 @@ class AtMost(Preprocessing):
         return values.clamp(max=self.most), offsets
 
 
-FittedContract = PreprocessingContract
+class Scaled(Preprocessing):
+    """Divide by the largest difference, which one row has not."""
+    name = "test.scaled"
+    takes = ("numbers",)
+    def fit(self, feature, rows):
+        values = torch.cat([values for values, _ in rows])
+        self.span = int(values.max() - values.min())
+        if not self.span:
+            raise DataError(f"{feature} is the same in all rows: leave it out")
+    def identity(self):
+        return {"span": self.span}
+    def transform(self, values, offsets):
+        return values / self.span, offsets
+
+
+FittedContract = ScaledContract = PreprocessingContract
 
 
 class Sum(Pooling):
@@ -375,6 +390,18 @@ class Looker(Callback):
             return
         if self.fault != "forgets":
             self.ids = states[0]["ids"]
+
+
+class MeanLoss(Callback):
+    """The mean loss of all ranks."""
+    name = "test.mean_loss"
+    def on_step(self, step):
+        loss = step.loss.clone()
+        torch.distributed.all_reduce(loss)
+        self.mean = loss.item()
+
+
+CollectiveContract = CallbackContract
 
 
 class Stepper(Optimizer):

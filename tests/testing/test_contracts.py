@@ -45,6 +45,8 @@ FAULTS = {
         "pools_groups_on_the_cpu": "test_mixes_no_devices",
     },
     "target_pooling": {},
+    "scaled": {},
+    "collective": {},
     "dataset": {
         "uneven": "test_every_rank_takes_as_many_steps[2]",
         "repeats": "test_no_row_comes_twice_or_is_lost[2]",
@@ -132,6 +134,8 @@ FAULTS = {
 CLASSES = {
     "preprocessing": "Change",
     "fitted": "AtMost",
+    "scaled": "Scaled",
+    "collective": "MeanLoss",
     "pooling": "Sum",
     "target_pooling": "SumForTarget",
     "dataset": "Numbers",
@@ -146,7 +150,7 @@ CLASSES = {
 #: Kinds whose plugin above has no fault where it is told of none.
 SOUND = (
     *("dataset", "sharding", "optimizer", "metric"),
-    *("callback", "fitted", "pooling", "target_pooling"),
+    *("callback", "fitted", "pooling", "target_pooling", "scaled", "collective"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Jagged columns in memory, as a reader decodes them, to the tensors of a batch."""
+"""Jagged tensors of columns in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
-    """Return a plain KJT of one or more columns by name: values are copied, lengths are int32."""
+    """Return a plain KJT of one or more columns by name, with int32 lengths; values are copied."""
     values = [ids[offsets[0] : offsets[-1]] for ids, offsets in columns.values()]
     lengths = [np.diff(offsets) for _, offsets in columns.values()]
     return KeyedJaggedTensor(
@@ -42,7 +42,7 @@ def ikjts_from_dictionaries(
     """Return an IKJT for each group of columns by name, from their codes; lengths are int32.
 
     Raises:
-        BrokenListError: a list whose bytes are no whole number of ids.
+        BrokenListError: a list is damaged.
     """
     return _ikjts(groups, unique_lists([list(group.values()) for group in groups], num_rows))
 
@@ -50,7 +50,7 @@ def ikjts_from_dictionaries(
 def _ikjts(
     groups: Sequence[Mapping[str, object]], unique: Sequence[UniqueRows]
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
-    # Slices that know of each other: preprocessing then runs on all of them at once.
+    # Slices of one storage: preprocessing runs on all of them at once.
     values = tensors_of([rows.values[0] for rows in unique])
     lengths = tensors_of([rows.lengths for rows in unique])
     return tuple(
@@ -69,13 +69,7 @@ def partial_from_columns(
 ) -> PartialInverseKeyedJaggedTensor:
     """Return a partial IKJT of one or more columns of one dtype by name."""
     packed = pack(list(columns.values()), num_rows)
-    return PartialInverseKeyedJaggedTensor(
-        keys=list(columns),
-        values=torch.from_numpy(packed.values),
-        offsets=torch.from_numpy(packed.offsets).flatten(),
-        lengths=torch.from_numpy(packed.lengths).flatten(),
-        length_per_key=packed.sizes,
-    )
+    return PartialInverseKeyedJaggedTensor.from_packed(list(columns), packed)
 
 
 def partial_from_dictionaries(
@@ -84,7 +78,7 @@ def partial_from_dictionaries(
     """Return a partial IKJT of one or more columns by name; only distinct lists are compared.
 
     Raises:
-        BrokenListError: a list whose bytes are no whole number of ids.
+        BrokenListError: a list is damaged.
     """
     unique = unique_lists([[column] for column in columns.values()], num_rows)
     rows = max(lists.lengths.size for lists in unique)
@@ -100,7 +94,7 @@ def partial_from_dictionaries(
 
 
 def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
-    """Return offsets ``[num_rows + 1]`` of rows with these lengths, and of empty ones behind."""
+    """Return offsets ``[num_rows + 1]`` of rows with these lengths, and of empty rows at the end."""
     offsets = np.empty(num_rows + 1, np.int64)
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1 : lengths.size + 1])

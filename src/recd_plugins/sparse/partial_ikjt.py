@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import positions_of_ranges, runs_of_equal_rows
-from recd_plugins.sparse.partial import MAX_SHIFT, RowPacker
+from recd_plugins.sparse.partial import MAX_SHIFT, PackedRows, RowPacker
 
 
 class PartialInverseKeyedJaggedTensor(Pipelineable):
@@ -62,6 +62,17 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         self._offsets = offsets
         self._lengths = lengths
         self._length_per_key = list(length_per_key)
+
+    @staticmethod
+    def from_packed(keys: Sequence[str], packed: PackedRows) -> PartialInverseKeyedJaggedTensor:
+        """Return the features ``keys`` of packed rows, without a copy."""
+        return PartialInverseKeyedJaggedTensor(
+            keys,
+            torch.from_numpy(packed.values),
+            torch.from_numpy(packed.offsets).flatten(),
+            torch.from_numpy(packed.lengths).flatten(),
+            packed.sizes,
+        )
 
     @staticmethod
     def from_kjt(
@@ -235,13 +246,7 @@ def _by_kernel(
     places = [kjt.keys().index(key) * stride for key in keys]
     columns = [(values, offsets[first : first + stride + 1]) for first in places]
     packed = RowPacker(max_shift)(columns, stride)
-    return PartialInverseKeyedJaggedTensor(
-        keys,
-        torch.from_numpy(packed.values),
-        torch.from_numpy(packed.offsets).flatten(),
-        torch.from_numpy(packed.lengths).flatten(),
-        packed.sizes,
-    )
+    return PartialInverseKeyedJaggedTensor.from_packed(keys, packed)
 
 
 def by_torch(

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-import torch
 from torch import Tensor
 
 from recd_plugins.config import Entry, RegistrySpec, RunConfig
@@ -39,7 +38,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.interfaces.batch import Batch, ModelInput
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.plugin import PluginContract, assert_equal
 
 _FILE = "numbers.log"
 _ROWS, _UNIT, _BATCH = 112, 20, 8
@@ -327,18 +326,4 @@ def _failure(loader: DataLoader) -> tuple[Exception, Batches]:
 def _assert_same(batches: Batches, expected: Batches) -> None:
     for step, ((one, position), (other, at)) in enumerate(zip(batches, expected, strict=True)):
         assert position == at, f"the position after batch {step}"
-        (tensors, values), (expected_tensors, expected_values) = _contents(one), _contents(other)
-        assert values == expected_values, f"batch {step}"
-        torch.testing.assert_close(tensors, expected_tensors, rtol=0, atol=0)
-
-
-def _contents(batch: ModelInput) -> tuple[list[Tensor], list[object]]:
-    """Return the tensors of a batch, and its other contents."""
-    tensors = [batch.dense_features, batch.labels, *batch.inverse_lookup.values()]
-    values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup), dict(batch.groups)]
-    for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
-        if kjt is not None:
-            names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
-            tensors += [kjt.values(), kjt.lengths(), inverse]
-            values.append((kjt.keys(), kjt.stride_per_key(), names))
-    return tensors, values
+        assert_equal(one, other, f"batch {step}")

@@ -50,7 +50,7 @@ from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.plugin_modules import load_file, modules_of_files
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.sparse import InverseKeyedJaggedTensor
-from recd_plugins.testing.contracts.plugin import PluginContract, pairs_of_rows
+from recd_plugins.testing.contracts.plugin import PluginContract, assert_equal, pairs_of_rows
 from recd_plugins.testing.device import backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import LearningRates, build_optimizer
@@ -101,7 +101,7 @@ class CallbackContract(PluginContract):
         losses = _train(plugin, batches)
         assert [loss.item() for loss in losses] == [1 / (step + 1) for step in range(_STEPS)]
         for batch, as_before in zip(batches, before, strict=True):
-            _assert_equal(batch, as_before)
+            assert_equal(batch, as_before, "the callback changed a batch")
         plugin.on_evaluate(RunEvaluation(0, _STEPS, "test", Quality(0.9, 0.6, 32)))
         plugin.on_end(RunEnd(0, _STEPS, tuple(loss.item() for loss in losses)))
 
@@ -226,19 +226,6 @@ def _batch(tables: Sequence[Table], step: int) -> ModelInput:
             sequence=tuple(name for t in tables if not t.pooled for name in t.features),
         ),
     )
-
-
-def _assert_equal(batch: ModelInput, before: ModelInput) -> None:
-    assert torch.equal(batch.dense_features, before.dense_features), "dense_features changed"
-    assert torch.equal(batch.labels, before.labels), "labels changed"
-    for name in ("sparse_features", "sequence_features"):
-        now, then = getattr(batch, name), getattr(before, name)
-        assert (now is None) == (then is None)
-        if now is not None:
-            assert torch.equal(now.values(), then.values()), f"ids of {name} changed"
-            assert torch.equal(now.lengths(), then.lengths()), f"lengths of {name} changed"
-    for name, inverse in batch.inverse_lookup.items():
-        assert torch.equal(inverse, before.inverse_lookup[name]), f"rows of {name} changed"
 
 
 class MetricContract(PluginContract):
