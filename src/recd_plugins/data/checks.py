@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,67 +31,53 @@ def check_ids(
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Refuse ids outside their table. The batch must be on the CPU."""
-    if batch.kjt is not None:
-        _check_kjt(batch.kjt, None, num_embeddings, rows, made_by)
-    for ikjt in batch.ikjts:
-        _check_kjt(ikjt.to_unique_kjt(), ikjt, num_embeddings, rows, made_by)
-    for partial in batch.partials:
-        for key, *tensors in partial.split():
-            if key not in num_embeddings:
-                continue
-            values, offsets, lengths = (tensor.numpy() for tensor in tensors)
-            limit = num_embeddings[key]
-            at = _first_outside(values, np.int64(0), np.int64(len(values)), np.uint64(limit))
-            if at >= 0:
-                row = int(((offsets <= at) & (at < offsets + lengths)).argmax())
-                raise _outside(rows, key, row, values[at], values, limit, made_by.get(key))
-
-
-def _check_kjt(
-    kjt: KeyedJaggedTensor,
-    ikjt: InverseKeyedJaggedTensor | None,
-    num_embeddings: Mapping[str, int],
-    rows: Rows,
-    made_by: Mapping[str, str],
-) -> None:
-    values, offsets, stride = kjt.values().numpy(), kjt.offsets().numpy(), kjt.stride()
-    for index, key in enumerate(kjt.keys()):
+    for key, values, row_of in _features(batch):
         if key not in num_embeddings:
             continue
-        row_offsets = offsets[index * stride : (index + 1) * stride + 1]
         limit = num_embeddings[key]
-        at = _first_outside(values, row_offsets[0], row_offsets[-1], np.uint64(limit))
-        if at < 0:
-            continue
-        row = int(np.searchsorted(row_offsets, at, "right")) - 1
-        if ikjt is not None:
-            row = int((ikjt.inverse_lookup().numpy() == row).argmax())
-        used = values[row_offsets[0] : row_offsets[-1]]
-        raise _outside(rows, key, row, values[at], used, limit, made_by.get(key))
+        at = _first_outside(values, np.uint64(limit))
+        if at >= 0:
+            made = f", as {made_by[key]} leaves it" if key in made_by else ""
+            raise DataError(
+                f"{place(rows, key, row_of(at))}: the id is {values[at]}{made}, and the table of "
+                f"this feature has {limit} rows, 0 to {limit - 1}; ids in this batch go from "
+                f"{int(values.min())} to {int(values.max())}: raise num_embeddings, or preprocess "
+                "ids with a hash or a vocabulary"
+            )
 
 
-def _outside(
-    rows: Rows,
-    key: str,
-    row: int,
-    value: int,
-    used: NDArray[Any],
-    limit: int,
-    maker: str | None,
-) -> DataError:
-    made = "" if maker is None else f", as {maker} leaves it"
-    return DataError(
-        f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature has "
-        f"{limit} rows, 0 to {limit - 1}; ids in this batch go from {int(used.min())} to "
-        f"{int(used.max())}: raise num_embeddings, or preprocess ids with a hash or a vocabulary"
-    )
+def _features(batch: Batch) -> Iterator[tuple[str, NDArray[Any], Callable[[int], int]]]:
+    """Yield features with their values, and a function from a value's index to its first row."""
+    kjts: list[tuple[KeyedJaggedTensor, NDArray[Any] | None]] = []
+    if batch.kjt is not None:
+        kjts.append((batch.kjt, None))
+    kjts += [(ikjt.to_unique_kjt(), ikjt.inverse_lookup().numpy()) for ikjt in batch.ikjts]
+    for kjt, inverse in kjts:
+        all_values, offsets, stride = kjt.values().numpy(), kjt.offsets().numpy(), kjt.stride()
+        for index, key in enumerate(kjt.keys()):
+            bounds = offsets[index * stride : (index + 1) * stride + 1]
+            values = all_values[bounds[0] : bounds[-1]]
+            yield key, values, partial(_row_in_bounds, bounds, inverse)
+    for shared in batch.partials:
+        for key, *tensors in shared.split():
+            values, starts, lengths = (tensor.numpy() for tensor in tensors)
+            yield key, values, partial(_row_in_segments, starts, starts + lengths)
+
+
+def _row_in_bounds(bounds: NDArray[Any], inverse: NDArray[Any] | None, at: int) -> int:
+    row = int(np.searchsorted(bounds, bounds[0] + at, "right")) - 1
+    return row if inverse is None else int((inverse == row).argmax())
+
+
+def _row_in_segments(starts: NDArray[Any], ends: NDArray[Any], at: int) -> int:
+    return int(((starts <= at) & (at < ends)).argmax())
 
 
 @numba.njit(cache=True, nogil=True)
-def _first_outside(values: Any, start: Any, end: Any, limit: Any) -> Any:
-    """Return the place of the first value outside [0, limit), or -1."""
-    for first in range(start, end, _BLOCK):
-        last = min(first + _BLOCK, end)
+def _first_outside(values: Any, limit: Any) -> Any:
+    """Return the index of the first value outside [0, limit), or -1."""
+    for first in range(0, len(values), _BLOCK):
+        last = min(first + _BLOCK, len(values))
         outside = False
         for at in range(first, last):
             outside |= np.uint64(values[at]) >= limit

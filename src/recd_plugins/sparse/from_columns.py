@@ -94,7 +94,7 @@ def partial_from_dictionaries(
 
 
 def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
-    """Return offsets ``[num_rows + 1]`` of rows with these lengths, and of empty rows at the end."""
+    """Return offsets ``[num_rows + 1]`` of rows with these lengths and empty rows at the end."""
     offsets = np.empty(num_rows + 1, np.int64)
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1 : lengths.size + 1])
