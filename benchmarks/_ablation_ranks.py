@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.profiler import ProfilerActivity, profile
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -42,7 +43,6 @@ from recd_plugins.training.measurement import (
     StepProfile,
     host_seconds,
     read_profile,
-    static_bytes,
     sum_by_kind,
 )
 
@@ -370,3 +370,25 @@ def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _length(intervals: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in intervals)
+
+
+def static_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return this rank's bytes of parameters, buffers and optimizer state."""
+    kept: list[Any] = [*optimizer.state.values()]
+    for module in model.modules():
+        # Not module.parameters(): sharded modules show slices there, and not all of their state.
+        kept += [*module._parameters.values(), *module._buffers.values()]
+    storages = [tensor.untyped_storage() for tensor in _local_tensors(kept)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def _local_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from _local_tensors(each)
+    elif isinstance(value, ShardedTensor):
+        yield from (shard.tensor for shard in value.local_shards())
+    elif isinstance(value, Tensor):
+        yield value.detach()

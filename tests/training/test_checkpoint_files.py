@@ -89,12 +89,13 @@ NAME = "model.bags.embedding_bags.t.weight"
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     run_on_ranks(save_two, 2, folder)
-    return folder / "step-000000002"
+    return folder
 
 
 @pytest.fixture
 def checkpoint(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / saved.name))
+    name = "step-000000002"
+    return Path(shutil.copytree(saved / name, tmp_path / name))
 
 
 def read(checkpoint: Path) -> torch.Tensor:
@@ -215,16 +216,9 @@ def test_a_tensor_of_another_type_is_not_cast(checkpoint: Path) -> None:
 FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "progress.json")
 
 
-@pytest.fixture(scope="module")
-def saved_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    run_on_ranks(save_two, 2, folder)
-    return folder
-
-
 @pytest.fixture
-def folder(saved_twice: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved_twice, tmp_path / "checkpoints"))
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
 
 
 def flip(path: Path, place: float) -> None:
@@ -235,8 +229,8 @@ def flip(path: Path, place: float) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_noticed(saved_twice: Path, name: str) -> None:
-    path = saved_twice / "step-000000002" / name
+def test_every_flipped_bit_is_noticed(saved: Path, name: str) -> None:
+    path = saved / "step-000000002" / name
     whole = path.read_bytes()
     places = random.Random(name)
     for _ in range(12):
@@ -340,10 +334,10 @@ def load_each(rank: int, world_size: int, folders: list[Path]) -> list[str]:
     return said
 
 
-def test_a_damaged_one_falls_back_to_the_one_before(saved_twice: Path, tmp_path: Path) -> None:
+def test_a_damaged_one_falls_back_to_the_one_before(saved: Path, tmp_path: Path) -> None:
     """On all ranks, whichever of them it is that reads the damaged file."""
     one, none, gone = (
-        Path(shutil.copytree(saved_twice, tmp_path / name)) for name in ("one", "none", "gone")
+        Path(shutil.copytree(saved, tmp_path / name)) for name in ("one", "none", "gone")
     )
     flip(one / "step-000000002" / "__1_0.distcp", 0.5)
     flip(none / "step-000000002" / "__0_0.distcp", 0.5)

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._C._autograd import DeviceType
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from recd_plugins.config.entries import CheckedPart, by_class, call_class
@@ -313,28 +312,6 @@ class StepProfile:
 
 def _medians(steps: Sequence[Mapping[Stage, float]]) -> dict[Stage, float]:
     return {stage: statistics.median(step.get(stage, 0) for step in steps) for stage in STAGES}
-
-
-def static_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return this rank's bytes of parameters, buffers and optimizer state."""
-    kept: list[Any] = [*optimizer.state.values()]
-    for module in model.modules():
-        # Not module.parameters(): sharded modules show slices there, and not all of their state.
-        kept += [*module._parameters.values(), *module._buffers.values()]
-    storages = [tensor.untyped_storage() for tensor in _local_tensors(kept)]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
-
-
-def _local_tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    if isinstance(value, list):
-        for each in value:
-            yield from _local_tensors(each)
-    elif isinstance(value, ShardedTensor):
-        yield from (shard.tensor for shard in value.local_shards())
-    elif isinstance(value, Tensor):
-        yield value.detach()
 
 
 @dataclass(frozen=True)
