@@ -25,7 +25,7 @@ dataset:
   options:
     path: {path}
     sparse: [item_0, usr_0, "seq_0_*"]
-    generate: {{rows: 1000, row_group_rows: 300, layout: {layout}}}
+    generate: {{rows: 1000, row_group_rows: 300, layout: clustered}}
 converter: {{use: recd.ikjt}}
 preprocessing:
   - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 200}}}}
@@ -39,9 +39,9 @@ TABLES = [
 ]
 
 
-def make(folder: Path, layout: str = "clustered") -> RunConfig:
+def make(folder: Path) -> RunConfig:
     path = folder / "registry.yaml"
-    path.write_text(REGISTRY.format(path=folder / "table", layout=layout))
+    path.write_text(REGISTRY.format(path=folder / "table"))
     registry = load_registry(path)
     registry.dataset.prepare()
     return registry
@@ -106,7 +106,7 @@ CONVERTERS = {
 
 def with_converter(registry: RunConfig, folder: Path, converter: str) -> RunConfig:
     """Another registry of the same table."""
-    text = REGISTRY.format(path=registry.path.parent / "table", layout="clustered")
+    text = REGISTRY.format(path=registry.path.parent / "table")
     path = folder / "registry.yaml"
     path.write_text(text.replace("{use: recd.ikjt}", converter))
     return load_registry(path)

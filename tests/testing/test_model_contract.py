@@ -1,8 +1,9 @@
-"""The contract of models notices what is wrong with one."""
+"""The contracts of models and of train pipelines notice faults."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from tests.model.plugins.tower import Tower
 
-from recd_plugins.interfaces import Model, ModelFeatures
-from recd_plugins.runtime.errors import RankError, RecdError
-from recd_plugins.testing.contracts import ModelContract
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.interfaces import Model, ModelFeatures, Pipeline
+from recd_plugins.runtime.errors import ExactnessError, RankError, RecdError
+from recd_plugins.testing.contracts import ModelContract, PipelineContract
 
 
 def _counts(_: str, num_embeddings: int) -> NDArray[np.int64]:
@@ -63,7 +65,7 @@ class TestTower(ModelContract):
         ("lacks_a_kernel_everywhere", "test_mixes_no_devices"),
     ],
 )
-def test_a_fault_is_noticed(fault: str, test: str) -> None:
+def test_a_fault_of_a_model_is_noticed(fault: str, test: str) -> None:
     from recd_plugins.testing.contracts.model import _model
 
     method, plugin = getattr(ModelContract(), test), tower(fault)
@@ -87,3 +89,33 @@ def test_counts_that_do_not_travel_are_told() -> None:
     features = replace(FEATURES, positive_counts=lambda _, rows: np.arange(rows))
     with pytest.raises(pytest.fail.Exception, match="make positive_counts a function of the mod"):
         ModelContract().test_mixes_no_devices(tower(), features)
+
+
+def loop(fault: str = "") -> Pipeline:
+    folder = Path(__file__).parents[1] / "training" / "plugins"
+    cls: Any = PluginManager(folder).plugins["pipeline"]["test.loop"].cls
+    return cls(cls.Options(fault=fault))
+
+
+class TestLoop(PipelineContract):
+    @pytest.fixture
+    def plugin(self) -> Pipeline:
+        return loop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("adds_up_gradients", "test_trains_as_a_plain_loop"),
+        ("zeroes_late", "test_trains_as_a_plain_loop"),
+        ("is_one_behind", "test_trains_as_a_plain_loop"),
+        ("is_stale", "test_trains_as_a_plain_loop"),
+        ("skips", "test_trains_every_batch_of_a_short_iterator"),
+        ("ends_once", "test_takes_one_iterator_after_the_other"),
+        ("always_trains", "test_evaluates_without_training"),
+    ],
+)
+def test_a_fault_of_a_pipeline_is_noticed(fault: str, test: str) -> None:
+    batches = (2,) if "short" in test else ()
+    with pytest.raises((AssertionError, RankError, ExactnessError)):
+        getattr(PipelineContract(), test)(loop(fault), *batches)

@@ -115,9 +115,9 @@ class Preprocess:
         """Transform IKJTs with the same steps in one call, if they are adjacent in memory."""
         for steps, run in groupby(ikjts, self._common_steps):
             group = list(run)
+            for ikjt in group:
+                self._refuse_weights(ikjt)
             if steps:
-                for ikjt in group:
-                    self._refuse_weights(ikjt)
                 yield from _transform_together(steps, group)
             else:
                 yield from map(self._transform_ikjt, group)
@@ -130,7 +130,6 @@ class Preprocess:
     def _transform_ikjt(self, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
         if self._steps.keys().isdisjoint(ikjt.keys()):
             return ikjt
-        self._refuse_weights(ikjt)
         return _with_rows(ikjt, *self._transform_rows(ikjt))
 
     def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -188,13 +187,12 @@ class Preprocess:
             yield list(run), steps
 
     def _refuse_weights(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> None:
-        if rows.weights_or_none() is None:
-            return
         changed = [key for key in rows.keys() if key in self._steps]  # noqa: SIM118
-        raise DataError(
-            f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
-            "of preprocessing, or give them no weights"
-        )
+        if changed and rows.weights_or_none() is not None:
+            raise DataError(
+                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
+                "of preprocessing, or give them no weights"
+            )
 
     def _transform_dense(self, dense: Tensor, rows: Rows | None) -> Tensor:
         if self._steps.keys().isdisjoint(self._dense):
