@@ -11,9 +11,9 @@ from recd_plugins.interfaces import Sharding, TableStrategy
 from recd_plugins.interfaces.step_cost import StepCost
 from recd_plugins.testing.contracts import ShardingContract
 
-# Each test class holds one fault; the test named after it must be among those that fail.
+# Faults of a plugin of a kind, and a test that must fail for each.
 FAULTS = {
-    "preprocessing": {
+    ("preprocessing", "Change"): {
         "drops_empty_rows": "test_transform_returns_rows",
         "looks_at_other_rows": "test_a_row_depends_on_itself_alone",
         "works_in_place": "test_leaves_tensors_alone",
@@ -27,7 +27,7 @@ FAULTS = {
         "returns_one_memory": "test_leaves_tensors_alone",
         "is_known_by_its_place": "test_identity_is_of_what_it_transforms_by",
     },
-    "fitted": {
+    ("fitted", "AtMost"): {
         "draws": "test_fit_takes_rows_in_pieces_of_any_size[ids-4]",
         "is_known_by_nothing": "test_identity_tells_what_was_fitted",
         "is_known_by_its_rows": "test_identity_tells_what_was_fitted",
@@ -37,17 +37,17 @@ FAULTS = {
         "counts_what_it_fitted": "test_nothing_is_fitted_before_fit",
         "takes_the_name_fitted": "test_nothing_is_fitted_before_fit",
     },
-    "pooling": {
+    ("pooling", "Sum"): {
         "gives_ones_for_empty": "test_gives_one_vector_a_row",
         "centers_the_batch": "test_a_row_depends_on_itself_alone",
         "detaches": "test_gradients_reach_embeddings_and_parameters",
         "pools_groups_by_modules_of_the_first": "test_groups_are_pooled_as_one_by_one",
         "pools_groups_on_the_cpu": "test_mixes_no_devices",
     },
-    "target_pooling": {},
-    "scaled": {},
-    "collective": {},
-    "dataset": {
+    ("target_pooling", "SumForTarget"): {},
+    ("scaled", "Scaled"): {},
+    ("collective", "MeanLoss"): {},
+    ("dataset", "Numbers"): {
         "uneven": "test_every_rank_takes_as_many_steps[2]",
         "repeats": "test_no_row_comes_twice_or_is_lost[2]",
         "loses": "test_no_row_comes_twice_or_is_lost[1]",
@@ -64,7 +64,7 @@ FAULTS = {
         "scans_without_keys": "test_scan_yields_every_row_once",
         "names_the_schema": "test_identity_is_of_the_rows",
     },
-    "sharding": {
+    ("sharding", "Split"): {
         "constrains_others": "test_constrains_only_the_tables_it_is_given",
         "constrains_without_tables": "test_does_nothing_without_tables",
         "drops_others": "test_rewrite_keeps_all_weights",
@@ -84,7 +84,7 @@ FAULTS = {
         "part_that_stays": "test_its_part_travels",
         "two_sharders_for_one": "test_sharders_shard_modules",
     },
-    "callback": {
+    ("callback", "Looker"): {
         "changes_a_loss": "test_looks_on_and_changes_nothing",
         "changes_a_batch": "test_looks_on_and_changes_nothing",
         "needs_a_step": "test_a_run_without_a_step_ends",
@@ -95,7 +95,7 @@ FAULTS = {
         "adds_up_at_each_rank": "test_states_of_other_ranks_are_kept_or_refused",
         "wants_a_row_for_each_label": "test_looks_on_and_changes_nothing",
     },
-    "optimizer": {
+    ("optimizer", "Stepper"): {
         "gives_a_dict": "test_fbgemm_has_the_update",
         "is_unknown": "test_fbgemm_has_the_update",
         "has_momentum": "test_fbgemm_has_the_update",
@@ -103,7 +103,7 @@ FAULTS = {
         "draws_rates": "test_every_rank_comes_to_the_same",
         "stands_still": "test_it_trains_the_rows_that_are_read",
     },
-    "metric": {
+    ("metric", "MeanLabel"): {
         "gives_nothing": "test_results_are_finite_numbers_by_name",
         "gives_nan": "test_results_are_finite_numbers_by_name",
         "gives_tensors": "test_results_are_finite_numbers_by_name",
@@ -117,8 +117,8 @@ FAULTS = {
         "stays": "test_its_state_travels",
         "needs_both_labels": "test_labels_of_one_kind_do_no_harm",
     },
-    "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
-    "converter": {
+    ("cache", "Greedy"): {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
+    ("converter", "Loose"): {
         "swaps_ids": "test_changes_no_value",
         "ignores_offsets": "test_takes_part_of_a_batch[3-5]",
         "takes_nulls": "test_refuses_a_null[history-null2]",
@@ -129,22 +129,6 @@ FAULTS = {
         "hides_partial_factors": "test_stores_equal_rows_once",
         "misplaces_rows": "test_changes_no_value",
     },
-}
-
-CLASSES = {
-    "preprocessing": "Change",
-    "fitted": "AtMost",
-    "scaled": "Scaled",
-    "collective": "MeanLoss",
-    "pooling": "Sum",
-    "target_pooling": "SumForTarget",
-    "dataset": "Numbers",
-    "sharding": "Split",
-    "callback": "Looker",
-    "optimizer": "Stepper",
-    "metric": "MeanLabel",
-    "cache": "Greedy",
-    "converter": "Loose",
 }
 
 #: Kinds whose plugin above has no fault where it is told of none.
@@ -159,11 +143,11 @@ def failed(tmp_path_factory) -> str:
     """What pytest says of all faulty plugins, run in one process."""
     folder = tmp_path_factory.mktemp("contracts")
     source = faulty_plugins.SOURCE
-    for kind, faults in FAULTS.items():
+    for (kind, plugin), faults in FAULTS.items():
         for fault in ("none", *faults) if kind in SOUND else faults:
             source += f'''
 
-class Faulty_{kind}_{fault}({CLASSES[kind]}):
+class Faulty_{kind}_{fault}({plugin}):
     "A fault."
     fault = "{fault}"
 
@@ -191,10 +175,11 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults]
+    ("kind", "fault", "test"),
+    [(kind, fault, test) for (kind, _), faults in FAULTS.items() for fault, test in faults.items()],
 )
-def test_a_fault_is_noticed(failed, kind, fault):
-    expected = f"FAILED test_faults.py::Test_{kind}_{fault}::{FAULTS[kind][fault]}"
+def test_a_fault_is_noticed(failed, kind, fault, test):
+    expected = f"FAILED test_faults.py::Test_{kind}_{fault}::{test}"
     assert any(line.startswith(expected) for line in failed.splitlines()), failed
 
 
