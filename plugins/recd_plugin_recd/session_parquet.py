@@ -32,7 +32,6 @@ from recd_plugins.api import (
     SessionKeys,
     Split,
     Storage,
-    TableStatistics,
     list_dict,
     object_stores,
     parquet,
@@ -177,10 +176,6 @@ class SessionParquet(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
-
-    def statistics(self) -> TableStatistics | None:
-        """Return the statistics in the footers; None if one has none, or rows are left out."""
-        return None if self.options.where else parquet.read_footers(self._table.locations)
 
     @property
     def _own_keys(self) -> tuple[str, str]:

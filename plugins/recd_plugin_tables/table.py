@@ -39,7 +39,6 @@ from recd_plugins.api import (
     SessionKeys,
     Split,
     Storage,
-    TableStatistics,
     object_stores,
     parquet,
     readers,
@@ -157,9 +156,6 @@ class Table(Dataset):
             )
         columns = self._columns(split, SESSION)
         return self._reader(columns, rank, world_size, batch_size, split)
-
-    def statistics(self) -> TableStatistics | None:
-        return parquet.read_footers(self._table_of("train").locations)
 
     def label_mean(self) -> float | None:
         try:

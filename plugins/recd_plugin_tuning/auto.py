@@ -32,18 +32,17 @@ REQUIRES_API = 5
 Choices = tuple[choosing.Candidate | None, ...]
 
 _PLANNER = "the planner"
-# Tables are alike if their rows, and ids of a row of the batch, are within these factors.
+# Factors of rows, and of ids per row, within which tables are grouped.
 _ROWS, _IDS = 10.0, 4.0
 # Smaller savings are within the error of estimates.
 _LEAST_GAIN = 0.03
-# Of pooled tables: on shaped links coalescing was estimated to save more than 6 % of a step, and
-# took 13 to 17 % more.
+# For pooled tables: coalescing that was estimated to save 6 % took 13 to 17 % more.
 _LEAST_GAIN_POOLED = 0.1
-# Choices this much slower on a sample of the data are evaluated on all of it, so many at once.
+# Choices up to this much slower on a sample are evaluated on all data, two at once.
 _NEAR, _AT_ONCE = 0.15, 2
-# A group hardly saves more than this share of its seconds alone.
+# A group hardly saves more than this share of its time.
 _SAVED_ALONE = 0.5
-# Where the time of a stage goes.
+# Limiting resources by field and stage.
 _LINKS = {
     "bytes_across_nodes": "links between nodes",
     "bytes_in_node": "links in nodes",
@@ -63,7 +62,7 @@ class Auto(Chooser):
     name = "auto"
 
     def choose(self, question: choosing.SearchContext) -> choosing.Choice:
-        """Search from all tables left to the planner."""
+        """Search from the planner's choice for all tables."""
         groups = groups_of(question)
         evaluations = Evaluations(question, groups)
         best = best_choices(evaluations, groups)
@@ -81,12 +80,7 @@ def register_shardings() -> Sequence[type[Sharding]]:
 
 @dataclass(frozen=True)
 class Group:
-    """Similar tables, which get one choice.
-
-    Attributes:
-        tables: in the order of the model.
-        offers: candidates of plugins, by name; the planner alone, None, is always one more.
-    """
+    """Similar tables, which get one choice: one of the plugins' candidates, or the planner."""
 
     tables: tuple[Table, ...]
     offers: tuple[choosing.Candidate, ...]
@@ -108,7 +102,7 @@ class Group:
 
 
 def groups_of(question: choosing.SearchContext) -> list[Group]:
-    """Group the tables to choose for, in the order of their first tables."""
+    """Group similar tables, in the order of their first tables."""
     alike: dict[tuple[Any, ...], list[Table]] = {}
     profile = question.setting.data.profile()
     for table in question.tables:
@@ -129,7 +123,7 @@ def _key(table: Table, profile: DataProfile) -> tuple[Any, ...]:
 
 
 class Evaluations:
-    """Evaluations of choices, each made once."""
+    """Cached evaluations of choices."""
 
     def __init__(self, question: choosing.SearchContext, groups: Sequence[Group]) -> None:
         self._question, self._groups = question, groups
@@ -137,13 +131,13 @@ class Evaluations:
         self._settled: set[Choices] = set()
 
     def __call__(self, choices: Choices) -> choosing.Evaluation:
-        """Return the evaluation of one candidate per group, on a sample of the data."""
+        """Return the evaluation of a choice per group, at first on a sample of the data."""
         if choices not in self.made:
             self.made[choices] = self._evaluation(choices, fast=True)
         return self.made[choices]
 
     def settle(self, choices: Choices) -> bool:
-        """Evaluate the plan of training; return whether that was done before."""
+        """Evaluate on all data; return whether that was done before."""
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
@@ -151,7 +145,7 @@ class Evaluations:
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
-        """Return the seconds of the step without the tables of some groups."""
+        """Return the seconds of a step without some groups."""
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
@@ -163,7 +157,7 @@ class Evaluations:
 
 
 def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) -> choosing.Offered:
-    """Each candidate once, with all of its tables."""
+    """Return each candidate with all of its tables."""
     names: dict[str, tuple[choosing.Candidate, list[str]]] = {}
     for tables, candidate in chosen:
         if candidate is not None:
@@ -172,10 +166,10 @@ def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) 
 
 
 def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
-    """Return choices that no change of one group, or of all groups of a kind, makes better.
+    """Return choices that no change of a group, or of all groups of a kind, improves.
 
-    The search starts with all tables left to the planner and compares fast evaluations. The best
-    choices, and those near them, are then evaluated as training plans them, until all of these are.
+    Compares fast evaluations, starting with the planner's choice for all tables. The best choices
+    and those near them are then evaluated on all data, and the search is repeated.
     """
     start: Choices = (None,) * len(groups)
     if not any(group.offers for group in groups):
@@ -215,13 +209,13 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """The choices if they save enough over the best so far, which are simpler."""
+    """Return the better choices; new ones must save enough."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 
 
 def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, number: int) -> bool:
-    """Whether another choice for one group may save enough."""
+    """Return whether another choice for a group may save enough."""
     whole = evaluations(best).total
     if whole == float("inf"):
         return True
@@ -232,7 +226,7 @@ def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, n
 def _may_be_better(
     evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
-    """Whether choices would be better if groups that differ from a tried one cost nothing."""
+    """Return whether choices could be better than the best, judged by those tried."""
     for other in tried:
         differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
         if evaluations(other).seconds is None:
@@ -246,7 +240,7 @@ def _may_be_better(
 def _changed(
     choices: Choices, groups: Sequence[Group], numbers: Sequence[int]
 ) -> Iterator[Choices]:
-    """Choices with one candidate for those of some groups that offer it."""
+    """Yield choices with one candidate for all of some groups that offer it."""
     offered = {offer.key: offer for number in numbers for offer in groups[number].offers}
     for offer in (None, *offered.values()) if numbers else ():
         other = tuple(
@@ -261,14 +255,14 @@ def _changed(
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """The choice for one group of tables.
+    """The choice for a group of tables.
 
     Attributes:
-        tables: their names.
+        tables: table names.
         pooled: whether they are looked up in bags.
-        offer: the candidate that was chosen; None leaves them to the planner.
-        others: other choices, and seconds of the shortest step found with each, shortest first.
-        refused: candidates that have no plan, with the reason.
+        offer: the chosen candidate; None for the planner.
+        others: other choices with the shortest step in seconds, shortest first.
+        refused: candidates without a plan, with the reason.
     """
 
     tables: tuple[str, ...]
@@ -283,16 +277,15 @@ class Chosen(choosing.Choice):
     """The choice of ``auto``, with its report.
 
     Attributes:
-        offered: see ``Choice``.
-        groups: a choice each.
-        others: names of tables that other entries claim.
-        seconds: of a step with the choice, without compute.
+        groups: choices by group.
+        others: names of tables of other entries.
+        seconds: step time of the tables.
         busiest: the work of the rank that sends most.
-        planner: seconds of a step with everything left to the planner; None without a plan.
-        costs: seconds of each unit of work.
-        num_trials: plans that were made.
-        compute: seconds of the model's compute, if known.
-        measured: whether costs were; else no milliseconds are shown.
+        planner: seconds of a step with the planner's choice for all tables; None without a plan.
+        costs: costs of the machine.
+        num_trials: number of plans tried.
+        compute: time of the model's compute, if known.
+        measured: whether costs were measured; else no milliseconds are shown.
     """
 
     name: ClassVar[str] = "auto"
@@ -315,21 +308,21 @@ class Chosen(choosing.Choice):
         return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
 
     def with_compute(self, compute: stage_costs.StageTimes) -> Chosen:
-        """Return a copy with the seconds of a step that do not depend on the tables."""
+        """Return a copy with the time of the model's compute."""
         return replace(self, compute=compute)
 
     def milliseconds(self, seconds: float) -> float:
-        """Return milliseconds of a step from its seconds without compute."""
+        """Return milliseconds of a step by its seconds without compute."""
         return 1000 * (seconds + (0.0 if self.compute is None else self.compute.total))
 
     def limits(self) -> dict[str, float]:
-        """Return milliseconds of the step by what they are spent on, the most first."""
+        """Return milliseconds of the step by limiting resource, largest first."""
         found = dict.fromkeys((*_LINKS.values(), *_STAGES.values()), 0.0)
         for name, words in _LINKS.items():
             found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
         waited = self.seconds.all_to_all - sum(found.values())
         found["waiting for the rank with the most to do"] = max(0.0, waited)
-        # If negative, links carry it while ranks compute.
+        # Negative waiting: links are busy while ranks compute.
         across = _LINKS["bytes_across_nodes"]
         found[across] = max(0.0, found[across] + min(0.0, waited))
         for times in (self.seconds, self.compute):
@@ -340,7 +333,7 @@ class Chosen(choosing.Choice):
         )
 
     def lines(self) -> str:
-        """Return the section of a registry file, or the lines that replace the entry."""
+        """Return the section ``sharding``, or the lines that replace the entry."""
         every = [*self.others, *(name for each in self.groups for name in each.tables)]
         lines = [
             entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
@@ -377,7 +370,7 @@ class Chosen(choosing.Choice):
         }
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return what the terminal shows."""
+        """Return the report for the terminal."""
         from rich.text import Text
 
         return [
@@ -462,10 +455,7 @@ def _chosen(
 
 
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return few patterns that match ``names`` and none of ``others``, in their order.
-
-    A pattern is the shortest prefix of a name, up to a ``_``, that no other name has.
-    """
+    """Return patterns that match ``names`` and none of ``others``: prefixes up to a ``_``."""
     found: list[str] = []
     for name in names:
         if not any(fnmatchcase(name, pattern) for pattern in found):
@@ -486,7 +476,7 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
 def entry_line(offer: choosing.Candidate, patterns: Sequence[str]) -> str:
     """Return an item of the section ``sharding``."""
     options = f", options: {offer.written}" if offer.options else ""
-    tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no pairs for an emoji
+    tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no surrogate pairs
     return f"  - {{use: {offer.use}, tables: {tables}{options}}}"
 
 

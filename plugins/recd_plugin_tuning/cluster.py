@@ -34,10 +34,7 @@ _TABLES, _ROWS, _DIM = 4, 64, 16
 
 
 def dense_seconds(device: torch.device, effort: Effort) -> float:
-    """Time a step of two layers under DistributedDataParallel, with its all-reduce. Collective.
-
-    The fixed cost of Python, autograd, the wrapper and an optimizer.
-    """
+    """Time the fixed cost of a step of two layers under DistributedDataParallel. Collective."""
     # Draws no random numbers: a run that starts with it goes on with its generators.
     layers = nn.Sequential(
         nn.Linear(_DIM, _DIM, device="meta"), nn.ReLU(), nn.Linear(_DIM, 1, device="meta")
@@ -54,16 +51,13 @@ def dense_seconds(device: torch.device, effort: Effort) -> float:
         torch.autograd.backward(loss)
         optimizer.step()
 
-    for _ in range(2):  # DistributedDataParallel makes its buckets anew after the first
+    for _ in range(2):  # DDP rebuilds its buckets after the first
         step()
     return steps_in_a_row(step, device, effort)
 
 
 def module_seconds(device: torch.device, effort: Effort) -> float:
-    """Time a step of TorchRec's own sharded module with one id per table. Collective.
-
-    Adds to a bare collective the sizes that are sent first, and Python.
-    """
+    """Time a step of TorchRec's sharded module with one id per table. Collective."""
     ranks = list(range(min(_TABLES, dist.get_world_size())))
     names = [f"t{number}" for number in range(len(ranks))]
     module = EmbeddingCollection(
@@ -110,16 +104,16 @@ def module_seconds(device: torch.device, effort: Effort) -> float:
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """Measurements of a cluster, the same on every rank.
+    """Measurements of a cluster, equal on every rank.
 
     Attributes:
-        machine: the ranks, with defaults for what was not measured.
+        machine: topology with assumed rates.
         sweeps: seconds of collectives by size.
         module: seconds of a step of a tiny sharded module.
         dense: seconds of a step of tiny dense layers, with its all-reduce.
-        hidden: share of an all-reduce that compute beside it hides.
-        alone: share of a rank's time that it takes while others wait.
-        work: the work of ranks by themselves.
+        hidden: see ``hidden_share``.
+        alone: see ``alone_share``.
+        work: rates of local work.
     """
 
     machine: topologies.TopologySpec
@@ -144,7 +138,7 @@ class MeasuredCluster:
             changed["hbm_bandwidth"] = rates["device_copy"]
             changed["hbm_to_ddr_bandwidth"] = rates["to_device"]
         collectives = fit_rates(self.sweeps)
-        # Rates count all bytes that a rank puts in, bandwidths those that leave it.
+        # Rates count all bytes of a rank, bandwidths those that leave it.
         ranks, world = machine.ranks_per_node, machine.world_size
         in_node = 0.0
         if ranks > 1:
@@ -152,14 +146,14 @@ class MeasuredCluster:
             changed["intra_node_bandwidth"] = 1 / in_node
         if machine.nodes > 1:
             left = 1 / collectives.a2a_global.bytes_per_second - in_node * (ranks - 1) / world
-            # As fast as in a node, if there is no difference.
+            # At most as fast as within a node.
             across = max(in_node, left * world / (world - ranks))
             changed["inter_node_bandwidth"] = 1 / across
         spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
 
     def _costs(self, spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-        """Costs that need no model; lower bounds for others."""
+        """Return measured costs, and lower bounds of others."""
         least, rates, world = spec.least_costs, spec.collective_rates, spec.world_size
         reduced = {}
         if world > 1:
@@ -214,13 +208,7 @@ class MeasuredCluster:
 def measure_cluster(
     device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> MeasuredCluster:
-    """Measure the ranks of this process group. Collective.
-
-    Args:
-        device: of this rank.
-        effort: how long.
-        say: shows progress, called on each rank.
-    """
+    """Measure the ranks of this process group; ``say`` shows progress. Collective."""
     with node_groups() as groups:
         work = measure_work(device, effort, say)
         sweeps = sweep(groups, device, effort, say)

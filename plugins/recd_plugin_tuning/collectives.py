@@ -17,16 +17,7 @@ from recd_plugins.api import rank_agreement, stage_costs
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """The ranks of a cluster, and process groups of this rank.
-
-    Attributes:
-        rank: this rank.
-        nodes: number of nodes.
-        ranks_per_node: ranks of each.
-        everyone: all ranks.
-        node: the ranks of this node.
-        across: the ranks with this rank's place in their nodes.
-    """
+    """Process groups of this rank: all ranks, its node, and its peers across nodes."""
 
     rank: int
     nodes: int
@@ -43,39 +34,36 @@ class NodeGroups:
 
 @contextmanager
 def node_groups() -> Iterator[NodeGroups]:
-    """Make the process groups of nodes for a context. Collective."""
-    per_node, world_size, rank = (
-        rank_agreement.ranks_of_each_node(),
-        dist.get_world_size(),
-        dist.get_rank(),
-    )
+    """Create the process groups of nodes. Collective."""
+    per_node = rank_agreement.ranks_of_each_node()
+    world_size, rank = dist.get_world_size(), dist.get_rank()
     everyone = list(range(world_size))
     nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
-    # Every rank makes every group, its own or not.
+    # Every rank must create every group.
     whole = rank_agreement.new_group(everyone)
     inside = [rank_agreement.new_group(ranks) for ranks in nodes][rank // per_node]
     across = [rank_agreement.new_group(everyone[place::per_node]) for place in range(per_node)][
         rank % per_node
     ]
     yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
-    # Their threads cost. Not after an error, when nobody answers.
+    # Their threads cost time. Skipped after an error, when other ranks may not answer.
     for group in (whole, inside, across):
         dist.destroy_process_group(group)
 
 
-#: The collectives of ``CollectiveRates`` in words.
+#: Descriptions of the collectives of ``CollectiveRates``.
 NAMES = {
     "a2a_global": "all-to-all, all ranks",
     "a2a_intra": "all-to-all, in a node",
     "ar_global": "all-reduce, all ranks",
     "ar_cross": "all-reduce, across nodes",
 }
-# The bandwidth is fitted to so many of the largest sizes: latency decides smaller ones.
+# Number of the largest sizes to which the bandwidth is fitted.
 _LARGEST = 3
-# Rows and columns of matrix products beside a collective, and how many are timed alone.
+# Rows and columns of matrix products beside a collective, and the number timed alone.
 _PRODUCT, _PRODUCTS = 256, 8
 
-#: Seconds by bytes that a rank puts in, of each collective.
+#: Seconds by bytes of a rank, of each collective.
 Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
 _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 
@@ -83,10 +71,7 @@ _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 def sweep(
     groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> dict[str, dict[int, MiddleHalf]]:
-    """Time each collective by size until the slowest rank is done. Collective.
-
-    All groups of a kind run at once, as in training.
-    """
+    """Time each collective by size, all groups of a kind at once. Collective."""
     kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
         "a2a_global": (_all_to_all, groups.everyone),
         "a2a_intra": (_all_to_all, groups.node),
@@ -115,10 +100,7 @@ def _waiting(
 
 
 def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
-    """Return the share of an all-reduce that computing beside it for as long hides. Collective.
-
-    0 if the all-reduce takes processors, so that ranks compute slower.
-    """
+    """Return the share of an all-reduce hidden by equally long compute. Collective."""
     sizes = sweeps["ar_global"]
     short = [size for size, spread in sizes.items() if spread.median <= effort.seconds]
     values = _values(max(short, default=min(sizes)), groups.everyone, device)
@@ -146,8 +128,7 @@ def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effor
 def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
     """Return latency and bandwidth of each collective, by the faster rounds.
 
-    gloo's all-reduce polls: ranks that share cores and come at the same moment, as they do here and
-    seldom in a step, slow one another down.
+    gloo's all-reduce polls, so ranks that share cores slow each other down in this benchmark.
     """
     return stage_costs.CollectiveRates(
         **{
@@ -160,8 +141,8 @@ def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
 def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:
     """Fit latency and bandwidth to seconds by bytes.
 
-    The bandwidth is the median slope between the largest sizes, as limited links let some bytes
-    through at once; the latency is that of the fastest size.
+    The bandwidth is the median slope between the largest sizes: shaped links pass some bytes at
+    once.
     """
     sizes = sorted(seconds)
     slopes = [
@@ -170,7 +151,6 @@ def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:
     ]
     per_byte, fastest = median(slopes) if slopes else 0.0, min(seconds.values())
     if per_byte <= 0:
-        # Larger sizes take no longer: the bandwidth is at least that of the largest.
         return stage_costs.CollectiveRate(
             bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=fastest
         )

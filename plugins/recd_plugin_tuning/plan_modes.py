@@ -1,4 +1,4 @@
-"""``recd plan --auto`` and ``--scaling``, and the measurements of runs and of ``--calibrate``."""
+"""``recd plan --auto`` and ``--scaling``, and measurements."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
+    from recd_plugins import RunConfig
     from recd_plugins.api import topologies
 
 
@@ -25,51 +26,50 @@ _GLOBAL_BATCH = 65_536
 class AutoPlan(plan_modes.TablesPlan):
     """The plan of the tables with ``auto`` in place of the first sharding entry.
 
-    ``--calibrate`` trains the file as it is: what it measures is of this machine, and ``auto``
-    chooses by that.
+    ``--calibrate`` trains the file as it is.
     """
 
     flag = "--auto"
     help = "Choose the sharding as use: auto does, in place of the first sharding entry."
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Plan with it."""
+        """Plan with ``auto``."""
         path = question.registry.path
         registry = load_registry(path, plugins_dir=question.plugins_dir, sharding="auto")
         return super().plan(replace(question, registry=registry))
 
 
 class ScalingPlan(PlanMode):
-    """Predicted steps from one node to all of a topology, of this registry and of others."""
+    """Predicted step times from one node to all of a topology."""
 
     flag = "--scaling"
     help = (
-        "Plan for 1, 2, 4 ... nodes instead, up to --nodes: what a step takes as ranks are added, "
-        "each with as many rows (weak), or with its part of one batch (strong)."
+        "Plan for 1, 2, 4 ... up to --nodes nodes instead: predicted step times with a fixed batch "
+        "per rank (weak) or in all (strong)."
     )
-    because = "plans for many numbers of ranks, of rows that they have each or together"
+    because = "plans for several numbers of ranks and batch sizes"
 
     def options(self) -> Sequence[click.Option]:
-        """What is planned besides, and how many rows."""
+        """Return ``--beside`` and ``--global-batch``."""
         return [
             click.Option(
                 ["--beside"],
                 type=click.Path(path_type=Path),
                 multiple=True,
                 metavar="REGISTRY",
-                help="another registry file of the same data and model; several times for several.",
+                help="another registry file of the same data and model. Can be repeated.",
             ),
             click.Option(
                 ["--global-batch"],
                 type=click.IntRange(min=1),
                 default=_GLOBAL_BATCH,
                 show_default=True,
-                help="rows of all ranks where scaling is strong.",
+                help="rows of all ranks, for strong scaling.",
             ),
         ]
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Plan every registry for every number of nodes."""
+        """Plan each registry for each number of nodes."""
         if question.options["global_batch"] < (ranks := question.spec.world_size):
             raise click.UsageError(
                 f"--global-batch {question.options['global_batch']}: no row for each of {ranks:,} "
@@ -77,21 +77,15 @@ class ScalingPlan(PlanMode):
             )
         from recd_plugin_tuning.scaling import STOCK, plot, render, study_scaling
 
-        first = question.registry.path
-        if first.stem == STOCK:
-            raise click.UsageError(
-                f"--scaling: {first}: there is a line named {STOCK}, plain TorchRec's; rename the "
-                "file"
-            )
-        registries = {
-            first.stem: question.registry.with_training({"batch_size": question.batch_size})
-        }
-        for path in question.options["beside"]:
+        first = question.registry.with_training({"batch_size": question.batch_size})
+        registries: dict[str, RunConfig] = {}
+        for path in (first.path, *question.options["beside"]):
             if path.stem in {STOCK, *registries}:
                 raise click.UsageError(
-                    f"--beside {path}: there is a line named {path.stem}; rename the file"
+                    f"{path}: there is a line named {path.stem}; rename the file"
                 )
-            registries[path.stem] = load_registry(path, plugins_dir=question.plugins_dir)
+            loaded = load_registry(path, plugins_dir=question.plugins_dir) if registries else first
+            registries[path.stem] = loaded
         report = study_scaling(
             registries,
             question.topology,
@@ -103,10 +97,10 @@ class ScalingPlan(PlanMode):
 
 
 class Calibrated(plan_modes.Measurement):
-    """Links, collectives and works as ``recd calibrate --quick``; steps of the registry's model."""
+    """Measures like ``recd calibrate --quick``, or steps of the registry's model."""
 
     def cluster(self, device: torch.device) -> topologies.TopologySpec:
-        """10 to 20 seconds of all ranks, where nothing else runs."""
+        """Measure for 10 to 20 seconds."""
         import torch.distributed as dist
 
         from recd_plugin_tuning.cluster import measure_cluster
@@ -123,7 +117,7 @@ class Calibrated(plan_modes.Measurement):
     def steps(
         self, question: PlanQuestion, path: Path
     ) -> tuple[topologies.TopologySpec, RenderableType]:
-        """Training steps on as many ranks as ``question.spec`` has."""
+        """Measure training steps on the ranks of ``question.spec``."""
         from recd_plugin_tuning.steps import calibrate
         from recd_plugins.api import sessions
 

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from recd_plugins.api import AccessProfile, RunConfig, TableAccess
 
 
+_OPTIONS_OF = {
+    "zipf": ("--exponent",),
+    "zipf-mandelbrot": ("--exponent", "--shift"),
+    "exponential": ("--scale",),
+    "half-normal": ("--scale",),
+}
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12
 _POINTS = 200
@@ -49,7 +55,7 @@ def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """One decorator of several."""
+    """Combine decorators."""
     return lambda command: reduce(lambda made, option: option(made), options, command)
 
 
@@ -98,9 +104,9 @@ _of_distribution = _options(
 
 
 def _seed_of(seed: int | None, in_order: bool) -> int | None:
-    """The seed that shuffles rows; None if they are in order."""
+    """Return the seed that shuffles rows; None keeps their order."""
     if in_order and seed is not None:
-        raise click.UsageError("--seed shuffles rows, and --in-order leaves them; take one of them")
+        raise click.UsageError("--seed shuffles rows, --in-order does not: use one of them")
     return None if in_order else seed or 0
 
 
@@ -169,12 +175,8 @@ def registry_command(
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
     chosen = _matching(_tables(loaded, own_tables), tables)
-    statistics = loaded.dataset.statistics()
-    in_all = None if statistics is None else statistics.rows
-    if rows is not None:
-        in_all = rows if in_all is None else min(rows, in_all)
     transforms.fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
-    with progress_bars.row_progress("reading rows", in_all) as advance:
+    with progress_bars.row_progress("reading rows", rows) as advance:
         return measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
         )
@@ -183,7 +185,7 @@ def registry_command(
 @profile.command("distribution", short_help="A table that is read as a distribution says.")
 @click.argument(
     "form",
-    type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"]),
+    type=click.Choice(list(_OPTIONS_OF)),
     metavar="FORM",
 )
 @click.option("--rows", type=cli_options.AT_LEAST_1, required=True, help="Rows of the table.")
@@ -223,17 +225,12 @@ def distribution_command(
     """
     from recd_plugins.api import AccessProfile, distributions
 
-    by_scale = form in ("exponential", "half-normal")
-    if by_scale != (scale is not None):
-        raise click.UsageError(
-            f"{form} needs --scale"
-            if by_scale
-            else "--scale is for exponential and half-normal, and they need it"
-        )
-    if shift and form != "zipf-mandelbrot":
-        raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
-    if exponent is not None and by_scale:
-        raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
+    given = {"--exponent": exponent, "--shift": shift, "--scale": scale}
+    for option, value in given.items():
+        if value and option not in _OPTIONS_OF[form]:
+            raise click.UsageError(f"{option} is not for {form}")
+    if scale is None and "--scale" in _OPTIONS_OF[form]:
+        raise click.UsageError(f"{form} needs --scale")
     drawn = _seed_of(seed, in_order)
     if scale is None:
         exponent = exponent or 1.0
@@ -295,7 +292,7 @@ def reuse_command(
 )
 @_written
 def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
-    """Add up PROFILES of the same tables, as those of several days or parts of the data."""
+    """Add up PROFILES of the same tables, such as those of several days."""
     from recd_plugins.api import AccessProfile
 
     def add(made: AccessProfile, path: Path) -> AccessProfile:
@@ -318,7 +315,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 
 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
-    """The tables of the command line, else of the registry's model."""
+    """Return the tables of the command line, else of the registry's model."""
     if own:
         return [
             Table(
@@ -362,7 +359,7 @@ def as_json(profile: AccessProfile) -> dict[str, Any]:
 
 
 def render(profile: AccessProfile) -> RenderableType:
-    """Return a line per table: rows, accesses of a sample, and the share of the most read rows."""
+    """Return the report for a terminal, a line per table."""
     from rich.console import Group
 
     from recd_plugins.api import text_table
@@ -422,7 +419,7 @@ def _figures(table: TableAccess) -> dict[str, Any]:
 
 @plots.plot_style()
 def plot(profile: AccessProfile, path: Path) -> None:
-    """Plot the share of accesses over the share of a table's rows, of the most read tables."""
+    """Plot the share of accesses over the share of rows, for the most read tables."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")

@@ -26,22 +26,21 @@ from recd_plugins.api import doing, step_costs, unique_ids, use_row_wise_adagrad
 
 #: Fewest rounds of each measurement.
 LEAST_ROUNDS = 3
-# Turns of consecutive steps, and the least seconds of one.
+# Turns of consecutive steps, and seconds of each.
 _TURNS, _TURN_SECONDS = 3, 0.3
-# Up to so many bytes a collective takes mostly latency.
+# Smaller collectives take mostly latency.
 _LATENCY_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a cluster is measured.
+    """Limits of a measurement.
 
     Attributes:
-        sizes: bytes that a rank puts into a collective: latency decides the first, bandwidth the
-            last.
-        rounds: most rounds of a measurement.
-        seconds: after so many, no round follows the first ``LEAST_ROUNDS``.
-        most_seconds: a size whose first rounds would take longer is left out.
+        sizes: bytes of a rank in collectives.
+        rounds: maximum rounds.
+        seconds: no round starts after this, beyond ``LEAST_ROUNDS``.
+        most_seconds: sizes whose first rounds would take longer are skipped.
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +57,7 @@ QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 @dataclass(frozen=True)
 class MiddleHalf:
-    """The median of rounds or ranks, and the borders of the middle half."""
+    """Median and quartiles of rounds or ranks."""
 
     median: float
     low: float
@@ -66,7 +65,7 @@ class MiddleHalf:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of one value or more."""
+        """Compute them from one or more values."""
         low, median, high = np.percentile(values, (25, 50, 75)).tolist()
         return cls(median, low, high)
 
@@ -92,7 +91,7 @@ def rounds(
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return seconds of a step, if ranks go on from one to the next as in training. Collective."""
+    """Return seconds of a step without barriers between steps. Collective."""
 
     def turn(steps: int) -> float:
         with doing("measuring", long=False):
@@ -113,19 +112,19 @@ def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Eff
 
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
-    """Return whether there is time for a larger size, by the one before."""
+    """Return whether there is time for a larger size."""
     if last_size <= _LATENCY_BYTES:  # latency says nothing of the bandwidth
         return True
     return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done its work."""
+    """Synchronize the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-#: Work of a rank by itself, in words.
+#: Descriptions of local work.
 WORKS = {
     "copy": "copies in memory",
     "device_copy": "copies in a GPU's memory",
@@ -136,25 +135,24 @@ WORKS = {
     "unique": "making ids unique",
 }
 
-# More than the caches of a processor hold; and rows that an operation of a step moves, on CPU no
-# more than a core's cache holds.
+# More than processor caches hold; rows moved by an operation of a step.
 _COPIED_BYTES, _MOVED = 1 << 26, {"cpu": (1 << 14, 16), "cuda": (1 << 16, 16)}
-# Ids that are made unique, and the number of distinct ones.
+# Ids to make unique, and distinct ones.
 _IDS, _DISTINCT_IDS = 1 << 16, 1 << 13
 _OPERATORS = 100
 _SCALAR_BYTES = 4
-# Products that are timed together: autograd starts once for all of a step.
+# Products per run, as autograd starts once per step.
 _PRODUCTS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Forward and backward lookups of tables in one call, by FBGEMM with row-wise Adagrad.
+    """Forward and backward lookups in one FBGEMM call with row-wise Adagrad.
 
     Attributes:
-        ids: of all tables.
+        ids: ids of all tables, spread evenly over rows.
         dim: columns.
-        rows: of each table, that these ids are spread over evenly.
+        rows: rows per table.
         tables: number of tables.
     """
 
@@ -169,7 +167,7 @@ class Lookup:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids, and rows that learn."""
+        """Calls, bytes, ids and updated rows."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
@@ -185,9 +183,9 @@ class Lookup:
             pooling_mode=PoolingMode.SUM,
             device=device,
         )
-        use_row_wise_adagrad(kernel)  # as tables of ours learn
+        use_row_wise_adagrad(kernel)
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
-        # Bags of one id, as those of sequences are.
+        # Bags of one id, as for sequences.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)
         gradient = torch.ones(self.ids // self.tables, self.tables * self.dim, device=device)
         return lambda: kernel(rows, offsets).backward(gradient)
@@ -195,7 +193,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Product:
-    """Some matrix products ``[rows, inner] @ [inner, columns]``, forward and backward."""
+    """Matrix products ``[rows, inner] @ [inner, columns]``, forward and backward."""
 
     rows: int
     inner: int
@@ -228,8 +226,7 @@ class Product:
 #: Work that costs are fitted to.
 Timed = Lookup | Product
 
-#: Of more rows than the caches of a processor hold, read once or twice; and of few rows, whose ids
-#: repeat, to tell the cost of an id from that of a row.
+#: Tables larger than processor caches, and few rows with repeated ids to separate ids from rows.
 LOOKUPS = (
     Lookup(1 << 11, 16, 1 << 20),
     Lookup(1 << 14, 16, 1 << 20),
@@ -246,7 +243,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Return other ``WORKS``: the amount of each, and a function that does it once."""
+    """Return the amount of each of ``WORKS``, and a function that does it once."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))
@@ -263,7 +260,7 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
         taken = moved.index_select(0, places)
         return moved.index_add_(0, places, taken + taken)
 
-    # The first reads one and writes one, the others read two each.
+    # One read and one write, then two times three.
     found["elements"] = 8.0 * moved.numel() * _SCALAR_BYTES, elements
     number = torch.ones(1, device=device, requires_grad=True)
 
@@ -280,27 +277,25 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
     return found
 
 
-# Seconds of rounds that do not count, in which the heap grows to the size of a round.
+# Warm-up seconds, in which the heap grows.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# So long all ranks compute at once to see their share of processors.
+# Seconds to measure the share of processors.
 _SHARING_SECONDS = 0.3
-# A step finds other data in the caches of processors: before each round so much is touched. Of a
-# step of 80 ms (PAPERCAL, coalesced, four ranks of two cores) 67 and 61 were predicted without it,
-# 74 and 75 with it.
+# Bytes touched before each round, as training steps find cold caches.
 _OTHER_BYTES = 1 << 23
 _MOST_ROUNDS = 200
 
 
 @dataclass(frozen=True)
 class WorkRates:
-    """Rates of a rank, over all ranks.
+    """Rates of local work over all ranks.
 
     Attributes:
         rates: bytes, operations or ids per second by name of ``WORKS``.
-        lookup: the section ``costs.lookup`` of a topology.
-        gemm: the section ``costs.gemm``.
-        timed: seconds that these were fitted to.
+        lookup: section ``costs.lookup`` of a topology.
+        gemm: section ``costs.gemm``.
+        timed: seconds to which these are fitted.
     """
 
     rates: Mapping[str, MiddleHalf]
@@ -310,13 +305,13 @@ class WorkRates:
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
-    """Time each kind of work on every rank while the others do the same. Collective."""
+    """Time each kind of work on all ranks at once. Collective."""
     works, products = works_of(device), PRODUCTS[device.type]
     fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
     runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
-    for turn in range(_TURNS):  # if a machine is slow for a moment, one turn is
+    for turn in range(_TURNS):  # a short slowdown affects one turn
         for words, run in runs.items():
             if not turn:
                 say(words)
@@ -341,13 +336,13 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return the mean seconds of a round of each rank, of ``least`` seconds of rounds. Collective.
+    """Return the mean seconds of a round by rank. Collective.
 
-    The mean, as ranks that share cores wait for one now and then.
+    The mean includes waiting of ranks that share cores.
     """
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
-    # Ranks that are done go on, so that the others have no cores alone.
+    # Continue until all are done, so that no rank has a core for itself.
     others = dist.barrier(async_op=True)
     assert others is not None
     while not others.is_completed():
@@ -360,10 +355,7 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 
 
 def alone_share(device: torch.device, effort: Effort) -> float:
-    """Return the share of its time that a rank takes while others wait. Collective.
-
-    That is its time on processors: 1 if ranks share none.
-    """
+    """Return the share of time that a rank is on processors: 1 if none is shared. Collective."""
     _, run = works_of(device)["operators"]
     dist.barrier()
     start, processor = time.perf_counter(), time.process_time()
@@ -375,7 +367,7 @@ def alone_share(device: torch.device, effort: Effort) -> float:
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Seconds of rounds, ``least`` of all together or ``_MOST_ROUNDS`` rounds."""
+    """Return seconds of rounds, ``least`` in total or ``_MOST_ROUNDS`` rounds."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
     while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):

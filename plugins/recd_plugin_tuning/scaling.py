@@ -1,4 +1,4 @@
-"""Predicted steps of models by number of ranks, under weak and strong scaling."""
+"""Predicted step times by number of ranks, under weak and strong scaling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """The plan of a side on some ranks, or the ``problem`` that there is none."""
+    """The plan of a side on a number of ranks; without a plan it has a ``problem``."""
 
     ranks: int
     batch_size: int
@@ -45,7 +45,7 @@ class ScalingPoint:
 
     @property
     def milliseconds(self) -> float | None:
-        """Of a step."""
+        """Milliseconds of a step."""
         return None if self.seconds is None else 1000 * self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
@@ -69,12 +69,11 @@ class ScalingReport:
     """Points of every side.
 
     Attributes:
-        topology: its name.
-        spec: its largest number of nodes.
+        topology: name of the topology.
+        spec: the topology with the most nodes.
         batch_size: rows of a rank under weak scaling.
         global_batch: rows of all ranks under strong scaling.
         points: by kind of scaling and side, in the order of ranks.
-        other_models: sides with other features or tables than the first registry.
     """
 
     topology: str
@@ -82,15 +81,13 @@ class ScalingReport:
     batch_size: int
     global_batch: int
     points: Mapping[Scaling, Mapping[str, Sequence[ScalingPoint]]]
-    other_models: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What ``recd plan --scaling --json`` writes."""
+        """Return the values of ``recd plan --scaling --json``."""
         return {
             "topology": {"name": self.topology, **self.spec.model_dump()},
             "batch_size": self.batch_size,
             "global_batch": self.global_batch,
-            "other_models": [*self.other_models],
             **{
                 kind: {name: [each.as_json() for each in points] for name, points in sides.items()}
                 for kind, sides in self.points.items()
@@ -113,11 +110,10 @@ def study_scaling(
     global_batch: int,
     say: Callable[[str], None],
 ) -> ScalingReport:
-    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... nodes up to those of ``spec``.
+    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... up to ``spec.nodes`` nodes.
 
-    Plain TorchRec trains the first registry's model. Under weak scaling each rank has
-    ``training.batch_size`` rows of the first registry, under strong scaling its part of
-    ``global_batch``.
+    Plain TorchRec trains the first registry's model. Weak scaling keeps the first registry's
+    ``training.batch_size`` per rank, strong scaling divides ``global_batch``.
     """
     sides = _sides(registries, say)
     batch_size = next(iter(registries.values())).training.batch_size
@@ -135,18 +131,7 @@ def study_scaling(
             for name, side in sides.items():
                 say(f"planning {name}, {kind} scaling, on {some.world_size:,} ranks")
                 points[name].append(_point(side, some, rows[kind]))
-    first, *others = registries
-    of_first = _tables_of(registries[first])
-    other_models = [name for name in others if _tables_of(registries[name]) != of_first]
-    return ScalingReport(topology, spec, batch_size, global_batch, found, other_models)
-
-
-def _tables_of(registry: RunConfig) -> tuple[Any, ...]:
-    """Features and sizes of a model's tables, as far as its file says."""
-    features, model = sorted(registry.dataset.schema().sparse), registry.spec.model
-    if model is None:
-        return features, registry.entries("model")[0].plugin.name
-    return features, model.embedding_dim, model.num_embeddings, model.tables
+    return ScalingReport(topology, spec, batch_size, global_batch, found)
 
 
 def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> dict[str, _Side]:
@@ -156,7 +141,6 @@ def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> d
         wrapped_dataset(registry).prepare()
         sides[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
     first = next(iter(sides.values()))
-    # Table strategies would be prepared for nothing.
     plain = replace(first.registry, sharding=(), cache=())
     return {STOCK: replace(first, registry=plain, is_plain=True), **sides}
 
@@ -180,17 +164,16 @@ def _point(side: _Side, spec: topologies.TopologySpec, batch_size: int) -> Scali
 
 
 def _costs(spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-    """Measured costs, or lower bounds and the assumed seconds of a collective."""
+    """Return measured costs, or lower bounds with an assumed latency of collectives."""
     costs = spec.costs or spec.least_costs
     if costs.all_to_all.collectives:
         return costs
-    # Most of a step, if a rank has little left to do.
     waiting = {"collectives": step_costs.collective_seconds(spec.device)}
     return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=waiting)})
 
 
 def render(report: ScalingReport) -> RenderableType:
-    """Return the topology, and milliseconds of a step of every side by ranks."""
+    """Return the report for a terminal."""
     measured = "costs measured" if report.spec.costs else "least times, and a wait a collective"
     return Group(
         topology_line(report.topology, report.spec),
@@ -198,17 +181,11 @@ def render(report: ScalingReport) -> RenderableType:
         "",
         *(_table(report, kind) for kind in report.points),
         *_problems(report),
-        *(
-            Text(
-                f"{name} has other features or tables than the first: its step is of another model"
-            )
-            for name in report.other_models
-        ),
     )
 
 
 def _problems(report: ScalingReport) -> Iterator[Text]:
-    """Why a side has no plan, where it first has none."""
+    """Yield the first problem of each side."""
     for kind, sides in report.points.items():
         for name, points in sides.items():
             for point in points:

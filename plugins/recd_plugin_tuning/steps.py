@@ -1,7 +1,6 @@
 """``recd plan --calibrate``: fit the costs of a step to profiled training steps.
 
-Steps of the registry's model run with and without plugins at three batch sizes. Costs are fitted to
-the smallest and the largest, and judged by the one between.
+Costs are fitted to the smallest and largest of three batch sizes, and checked on the middle one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from recd_plugins.api import (
 )
 
 SIDES: tuple[Variant, ...] = ("baseline", "plugins")
-# A prediction is judged on stages that take at least this share of the step.
+# Predictions are checked on stages of at least this share of the step.
 MEANINGFUL_SHARE = 0.03
 # Steps of one batch size in a round, before and in the measurement.
 _LEAD, _MEASURED = 1, 4
@@ -49,14 +48,14 @@ _COMMUNICATION: tuple[stage_costs.Stage, ...] = ("all_to_all", "all_reduce")
 
 @dataclass(frozen=True)
 class CalibrationPoint:
-    """One measured combination of side and batch size.
+    """A measurement of a variant and batch size.
 
     Attributes:
-        side: with the plugins or without.
-        batch_size: rows of a rank.
-        works: of each rank.
+        side: with or without plugins.
+        batch_size: rows per rank.
+        works: work of each rank.
         ranks: measured seconds of each rank.
-        fitted: whether the costs were fitted to it; else it shows how well they predict.
+        fitted: whether costs are fitted to it; else it checks them.
     """
 
     side: Variant
@@ -80,10 +79,7 @@ class Calibration:
 
     @property
     def worst_factor(self) -> float:
-        """Largest factor between predicted and measured stages: 1 is exact.
-
-        Over points that the costs were not fitted to, and stages that took a meaningful share.
-        """
+        """Largest factor between predicted and measured stages of points that check."""
         factors = [1.0]
         for point in self.points:
             measured, predicted = point.measured, step_costs.predict_stages(point.works, self.costs)
@@ -115,7 +111,7 @@ class Calibration:
         }
 
     def table(self) -> TextTable:
-        """Return predicted next to measured stages, of points that were not fitted to."""
+        """Return predicted and measured stages of the points that check."""
         points = [point for point in self.points if not point.fitted]
         caption = (
             f"stages of at least {MEANINGFUL_SHARE:.0%} of a step agree within a factor of "
@@ -140,10 +136,10 @@ def calibrate(
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
-        registry: its ``training.ranks`` ranks are started.
+        registry: ``training.ranks`` of it are started.
         job: the registry file with overrides, and the device.
-        spec: the ranks; its lower bounds are the costs of work that no step does.
-        rounds: in each, every side and batch size is profiled.
+        spec: the topology; its lower bounds remain for work that no step does.
+        rounds: number of rounds over variants and batch sizes.
     """
     ranks = registry.training.ranks
     together = prepared_data.smallest_batch(wrapped_dataset(registry))
@@ -175,7 +171,7 @@ def works_of(
     ranks: int,
     device_type: str,
 ) -> list[StepCost]:
-    """Return the work of each rank in a step of one side, on one node."""
+    """Return the work of each rank in a step of a variant, on one node."""
     return step_costs.estimate_step_cost(
         candidate.tables,
         plan,
@@ -192,12 +188,7 @@ def works_of(
 def fit(
     points: Sequence[CalibrationPoint], costs: stage_costs.StageCosts
 ) -> stage_costs.StageCosts:
-    """Fit non-negative costs by least squares of relative errors.
-
-    Args:
-        points: measured ones.
-        costs: kept for work that no point does.
-    """
+    """Fit costs to measured points; ``costs`` remain for work that no point does."""
     fitted: dict[str, Any] = {}
     for stage in stage_costs.STAGES:
         before = getattr(costs, stage)
@@ -213,12 +204,12 @@ def fit(
 
 
 def _equations(point: CalibrationPoint, stage: stage_costs.Stage) -> list[tuple[StepCost, float]]:
-    """Work and its seconds."""
+    """Return works with their seconds."""
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:
         return list(zip(point.works, seconds, strict=True))
-    # All ranks do it together. Waiting of a rank with less work is predicted from the work; waiting
-    # of all, now one and now another, is part of the cost.
+    # One equation for all ranks. Waiting for the busiest rank is predicted from the work; random
+    # waiting is part of the cost.
     busiest = max(point.works, key=lambda work: work.bytes_in_node + work.bytes_across_nodes)
     across = fmean(work.bytes_across_nodes for work in point.works)
     own = [times.lookup + times.gemm + times.other for times in point.ranks]
@@ -228,7 +219,7 @@ def _equations(point: CalibrationPoint, stage: stage_costs.Stage) -> list[tuple[
 
 
 def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
-    """Return two sizes to fit and between them one to predict, multiples of ``together``."""
+    """Return three batch sizes, multiples of ``together``."""
     count = batch_size // together
     small, middle, large = max(1, count // 4), max(2, count // 2), max(3, count)
     return together * small, together * middle, together * large
@@ -237,7 +228,7 @@ def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
 def _profile_sides(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], rounds: int
 ) -> dict[Variant, tuple[dict[int, stage_costs.StageTimes], ShardingPlan]]:
-    """Stage times of this rank by batch size, and the plan, of each side."""
+    """Return stage times of this rank by batch size, and the plan, of each variant."""
     imports.silence_upstream()
     found: dict[Variant, tuple[dict[int, stage_costs.StageTimes], ShardingPlan]] = {}
     for side in SIDES:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.data_profile import TableStatistics
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions, guard_overrides
 from recd_plugins.interfaces.rows import FeatureSchema, Rows, SessionKeys, Storage, Table
 from recd_plugins.interfaces.tables import TableStrategy
@@ -194,16 +193,6 @@ class Dataset(Plugin, ABC):
             "sessions, or leave them out"
         )
 
-    def statistics(self) -> TableStatistics | None:
-        """Return duplication statistics of the training split if they are stored.
-
-        Without them the planner reads the first rows.
-
-        Raises:
-            DataError: the stored statistics are damaged.
-        """
-        return None
-
     def label_mean(self) -> float | None:
         """Return the stored mean label of the training split, for the initial bias of the model."""
         return None
@@ -324,9 +313,6 @@ class DatasetWrapper(Dataset):
 
     def splits(self) -> tuple[Split, ...]:
         return self.inner.splits()
-
-    def statistics(self) -> TableStatistics | None:
-        return self.inner.statistics()
 
     def session_keys(self) -> SessionKeys | None:
         return self.inner.session_keys()
