@@ -170,7 +170,7 @@ def _tell(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    from recd_plugin_tuning.cluster_report import far_apart, plot, render
+    from recd_plugin_tuning.cluster import far_apart, plot, render
     from recd_plugins.api import sessions
 
     spec = found.spec

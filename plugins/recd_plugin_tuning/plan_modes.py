@@ -103,8 +103,7 @@ class Calibrated(plan_modes.Measurement):
         """Measure for 10 to 20 seconds."""
         import torch.distributed as dist
 
-        from recd_plugin_tuning.cluster import measure_cluster
-        from recd_plugin_tuning.cluster_report import far_apart
+        from recd_plugin_tuning.cluster import far_apart, measure_cluster
         from recd_plugin_tuning.rank_work import QUICK
 
         found = measure_cluster(device, QUICK, lambda _: None)

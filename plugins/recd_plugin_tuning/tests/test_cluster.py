@@ -16,8 +16,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from tests import forked
 
-from recd_plugin_tuning.cluster import MeasuredCluster
-from recd_plugin_tuning.cluster_report import plot, render
+from recd_plugin_tuning.cluster import MeasuredCluster, plot, render
 from recd_plugin_tuning.collectives import NAMES, fit_rate
 from recd_plugin_tuning.rank_work import QUICK, MiddleHalf, goes_on
 from recd_plugin_tuning.tests import cluster_cases

@@ -1,0 +1,95 @@
+"""`recd plan --auto`, `--scaling` and `--batch-size auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.cli.plan_cases import REGISTRY, folder, plan
+
+from recd_plugins.cli import main
+from recd_plugins.planning.step_cost import Compute, Operations
+from recd_plugins.planning.study import study, with_plugins
+from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import NoPlanError
+
+__all__ = ["folder"]
+
+#: Says what it would train.
+NAMED = """
+from recd_plugins.api import hookimpl, plan_modes
+
+class Named(plan_modes.Measurement):
+    def cluster(self, device):
+        raise AssertionError("no cluster is measured here")
+    def steps(self, question, path):
+        names = [entry.plugin.name for entry in question.registry.sharding]
+        return question.spec, f"measured: steps of {', '.join(names)}"
+
+@hookimpl
+def register_measurements():
+    return [Named]
+"""
+
+
+def test_steps_are_measured_of_the_file_and_planned_with_what_it_chooses(folder: Path) -> None:
+    entry = 'sharding:\n  - {use: torchrec.row_wise, tables: ["t_*"]}\n'
+    (folder / "registry.yaml").write_text(REGISTRY + entry, encoding="utf-8")
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "named.py").write_text(NAMED, encoding="utf-8")
+    command = ["--plugins-dir", "plugins", "plan", "registry.yaml"]
+    done = CliRunner().invoke(main, [*command, "--auto", "--calibrate", "here.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "measured: steps of torchrec.row_wise\n" in done.stdout
+    assert "auto: what was chosen" in done.stdout
+
+
+__all__ = ["folder"]
+
+
+def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
+    other = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
+    (folder / "huge.yaml").write_text(other, encoding="utf-8")
+    result = plan(
+        *("--scaling", "--topology", "ndv4", "--ranks-per-node", "2", "--nodes", "3"),
+        *("--global-batch", "120", "--beside", "huge.yaml", "--json", "p", "--plot", "p.png"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "huge, weak, 2 ranks: no plan fits" in result.stdout
+    report = json.loads((folder / "p").read_text())
+    assert [each["ranks"] for each in report["weak"]["stock"]] == [2, 4, 6]
+    assert [each["batch_size"] for each in report["weak"]["registry"]] == [64] * 3
+    assert [each["batch_size"] for each in report["strong"]["registry"]] == [60, 30, 20]
+    assert all("no plan fits" in each["problem"] for each in report["strong"]["huge"])
+    assert "no plan fits" in result.stdout.partition("huge, strong, ")[2]
+    assert "(of --global-batch 120)" in result.stdout.replace("\n", " ")
+    assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+    few = plan("--scaling", "--topology", "ndv4", "--nodes", "2", "--global-batch", "15")
+    assert few.exit_code == 2
+    assert "--global-batch 15: no row for each of 16 ranks" in few.output
+    again = plan("--scaling", "--beside", "registry.yaml")
+    assert "there is a line named registry; rename the file" in again.output
+
+
+def test_the_line_of_plain_torchrec_is_no_registrys(folder: Path) -> None:
+    (folder / "registry.yaml").rename(folder / "stock.yaml")
+    (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    said = "stock.yaml: there is a line named stock"
+    alone = CliRunner().invoke(main, ["plan", "stock.yaml", "--scaling"])
+    for refused in (alone, plan("--scaling", "--beside", "stock.yaml")):
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
+
+
+def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) -> None:
+    one = {"use": "recd.session_parquet", "options": {"path": str(table), "sparse": ["item_0"]}}
+    registry = make_registry(sharding=[{"use": "auto"}], dataset=one, pooling=[])
+    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 300_000})
+    nothing = Compute(Operations(), Operations(), 0)
+    largest = study(registry, "machine", spec, None, lambda _: None, nothing).plugins
+    assert largest.largest_batch_size == largest.batch_size < 256
+    more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}
+    with pytest.raises(NoPlanError, match="auto finds no candidate that fits"):
+        with_plugins(registry.with_training(more), spec)
