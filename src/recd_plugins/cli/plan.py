@@ -181,7 +181,7 @@ def plan(
         "--batch-size auto": largest,
         "--calibrate": calibrate_path,
     }
-    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": mode.calibrates}
+    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": isinstance(mode, TablesPlan)}
     if others := [
         name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
     ]:
@@ -207,7 +207,7 @@ def plan(
     rows = None if largest else int(batch_size or loaded.training.batch_size)
     console, status = output_console(), error_console().status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
-    if calibrate_path is not None:
+    if calibrate_path is not None and isinstance(mode, TablesPlan):
         with status, part_call(mode, "calibrate"):
             spec, measured = mode.calibrate(question, calibrate_path)
         console.print(measured)

@@ -83,7 +83,6 @@ class PlanMode(ABC):
         help: help of the flag.
         takes_topology: whether it takes ``--topology``, ``--nodes`` and ``--ranks-per-node``.
         takes_auto: whether it takes ``--batch-size auto``.
-        calibrates: whether it takes ``--calibrate``, which measures this machine.
         because: reason why it does not take options, following the flag in messages.
     """
 
@@ -91,7 +90,6 @@ class PlanMode(ABC):
     help: ClassVar[str]
     takes_topology: ClassVar[bool] = True
     takes_auto: ClassVar[bool] = False
-    calibrates: ClassVar[bool] = False
     because: ClassVar[str] = "does not take every option"
 
     def options(self) -> Sequence[click.Option]:
@@ -109,18 +107,6 @@ class PlanMode(ABC):
             click.UsageError: options contradict each other.
         """
 
-    def calibrate(
-        self,
-        question: PlanQuestion,
-        path: Path,
-    ) -> tuple[TopologySpec, RenderableType]:
-        """Measure for ``--calibrate`` and write the topology file ``path``.
-
-        Returns:
-            The topology to plan for, and the measurement for the terminal.
-        """
-        raise NotImplementedError
-
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Return the plan.
@@ -134,10 +120,13 @@ class TablesPlan(PlanMode):
     """``recd plan`` without a flag: the plan of the tables, next to TorchRec's."""
 
     takes_auto = True
-    calibrates = True
 
     def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
-        """Train a few steps on this machine."""
+        """Train a few steps on this machine and write the topology file ``path``.
+
+        Returns:
+            The topology to plan for, and the measurement for the terminal.
+        """
         question.say("training a few steps to see what they cost")
         if (found := measurement(question.plugins_dir)) is None:
             raise SetupError(

@@ -282,12 +282,9 @@ def _refuse_split_features(
     for entry in registry.sharding:
         for module in modules if entry.plugin.coalesces else ():
             if module.ours and any(entry.matches(table.name) for table in module.tables):
-                found = module.shardable
-                if isinstance(found, EmbeddingBagCollection):
-                    configs: Sequence[Any] = found.embedding_bag_configs()
-                else:
-                    assert isinstance(found, EmbeddingCollection)
-                    configs = found.embedding_configs()
+                found: Any = module.shardable
+                bags = isinstance(found, EmbeddingBagCollection)
+                configs = found.embedding_bag_configs() if bags else found.embedding_configs()
                 with at_entry(registry.path, entry):
                     feature_groups(configs, coalesced)
 

@@ -140,10 +140,6 @@ class TopologySpec(BaseModel):
         names = type(self).model_fields.keys() - TopologySpec.model_fields.keys()
         return {name: found for name in names if (found := getattr(self, name)) is not None}
 
-    def with_section(self, name: str, section: BaseModel) -> TopologySpec:
-        """Return a copy with a section of a plugin."""
-        return _model().model_validate({**dict(self), name: section})
-
     def to_torchrec(self) -> Topology:
         """Return the topology for TorchRec's planner, in bytes per millisecond."""
         # Imported here: `recd validate` reads topologies without torchrec.

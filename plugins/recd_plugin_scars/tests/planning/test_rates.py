@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recd_plugin_scars.planning.plan import CacheRates, rates_of
-from recd_plugins.planning.topologies import load_topology
+from recd_plugins.planning.topologies import load_topology, topology_of
 
 
 def test_assumed_rates_are_bounds_of_the_link_between_the_tiers() -> None:
@@ -11,7 +11,7 @@ def test_assumed_rates_are_bounds_of_the_link_between_the_tiers() -> None:
     assert spec.hbm_to_ddr_bandwidth is not None
     assert rates_of(spec).byte_seconds == 2 / spec.hbm_to_ddr_bandwidth
     measured = CacheRates(sample_seconds=1e-6, step_seconds=1e-3, byte_seconds=1e-9)
-    assert rates_of(spec.with_section("cache", measured)) == measured
+    assert rates_of(topology_of({**dict(spec), "cache": measured})) == measured
 
 
 def test_an_iteration_takes_the_time_of_all_ranks() -> None:
