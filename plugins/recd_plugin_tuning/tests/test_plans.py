@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.cli.plan_cases import REGISTRY, folder, plan
+from ruamel.yaml import YAML
+from tests.cli.plan_cases import folder, plan
 
 from recd_plugins.cli import main
 from recd_plugins.planning.step_cost import Compute, Operations
@@ -35,8 +36,9 @@ def register_measurements():
 
 
 def test_steps_are_measured_of_the_file_and_planned_with_what_it_chooses(folder: Path) -> None:
-    entry = 'sharding:\n  - {use: torchrec.row_wise, tables: ["t_*"]}\n'
-    (folder / "registry.yaml").write_text(REGISTRY + entry, encoding="utf-8")
+    document = YAML(typ="safe").load(folder / "registry.yaml")
+    document["sharding"] = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
+    (folder / "registry.yaml").write_text(json.dumps(document))
     (folder / "plugins").mkdir()
     (folder / "plugins" / "named.py").write_text(NAMED, encoding="utf-8")
     command = ["--plugins-dir", "plugins", "plan", "registry.yaml"]
@@ -50,8 +52,9 @@ __all__ = ["folder"]
 
 
 def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
-    other = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
-    (folder / "huge.yaml").write_text(other, encoding="utf-8")
+    huge = YAML(typ="safe").load(folder / "registry.yaml")
+    huge["model"]["num_embeddings"] = 10**11
+    (folder / "huge.yaml").write_text(json.dumps(huge))
     result = plan(
         *("--scaling", "--topology", "ndv4", "--ranks-per-node", "2", "--nodes", "3"),
         *("--global-batch", "120", "--beside", "huge.yaml", "--json", "p", "--plot", "p.png"),
@@ -74,8 +77,7 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
 
 
 def test_the_line_of_plain_torchrec_is_no_registrys(folder: Path) -> None:
-    (folder / "registry.yaml").rename(folder / "stock.yaml")
-    (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    (folder / "stock.yaml").write_text((folder / "registry.yaml").read_text())
     said = "stock.yaml: there is a line named stock"
     alone = CliRunner().invoke(main, ["plan", "stock.yaml", "--scaling"])
     for refused in (alone, plan("--scaling", "--beside", "stock.yaml")):
