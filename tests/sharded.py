@@ -35,7 +35,6 @@ SGD = TrainingSpec(optimizer="sgd", learning_rate=1.0)
 
 
 def configs(kind: Any, features: Iterable[str], rows: int, dim: int, **fields: Any) -> list[Any]:
-    """A table ``t_F`` for each feature F."""
     sizes = {"embedding_dim": dim, "num_embeddings": rows}
     return [
         kind(**{"name": f"t_{name}", "feature_names": [name], **sizes, **fields})
@@ -146,7 +145,6 @@ def sharded(
     sharders: Sequence[ModuleSharder[Any]],
     device: torch.device = DEVICE,
 ) -> DistributedModelParallel:
-    """Shard a model, whose parameters stay what they are."""
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     dmp = DistributedModelParallel(
         model, env=everyone(), device=device, plan=plan, sharders=list(sharders)
@@ -157,12 +155,10 @@ def sharded(
 
 
 def bare_registry(training: TrainingSpec) -> Any:
-    """A registry that has nothing but how training runs."""
     return SimpleNamespace(training=training, sharding=(), cache=())
 
 
 def exact_sharders(registry: Any, coalesced: Iterable[str] = ()) -> list[Any]:
-    """Sharders without a registry file, of ``bare_registry`` or a training section."""
     if isinstance(registry, TrainingSpec):
         registry = bare_registry(registry)
     prepared: Any = SimpleNamespace(
@@ -189,7 +185,6 @@ def local_weights(dmp: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """A process group of this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

@@ -87,8 +87,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest absolute differences of one rank from the reference, and what makes them count."""
-
     loss: float
     output: float
     weight: float
@@ -105,7 +103,6 @@ class Difference:
 
 
 def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
-    """Several in one launch, which takes longer than a case."""
     return [_run(rank, world_size, case) for case in cases]
 
 
@@ -169,7 +166,6 @@ def train(
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """What ``make`` returns there; a collective call, as a reference takes as long as a case."""
     made = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return cast(T, made[0])
@@ -178,7 +174,6 @@ def from_rank_0(make: Callable[[], T]) -> T:
 def _train_reference(
     model: ParityModel, case: Case, world_size: int
 ) -> tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]:
-    """Loss and output by step and rank, and the weights after the last step."""
     tables = {table.name for table in tables_of(model)}
     optimizer = ReferenceOptimizer(
         model,
@@ -228,7 +223,6 @@ def _whole(tensor: Tensor | ShardedTensor) -> Tensor:
 
 @contextmanager
 def _fault(wanted: bool) -> Iterator[None]:
-    """Gradients that are summed over ranks and not averaged."""
     comm_ops.set_gradient_division(not wanted)
     try:
         yield

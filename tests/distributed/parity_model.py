@@ -39,8 +39,6 @@ def table_of(feature: str) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which embedding modules a model has: bags, replicated bags, sequences."""
-
     pooled: bool
     replicated: bool
     sequence: bool
@@ -111,8 +109,6 @@ def _pooling(parts: Parts) -> nn.Module:
 
 
 class _Attention(nn.Module):
-    """Each feature's sequences pooled over unique rows by a learned query, then repeated."""
-
     def __init__(self, features: Iterable[str]) -> None:
         super().__init__()
         self.features = tuple(features)
@@ -236,12 +232,7 @@ def make_batch(
 
 
 def _select(kjt: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
-    by_key = kjt.to_dict()
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=torch.cat([by_key[key].values() for key in keys]),
-        lengths=torch.cat([by_key[key].lengths() for key in keys]),
-    )
+    return kjt.permute([kjt.keys().index(key) for key in keys])
 
 
 class ReferenceOptimizer:

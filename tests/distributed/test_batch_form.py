@@ -32,7 +32,6 @@ def batch(names: str, deduplicated: bool = False, weighted: bool = False) -> Key
 
 
 def parts(kjt: KeyedJaggedTensor, names: str) -> list[list[list[float]]]:
-    """Ids, weights, lengths and rows of each feature."""
     found = []
     inverse = kjt.inverse_indices_or_none()
     for name in names:
@@ -85,7 +84,6 @@ def test_inverse_indices_in_another_order() -> None:
 
 
 def test_names_that_torchrec_takes_for_others() -> None:
-    """It looks for the inverse indices of what stands before an @."""
     form = BatchForm("bags", features=["a", "a@7d"])
     form.fit(batch("ab"))
     with pytest.raises(SetupError, match=r"features a@7d have an @ .* of bags are deduplicated"):

@@ -21,7 +21,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 
 def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
-    """Bytes and calls of one collective after the other, on 4 ranks."""
     group = dist.group.WORLD
     assert group is not None
     ten = torch.zeros(10)
@@ -89,7 +88,6 @@ def bytes_of_a_table(rank: int, world_size: int, place: str) -> Counter[tuple[st
 
 
 def sync_row_wise(rank: int, world_size: int) -> dict[str, int]:
-    """Row-wise reduce-scatter by TorchRec's synchronous collectives, forward and backward."""
     value = torch.zeros(8, 4, requires_grad=True)
     comm_ops.set_use_sync_collectives(True)
     try:
@@ -109,7 +107,6 @@ def sync_row_wise(rank: int, world_size: int) -> dict[str, int]:
 def plain_and_pipelined(
     rank: int, world_size: int, sharding: str, form: Form
 ) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """Bytes by kind and ids of the same four steps, in a plain loop and in a train pipeline."""
     results = []
     for pipelined in (False, True):
         case = Case(sharding, "both", "sgd", pipelined, form=form)
@@ -122,7 +119,6 @@ def plain_and_pipelined(
 
 
 def ids_of_partial_batches(rank: int, world_size: int) -> Counter[str]:
-    """Ids that the lookups of this rank take in four steps, by feature."""
     case = Case("table_wise", "both", "sgd", False, form="partial")
     dmp, _ = sharded_model(case)
     with lookup_ids(dmp) as ids:

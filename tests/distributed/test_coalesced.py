@@ -97,7 +97,6 @@ class Case:
 
 
 def differences(rank: int, world_size: int, cases: list[Case]) -> list[float]:
-    """Between coalesced and not: outputs of four steps, weights and optimizer state after them."""
     return [_difference(rank, case) for case in cases]
 
 
@@ -118,7 +117,6 @@ def _difference(rank: int, case: Case) -> float:
 
 
 def outputs(dmp: nn.Module, features: KeyedJaggedTensor) -> list[Tensor]:
-    """Of a training step, in which each scalar has another gradient."""
     output = dmp(features.to(DEVICE)).wait()
     if isinstance(output, dict):
         values = {name: jagged.values() for name, jagged in output.items()}
@@ -165,7 +163,6 @@ def test_on_cuda_bags_have_as_many_rows_as_features(monkeypatch: pytest.MonkeyPa
 def sent(
     rank: int, world_size: int, kind: str, sharding: str, coalesced: bool
 ) -> tuple[Counter[str], int, dict[str, int]]:
-    """Bytes of one step, ids looked up, and this rank's distinct and all ids of each table."""
     dmp = coalesced_module(make(kind), sharding, ALL if coalesced else ())
     features = batch(rank, 0)
     with CollectiveBytes() as counter, lookup_ids(dmp) as ids:
@@ -211,7 +208,6 @@ def test_embeddings_come_once_for_each_distinct_id(kind: str) -> None:
 
 
 def test_names_that_are_taken_for_others() -> None:
-    """Outputs of a feature of several tables are feature@table."""
     tables = sequences("clicks@7d", "other").embedding_configs()
     assert feature_groups(tables, []) is None
     with pytest.raises(
@@ -227,7 +223,6 @@ WEIGHTS = torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0, 0.25, 1.5])
 
 
 def ab(module: nn.Module, coalesced: bool, **params: Any) -> nn.Module:
-    """Tables t_a and t_b of a module on one rank."""
     tables = ["t_a", "t_b"] if coalesced else []
     params = {"learning_rate": 0.1, **params}
     sharder: Any = (
@@ -287,7 +282,6 @@ def out_of_range(kind: str, coalesced: bool) -> Tensor:
 
 
 def odd_outputs(rank: int, world_size: int) -> list[tuple[str, Tensor, Tensor]]:
-    """Of odd input, coalesced and not."""
     half = {"output_dtype": SparseType.FP16}
 
     def weighted(dtype: torch.dtype, on: bool) -> Tensor:
@@ -378,7 +372,6 @@ def test_refusals() -> None:
 
 
 def warnings_of_weights(rank: int, world_size: int) -> list[int]:
-    """How many there are where batches have the weights of the module, and where they do not."""
     with patch.object(batch_form.logger, "warning") as warning:
         found = []
         for weighted in (True, False):

@@ -32,8 +32,6 @@ PARTS: dict[str, tuple[bool, Form, bool]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """The costs of one training step on one rank."""
-
     sent: Counter[str]  # bytes by payload
     ids: int
     memory: float  # the most bytes above those at the step's start

@@ -63,7 +63,6 @@ def model_of(trainer: Trainer) -> Any:
 
 
 def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, Trained]:
-    """With these sharders and this planner, and with TorchRec's sharders on the same plan."""
     codecs: Any = None
     if trainer.codecs:
         config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)

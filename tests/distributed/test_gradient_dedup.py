@@ -75,7 +75,6 @@ def trained(
     once: bool,
     alike: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], int, bool]:
-    """Weights, outputs and bytes of gradients after some steps, and whether they went once."""
     torch.manual_seed(0)
     sizes: Any = {"embedding_dim": _DIM, "num_embeddings": _ROWS}
     tables = [
@@ -168,8 +167,6 @@ def test_what_is_never_equal_is_seldom_compared(monkeypatch: pytest.MonkeyPatch)
 
 
 def _compared(rank: int, world_size: int, times: int) -> list[bool]:
-    """In which exchanges a rank compares rows that all differ."""
-
     class Sequences(torch.nn.Module):
         pass
 

@@ -45,7 +45,6 @@ DIM = 4
 def sharded(
     module: nn.Module, places: Any, stock: bool = EXACT, coalesced: Iterable[str] = ()
 ) -> Any:
-    """On CPU, with all rows drawn from one seed."""
     torch.manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter)
@@ -81,7 +80,6 @@ def weighted(weights: Tensor | None = None) -> KeyedJaggedTensor:
 
 
 def moved(dmp: Any, features: KeyedJaggedTensor) -> float:
-    """The largest change of any rank's weights in one step of a loss that depends on all rows."""
     before = local_weights(dmp)
     output = dmp(features).wait()
     (output["a"] if isinstance(output, dict) else output).values().square().sum().backward()
@@ -109,25 +107,21 @@ def sequences_under_sync_collectives(rank: int, world_size: int, stock: bool) ->
 
 
 def replicated_sequences(rank: int, world_size: int, stock: bool) -> list[int]:
-    """Shape of what a data-parallel EmbeddingCollection gives for five ids."""
     dmp = sharded(sequences("a"), "data_parallel", stock)
     return list(dmp(plain("a"))["a"].values().shape)
 
 
 def deduplicated_replicated_bags(rank: int, world_size: int, stock: bool) -> tuple[Tensor, Tensor]:
-    """What comes out of rows that are stored once, and of all of them."""
     dmp = sharded(bags("a"), "data_parallel", stock)
     return dmp(vbe("a")).values().detach(), dmp(plain("a")).values().detach()
 
 
 def deduplicated_row_wise_bags(rank: int, world_size: int, stock: bool) -> float:
-    """Other numbers of unique rows on each rank."""
     three = {"stride_per_key_per_rank": [[3]], "inverse_indices": (["a"], torch.arange(3)[None])}
     return moved(sharded(bags("a"), "row_wise", stock), vbe("a") if rank else plain("a", **three))
 
 
 def sum_next_to_row_wise_mean(rank: int, world_size: int, stock: bool) -> float:
-    """How far a sum-pooled table-wise feature is from its sum, next to a row-wise mean table."""
     module = bags("a", "b", means="b")
     dmp = sharded(module, {"t_a": "table_wise", "t_b": "row_wise"}, stock)
     torch.manual_seed(0)
@@ -137,7 +131,6 @@ def sum_next_to_row_wise_mean(rank: int, world_size: int, stock: bool) -> float:
 
 
 def weighted_means(rank: int, world_size: int, stock: bool, place: str) -> float:
-    """What a bag's output is divided by."""
     dmp = sharded(bags("a", means="a", weighted=True), place, stock)
     torch.manual_seed(0)
     table = torch.randn(12, DIM)
@@ -147,7 +140,6 @@ def weighted_means(rank: int, world_size: int, stock: bool, place: str) -> float
 def mean_of_a_weighted_batch(
     rank: int, world_size: int, place: str, coalesced: Iterable[str], fused: bool
 ) -> None:
-    """Into a module that is not is_weighted, which stock ones multiply by these weights."""
     module: nn.Module = bags("a", means="a")
     if fused:
         module = FusedEmbeddingBagCollection(
@@ -194,7 +186,6 @@ def untrained_table(rank: int, world_size: int, stock: bool) -> None:
 
 
 def features_in_another_order(rank: int, world_size: int, stock: bool, kind: Any) -> float:
-    """How far a feature's vectors are off where a later batch has its features in another order."""
     dmp = sharded(kind("a", "b"), "table_wise", stock)
     of_a, of_b = (
         KeyedJaggedTensor([n], torch.tensor([i]), lengths=torch.ones(1).int())
@@ -213,7 +204,6 @@ def missing_feature(rank: int, world_size: int, stock: bool, kind: Any) -> None:
 def no_rows(
     rank: int, world_size: int, kind: Any, deduplicated: bool, coalesced: bool
 ) -> tuple[list[int], list[int], float]:
-    """Shapes of the outputs of a batch without rows on rank 1, then on all; what is learnt."""
     module = bags("a", "b", means="a") if kind is bags else kind("a", "b")
     places = {"t_a": "row_wise", "t_b": "table_wise"}
     dmp = sharded(module, places, coalesced=places if coalesced else ())
@@ -356,7 +346,6 @@ def test_means_in_grids_are_refused(coalesced: tuple[str, ...]) -> None:
 
 
 def test_names_that_torchrec_takes_for_others() -> None:
-    """Outputs of a feature of several tables are feature@table."""
     (config,) = bags("a", means="a", feature_names=["a", "a@7d"]).embedding_bag_configs()
     row_wise = {"t_a": ParameterSharding("row_wise", "fused", [0])}
     with pytest.raises(SetupError, match=r"features a@7d have an @ .* mean pooling, for which"):

@@ -23,8 +23,6 @@ from recd_plugins.sharding.sharders import (
 
 
 class Kernel:
-    """Keeps the ids of which it is asked to fetch the rows."""
-
     def __init__(self, compute_kernel: EmbeddingComputeKernel, num_features: int) -> None:
         self.fetched: list[list[int]] = []
         self.emb_module = self

@@ -101,7 +101,6 @@ class Trained:
 
 
 def sharded_model(model: Model, optimizer: str, stock: bool) -> tuple[Any, Dedup]:
-    """All have the same plan, which is ours."""
     reg = registry(optimizer=optimizer)
     ready, dedup = prepared(reg, model), Dedup(model)
     planner = ready.planner(world_size=dist.get_world_size(), profile=profile(), device=DEVICE)
@@ -117,7 +116,6 @@ def sharded_model(model: Model, optimizer: str, stock: bool) -> tuple[Any, Dedup
 
 @forced_dedup()
 def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained:
-    """A few steps and an evaluation."""
     dmp, dedup = sharded_model(Model(), optimizer, stock)
     torch.manual_seed(rank)  # rows are drawn anew
     losses, counter = [], CollectiveBytes()

@@ -101,7 +101,6 @@ def rows_of(model: Any, features: KeyedJaggedTensor) -> torch.Tensor:
 
 
 def sharded_inside(rank: int, world_size: int) -> tuple[int, str]:
-    """Raw ids whose rows differ between ranks without a sharder of the module, and the refusal."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"sparse": managed(partial(mch, interval=1)), "top": nn.Linear(16, 1)})
     sharders = prepared(registry(), model).sharders()[:2]
@@ -162,7 +161,6 @@ def test_torchrecs_sharders_in_base_take_what_was_said() -> None:
 
 
 def inside_of(sharder: Any) -> list[Any]:
-    """A sharder, and the one of what is inside."""
     names = ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder")
     return [sharder, *(getattr(sharder, name) for name in names if hasattr(sharder, name))]
 
@@ -197,7 +195,6 @@ def test_processors_that_may_see_more_than_a_row_get_all_rows(by_dict: bool) -> 
 
 
 def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
-    """Whether a batch that row-wise tables have looked up has weights, and what is sent of it."""
     model = nn.ModuleDict({"sparse": processed()})
     dmp: Any = shard(model, prepared(registry(), model).sharders(), "row_wise")
     features = KeyedJaggedTensor(FEATURES, torch.arange(4), lengths=torch.ones(4).int()).to(DEVICE)

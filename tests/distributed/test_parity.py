@@ -22,7 +22,6 @@ SOME = ("b1", "b2", "s0", "s2")
 
 
 def differences(world_size: int, cases: list[Case], **options: Any) -> list[list[Difference]]:
-    """Of each rank and case."""
     return run_on_ranks(run_cases, world_size, cases, **options)
 
 

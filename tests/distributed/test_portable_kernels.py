@@ -55,7 +55,6 @@ KINDS: dict[tuple[bool, bool], Any] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def group() -> Iterator[None]:
-    """The kernels' optimizer asks for its process group."""
     with one_rank():
         yield
 
@@ -112,7 +111,6 @@ def kernel(
 def pair(
     portable: type[nn.Module], widths: list[int], pooling: PoolingType, **options: Any
 ) -> list[Any]:
-    """FBGEMM's kernel and the portable one, with the same weights."""
     modules = [kernel(widths, pooling, **options) for _ in range(2)]
     tables = [module.split_embedding_weights() for module in modules]
     for weight, other in zip(*tables, strict=True):
@@ -122,7 +120,6 @@ def pair(
 
 
 def state(module: Any) -> list[Tensor]:
-    """Weights and optimizer state, table by table."""
     states = [tensor for table in module.emb_module.split_optimizer_states() for tensor in table]
     return [*(w.clone() for w in module.split_embedding_weights()), *states]
 

@@ -33,7 +33,6 @@ def test_the_timeout_of_the_trainer_holds() -> None:
 
 
 def late_of_some_ranks(rank: int, world_size: int) -> bool:
-    """Whether a model that other ranks do not train has gradients summed late."""
     groups = [dist.new_group([other]) for other in range(world_size)]
     wrapped = DistributedDataParallel(nn.Linear(1, 1), process_group=groups[rank])
     return DeferredAllReduce.of(wrapped) is not None

@@ -57,7 +57,6 @@ def state(made: Any) -> list[Tensor]:
 
 
 def batch(num_bags: int, longest: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    """Ids, some far more often than others, and offsets."""
     lengths = torch.randint(0, longest + 1, (num_bags,))
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     return (torch.rand(int(offsets[-1])) ** 3 * rows).long(), offsets

@@ -35,7 +35,6 @@ KINDS |= {"t_b3": "data_parallel", "t_s": "row_wise", "t_a": "table_wise", "t_b"
 
 
 def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
-    """Of a model with a module of every kind."""
     model = nn.ModuleDict(
         {
             "bags": bags("b0", "b1", "b2", "b3", rows=10),
@@ -53,14 +52,12 @@ def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
 
 
 def of_an_empty_plan(rank: int, world_size: int) -> list[TableLine]:
-    """Of a model that the plan forgot."""
     model = nn.ModuleDict({"bags": bags("a", "b")})
     dmp = sharded(model, ShardingPlan({}), get_default_sharders())
     return list(describe_tables(dmp).lines)
 
 
 def with_params(rank: int, world_size: int, params: dict[str, Any]) -> list[str]:
-    """Optimizers under fused_params."""
     model = nn.ModuleDict({"bags": bags("a", "b")})
     ready = prepared(registry(optimizer="sgd"), model)
     dmp = shard(model, build_sharders(ready, fused_params=params), "table_wise")

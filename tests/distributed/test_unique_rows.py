@@ -37,8 +37,6 @@ def batch(partial: bool) -> ModelInput:
 
 
 class Model(nn.Module):
-    """Sums the embeddings of each row, of a as ``how`` says."""
-
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how

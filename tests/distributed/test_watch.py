@@ -163,7 +163,6 @@ class Lost:
         self.store.set(key(rank), json.dumps(asdict(beat)))
 
     def said_by(self, rank: int) -> str:
-        """Asked in a thread, while those that live beat."""
         said: list[str] = []
         thread = threading.Thread(
             target=lambda: said.append(who_is_lost(rank, 3, LIMITS, lambda _: self.store))  # type: ignore[arg-type, return-value]

@@ -140,7 +140,6 @@ class Trained:
 
 
 def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: int) -> Trained:
-    """A few steps of a train pipeline, on the plan of ours."""
     model, params = make(), {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.02}
     ready = recd_plugins.wrap(model)
     ours: Any = ready.sharders(fused_params=params)
@@ -174,7 +173,6 @@ def write_registry(folder: Path, text: str, tables: Iterable[str]) -> Path:
 def drop_in(
     registry: Path | None, params: Mapping[str, Any] | None = None
 ) -> tuple[recd_plugins.Wrapped, DistributedModelParallel]:
-    """The wrapped model, from the same weights, as a trainer shards it that exists."""
     ready = recd_plugins.wrap(Wrapped(), registry)
     sharders = ready.sharders(fused_params=params)
     plan = ready.planner().collective_plan(ready.model, sharders, dist.group.WORLD)
@@ -191,7 +189,6 @@ def three_ways(rank: int, world_size: int) -> list[Trained]:
 
 
 def clipped(rank: int, world_size: int) -> list[str]:
-    """What deduplicated batches of tables that clip gradients end with, and plain ones."""
     ready, dmp = drop_in(None, {"gradient_clipping": True})
     (batch,) = batches(rank, 1)
     said = []

@@ -46,7 +46,6 @@ def forced() -> Iterator[None]:
 def sharded_model(
     model: Model | None = None, base: Iterable[Any] = (), stock: bool = False
 ) -> tuple[Any, Dedup]:
-    """A model, by these sharders or by TorchRec's on the same plan, and its ``dedup``."""
     model = model or Model()
     ready = recd_plugins.wrap(model)
     base = list(base)
@@ -70,7 +69,6 @@ def trained(dmp: Any, batches: Iterable[Sample]) -> list[float]:
 def both_sides(
     rank: int, world_size: int, sessions: bool, sequence: bool, unsharded: bool
 ) -> tuple[list[float], list[float], str]:
-    """Losses of deduplicated batches, of stock with plain ones, and what was said."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -240,7 +238,6 @@ def test_ranks_with_batches_of_different_make_are_named() -> None:
 
 @forced_dedup()
 def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:
-    """Batches of a rank, and whether it decided what the others did."""
     dedup = Dedup(Model())
     batches = list(dedup(loader(rank, True, rank)))
     assert dedup.decision is not None
@@ -285,7 +282,6 @@ def test_a_stream_may_be_read_in_pieces() -> None:
 
 @forced_dedup()
 def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
-    """Losses of the first two of three ranks, the last of which trains nothing."""
     group: Any = dist.new_group([0, 1])
     if rank == 2:
         init_device_mesh("cpu", (2,))  # as ShardingEnv has it done by all ranks
@@ -309,7 +305,6 @@ def test_ranks_that_train_nothing_are_not_waited_for() -> None:
 
 @forced_dedup()
 def detached_and_attached(rank: int, world_size: int) -> list[list[float]]:
-    """Losses of a train pipeline that goes on, and of one that is taken off its model between."""
     found: list[list[float]] = []
     for detach in (False, True):
         dmp, dedup = sharded_model()
@@ -380,7 +375,6 @@ MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
 
 @forced_dedup()
 def made_anew(rank: int, world_size: int, deduplicated: bool) -> list[float]:
-    """Losses of a model that is fed KeyedJaggedTensors made anew of those of a batch."""
     dmp, dedup = sharded_model()
     batches: Any = loader(rank, True, 1)
     (batch,) = dedup(batches) if deduplicated else batches
@@ -398,7 +392,6 @@ def test_a_batch_that_the_model_makes_anew_has_all_rows() -> None:
 
 @forced_dedup()
 def left_alone_once_sharded(rank: int, world_size: int, stock: bool) -> tuple[bool, str]:
-    """Whether the batch of a model without our sharders stays plain, and the reason."""
     model: Any = Model()
     dedup = Dedup(model)
     sharders: Any = [EmbeddingBagCollectionSharder() if stock else EmbeddingCollectionSharder()]

@@ -55,7 +55,6 @@ def test_without_ranks() -> None:
 
 
 def collection(*features: str) -> EmbeddingCollection:
-    """Tables t0, t1 of features that may be equal."""
     tables = [
         EmbeddingConfig(name=f"t{i}", embedding_dim=8, num_embeddings=9, feature_names=[name])
         for i, name in enumerate(features)

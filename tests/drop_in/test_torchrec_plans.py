@@ -87,7 +87,6 @@ def planned(
     device: str = "cpu",
     constraints: dict[str, ParameterConstraints] | None = None,
 ) -> object:
-    """The whole plan in words; None where TorchRec's planner finds none."""
     topology = Topology(world_size, device, local_world_size=world_size)
     planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
     try:

@@ -31,8 +31,6 @@ def forced_dedup() -> Iterator[None]:
 
 @dataclass
 class Sample(Pipelineable):
-    """A batch as a trainer may have it."""
-
     sparse: KeyedJaggedTensor
     more: dict[str, KeyedJaggedTensor]
     labels: Tensor

@@ -131,7 +131,6 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_a_target_is_the_models_own_vector_of_the_item(
     registry: RunConfig, target: str, pool_rows: Any
 ) -> None:
-    """Looked up in bags, in replicated bags, and as a sequence of its own."""
     torch.manual_seed(0)
     placement = Placement(pooled=("city",), replicated=("item",), sequence=("seen", "seller"))
     spec = ModelSpec(embedding_dim=4, num_embeddings=50, pool_rows=pool_rows)
@@ -269,7 +268,6 @@ def torchrecs(architecture: str) -> nn.Module:
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    """Of the parameters, by their sizes and values: names and order are not compared."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     return sorted(found, key=lambda grad: (tuple(grad.shape), float(grad.double().norm())))
 
@@ -298,7 +296,6 @@ def test_outputs_and_gradients_are_those_of_torchrecs_model(
 
 
 def test_a_dlrm_draws_its_weights_as_ever() -> None:
-    """Tables, bottom MLP, top MLP: the interaction draws nothing."""
     torch.manual_seed(5)
     model = DLRM(spec_of(), NUM_DENSE, Placement(FEATURES))
     torch.manual_seed(5)
@@ -310,7 +307,6 @@ def test_a_dlrm_draws_its_weights_as_ever() -> None:
 
 
 def test_names_of_a_dlrms_weights_are_as_ever() -> None:
-    """Checkpoints have them."""
     names = list(DLRM(spec_of(bottom_mlp=[12]), NUM_DENSE, Placement(FEATURES)).state_dict())
     assert {name.rpartition(".")[0] for name in names if "bags" not in name} == {
         "top.dense_arch.model._mlp.0._linear",

@@ -23,8 +23,6 @@ EMBEDDINGS = {"seq": JaggedTensor(values=torch.ones(4, 8), lengths=torch.tensor(
 
 
 class Gives(nn.Module):
-    """Pools to whatever it is told to."""
-
     def __init__(self, result: Any) -> None:
         super().__init__()
         self.result = result
@@ -34,8 +32,6 @@ class Gives(nn.Module):
 
 
 class Builds(Pooling):
-    """Builds whatever it is told to."""
-
     name = "test.builds"
 
     def __init__(self, module: Any) -> None:
@@ -89,8 +85,6 @@ def test_a_feature_may_be_named_as_a_method_of_a_dictionary() -> None:
 
 
 class Counts(Pooling):
-    """Sums rows and remembers which groups it saw."""
-
     name = "test.counts"
 
     def __init__(self) -> None:
@@ -106,8 +100,6 @@ class Counts(Pooling):
 
 
 class AddsTarget(TargetPooling):
-    """The sum of a row and its target."""
-
     name = "test.adds_target"
     target = "item"
 

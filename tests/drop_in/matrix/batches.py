@@ -29,8 +29,6 @@ Make = Callable[[Rows, int, int, bool], Any]
 
 @dataclass
 class Batch(Pipelineable):
-    """A batch of a trainer."""
-
     sparse: KeyedJaggedTensor
     lengths: dict[str, Tensor]
     labels: Tensor
@@ -119,8 +117,6 @@ def batch_of(found: Rows, sparse: KeyedJaggedTensor) -> Batch:
 
 @dataclass(frozen=True)
 class Form:
-    """A form of batches."""
-
     sparse: Make
     dedup: bool = False  # the loader goes through ``dedup``
     num_rows: Callable[[int, int], int] = lambda rank, step: NUM_ROWS

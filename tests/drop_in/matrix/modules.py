@@ -90,8 +90,6 @@ weighted_bags = partial(bag_collection, weighted=True)
 
 @dataclass(frozen=True)
 class Module:
-    """A kind of module."""
-
     build: Callable[[], nn.Module]
     width: int = DIM * len(FEATURES)  # of the vector of a row
     weighted: bool = False
@@ -135,8 +133,6 @@ class ProcessedBefore(nn.Module):
 
 
 class Two(nn.Module):
-    """Two modules, fed the same batch."""
-
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
         self.first, self.second = first, second

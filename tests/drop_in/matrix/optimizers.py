@@ -246,8 +246,6 @@ KERNELS = [kind for kind in EmbeddingComputeKernel if "quant" not in kind.value]
 
 @dataclass(frozen=True)
 class Rest:
-    """Other properties of a trainer."""
-
     ddp: Mapping[str, Any] | None = None  # of the data-parallel wrapper
     compiled: str = ""  # "dense" or "all"
     autocast: bool = False

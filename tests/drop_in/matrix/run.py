@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.parity_cases import _whole
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import OPTIMIZERS, REST, Rest, table_of
@@ -252,22 +253,10 @@ def _sides(rest: Rest, flow: str) -> list[str]:
 def _load(side: Variant, before: Variant) -> None:
     state = before.dmp.state_dict()
     if "whole" in (side.side, before.side):
-        side.dmp.load_state_dict({name: whole(value) for name, value in state.items()})
+        side.dmp.load_state_dict({name: _whole(value) for name, value in state.items()})
     else:
         side.dmp.load_state_dict(state)
         side.optimizer.load_state_dict(before.optimizer.state_dict())
-
-
-def whole(value: Any) -> Tensor:
-    if not isinstance(value, ShardedTensor):
-        return value.detach().cpu().clone()
-    shards: list[Any] = [None] * dist.get_world_size()
-    mine = [(shard.metadata.shard_offsets, shard.tensor.cpu()) for shard in value.local_shards()]
-    dist.all_gather_object(shards, mine)
-    full = torch.zeros(value.size())
-    for offsets, tensor in (each for of_rank in shards for each in of_rank):
-        full[_window(offsets, tensor.shape)] = tensor.float()
-    return full
 
 
 def _window(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:

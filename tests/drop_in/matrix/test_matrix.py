@@ -72,7 +72,6 @@ def _of_today(cells: list[Cell]) -> list[Cell]:
 
 
 def test_every_module_type_of_the_library_is_named() -> None:
-    """Those that have a sharder, and those that take a KeyedJaggedTensor."""
     for package in (torchrec.distributed, torchrec.modules, torchrec.models):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(found.name)
@@ -152,7 +151,6 @@ def _module_type(sharder: type) -> str:
 
 
 def _takes_a_kjt(kind: type) -> bool:
-    """Of the library's models and modules; those that others make of them are theirs."""
     if not kind.__module__.startswith(("torchrec.modules.", "torchrec.models.")):
         return False
     arguments = inspect.signature(kind.forward).parameters.values()  # type: ignore[attr-defined]

@@ -66,8 +66,6 @@ from recd_plugins.training.rank_state import copy_weights
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One trainer: a value of every axis."""
-
     module: str
     batch: str = "plain"
     optimizer: str = "torchrec.optim.RowWiseAdagrad in backward"
