@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.docs.pages import blocks, plugin_page
 
-from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.ray_ingestion import RayOptions
 from recd_plugins import load_registry
 
 PAGE = plugin_page("dsi")
