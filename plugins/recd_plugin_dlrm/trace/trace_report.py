@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from recd_plugin_dlrm.trace.generator import (
     SHARES,
@@ -19,6 +17,7 @@ from recd_plugin_dlrm.trace.generator import (
     worst_difference,
 )
 from recd_plugin_dlrm.trace.profile import TraceProfile
+from recd_plugins.api import text_table
 
 _SHOWN = (0.01, 0.05, 0.1, 0.5)
 
@@ -33,7 +32,8 @@ def profile_json(profile: TraceProfile) -> dict[str, Any]:
 
 def render_profile(profile: TraceProfile) -> RenderableType:
     """Return a table of a profile, and the meaning of its columns."""
-    lines = _table("accesses", "ids", "p0", "median", *(f"{share:.0%}" for share in _SHOWN))
+    headings = "accesses", "ids", "p0", "median", *(f"{share:.0%}" for share in _SHOWN)
+    lines = text_table("", ["table"], headings)
     for name, trace in profile.tables.items():
         median = "-" if trace.median_distance is None else f"{trace.median_distance:,}"
         counts = f"{trace.accesses:,}", f"{len(trace.ids):,}", f"{trace.new_share:.4g}"
@@ -60,8 +60,8 @@ def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
 
 def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
     """Return tables of drawn traces and of the hit rates of both."""
-    lines = _table("ids", "of", "p0", "raised to", "worst", "variation")
-    rates = _table("trace", *(f"{share:.0%}" for share in _SHOWN))
+    lines = text_table("", ["table"], ["ids", "of", "p0", "raised to", "worst", "variation"])
+    rates = text_table("", ["table"], ["trace", *(f"{share:.0%}" for share in _SHOWN)])
     for trace in traces:
         profile = trace.profile
         raised = trace.new_share > profile.new_share
@@ -84,14 +84,6 @@ def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
         rates,
         "N %: hit rate of an LRU cache of so many of the original's ids",
     )
-
-
-def _table(*headings: str) -> Table:
-    lines = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    lines.add_column("table", overflow="fold", min_width=8)
-    for heading in headings:
-        lines.add_column(heading, justify="right", no_wrap=True)
-    return lines
 
 
 def _figures(trace: TableTrace) -> dict[str, Any]:

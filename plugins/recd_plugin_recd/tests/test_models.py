@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from recd_plugin_recd.models import ModelName, rm_registry, sizes_of
-from recd_plugin_recd.papercal import shape_of
+from recd_plugin_recd.models import rm_registry
 from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.config.built_in_kinds import KINDS
@@ -29,11 +26,6 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def init(*arguments: object):
     return CliRunner().invoke(main, ["init", *map(str, arguments)])
-
-
-def registry_of(path: Path, name: ModelName, **arguments: Any):
-    path.write_text(rm_registry(name, folder=path.parent, rows=640, **arguments), encoding="utf-8")
-    return load_registry(path)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,33 +90,6 @@ def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):
     (example,) = re.findall(r"```console\n\$ recd (.*?)\n(.*?)```", page, re.DOTALL)
     result = CliRunner().invoke(main, shlex.split(example[0]))
     assert (result.exit_code, result.output) == (0, example[1])
-
-
-def dense_share(name: ModelName, scale: float) -> float:
-    """Multiply-adds of MLPs and interaction over those of all but lookups."""
-    sizes, shape = sizes_of(name, scale), shape_of(name, scale)
-    dim, num_features = sizes.embedding_dim, len(shape.features)
-
-    def mlp(*widths: int) -> int:
-        return sum(width * following for width, following in pairwise(widths))
-
-    dense = mlp(shape.num_dense, *sizes.bottom_mlp, dim)
-    dense += (num_features + 1) ** 2 * dim
-    dense += mlp(dim + num_features * (num_features + 1) // 2, *sizes.top_mlp, 1)
-    pooling = 0.0
-    for feature in shape.features:
-        if feature.name.startswith("seq_"):
-            length = feature.mean_length
-            # Attention to all of a row: lengths vary, uniformly over 0.5-1.5 of their mean.
-            pooling += 2 * dim * length**2 * 13 / 12
-            pooling += dim**2 * (12 * length if name == "rm1" else 3 * length + 1)
-    return dense / (dense + pooling)
-
-
-@pytest.mark.parametrize("name", ["rm1", "rm2", "rm3"])
-def test_a_smaller_scale_does_not_flatter_deduplication(name):
-    shares = [dense_share(name, scale) for scale in (1.0, 0.5, 0.25, 0.125, 0.0625)]
-    assert all(larger > share for share, larger in pairwise(shares))
 
 
 @pytest.fixture

@@ -228,15 +228,6 @@ def test_rows_of_a_checkpoint_that_says_nothing_of_its_run(folder: Path, tmp_pat
         write_embeddings(load_registry(folder / "plain.yaml"), checkpoint, "t_item", output)
 
 
-def test_a_column_that_is_missing_is_named(folder: Path) -> None:
-    table = folder / "less.parquet"
-    pq.write_table(pq.read_table(folder / "new.parquet").drop_columns(["tags"]), table)
-    checkpoint = cases.newest(folder / "plain")
-    (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(table))
-    assert f"{table}: no column tags" in said
-    assert not (folder / "plain.csv").exists()
-
-
 def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
     (folder / "older").mkdir()
     new, older = folder / "new.parquet", folder / "older" / "new.parquet"

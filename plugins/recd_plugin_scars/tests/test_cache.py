@@ -153,7 +153,7 @@ def test_a_profile_of_other_tables(setting: PlanContext, tmp_path: Path) -> None
     with pytest.raises(DataError, match="does not cover table t_history"):
         plugin(profile=path).part(TABLES, setting)
     larger = replace(TABLES[0], num_embeddings=2000)
-    with pytest.raises(DataError, match=r"with 1,000 rows, and the model's has 2,000"):
+    with pytest.raises(DataError, match=r"1,000 rows of table t_user, the model has 2,000"):
         plugin(profile=path).part([larger], setting)
     counts = AccessProfile.load(path).tables["t_user"]
     found = caches_of(setting, TABLES[:1], profile=path, rows=7)["t_user"]

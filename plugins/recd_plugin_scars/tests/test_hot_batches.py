@@ -211,7 +211,10 @@ def test_caches_that_make_no_sample_hot(
     ("tables", "message"),
     [
         ([ITEM], "of table t_seen, which the model does not have; its tables: t_item"),
-        ([ITEM, Table("t_seen", ("seen",), IDS + 1, 8, pooled=True)], f"{IDS} rows, and the model"),
+        (
+            [ITEM, Table("t_seen", ("seen",), IDS + 1, 8, pooled=True)],
+            f"{IDS} rows of table t_seen, the model",
+        ),
     ],
 )
 def test_a_profile_of_other_tables(tmp_path: Path, tables: list[Table], message: str) -> None:

@@ -119,7 +119,7 @@ def test_a_cache_that_is_smaller_than_a_batch_or_holds_a_table(folder: Path) -> 
         (["--batch-size", "auto", "--memory", "1KB"], "has no room for one sample of each of 2"),
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not cover table t_item_0; its tables: t_user"),
-        (["--profile", "larger.parquet"], "t_item_0 with 2,001 rows, and the model's has 2,000"),
+        (["--profile", "larger.parquet"], "2,001 rows of table t_item_0, the model has 2,000"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
