@@ -285,23 +285,20 @@ def run(
     plugins_dir: Path | None = ctx.obj
     columns = {"label": label_column, "session": session_column, "time": time_column}
     several = len(shardings) > 1
-    if resume and (compare or several):
-        raise click.UsageError(
-            "a comparison starts every run at the first step; leave out --resume"
-        )
-    if allowed and not resume:
-        raise click.UsageError("--allow is about going on from a checkpoint; it takes --resume")
-    if dry_run and (compare or several or resume or breakdown or torchrun_rank() is not None):
-        raise click.UsageError(
-            "--dry-run is of one run up to its first step; leave out torchrun, --compare, "
-            "--resume, --breakdown and all but one --sharding"
-        )
-    if rounds > 1 and not (compare or several):
-        raise click.UsageError("--rounds is about a comparison; it takes --compare")
-    if compare and several:
-        raise click.UsageError("--compare takes one --sharding")
-    if len(set(shardings)) < len(shardings):
-        raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
+    many = compare or several
+    mistakes = {
+        "a comparison starts every run at the first step; leave out --resume": resume and many,
+        "--allow is about going on from a checkpoint; it takes --resume": allowed and not resume,
+        "--dry-run is of one run up to its first step; leave out torchrun, --compare, --resume, "
+        "--breakdown and all but one --sharding": dry_run
+        and (many or resume or breakdown or torchrun_rank() is not None),
+        "--rounds is about a comparison; it takes --compare": rounds > 1 and not many,
+        "--compare takes one --sharding": compare and several,
+        f"--sharding names one twice: {', '.join(shardings)}": len({*shardings}) < len(shardings),
+    }
+    for message, made in mistakes.items():
+        if made:
+            raise click.UsageError(message)
     found: RunReports | None = ctx.meta.get(RunCommand.__module__)
     reports = [] if found is None else [*found.asked_for(of_reports)]
     if reports and dry_run:
@@ -332,7 +329,7 @@ def run(
     set_to = [*settings, *(f"training.{name}={value}" for name, value in overrides.items())]
     if not several:  # else figures stand under their names
         set_to += [f"--sharding {name}" for name in shardings]
-    if compare or several or dry_run:
+    if many or dry_run:
         overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]
     both: dict[str, Result] = {}

@@ -545,14 +545,9 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
     cause = _own(error)
     if isinstance(cause, RecdError):
         return cause
-    reason = _reason(error)
-    if isinstance(cause, OSError):
-        reason = cause.strerror or str(cause)
-    left = "--resume goes on from the checkpoint before it"
-    return RecdError(
-        f"{path}: cannot be written ({reason}); "
-        f"{left if checkpoints_in(path.parent) else 'there is none before it'}"
-    )
+    reason = _reason(error) if cause is None else getattr(cause, "strerror", None) or str(cause)
+    left = "--resume goes on from the checkpoint before it, if there is one"
+    return RecdError(f"{path}: cannot be written ({reason}); {left}")
 
 
 @dataclass(frozen=True)
@@ -593,14 +588,11 @@ class FiniteRun:
             )
 
     def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
-        newest = self._newest()
-        saved, again = "no checkpoint was saved", ""
-        if newest is not None:
-            saved = f"the newest checkpoint is {newest}"
-            again = ", and go on from there with --resume"
+        ends = f"{self.name}: {what}, so the run ends here and saves nothing more"
+        if (newest := self._newest()) is None:
+            return RecdError(f"{ends}; no checkpoint was saved. {advice}")
         return RecdError(
-            f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. {advice}"
-            f"{again}"
+            f"{ends}; the newest checkpoint is {newest}. {advice}, and go on from it with --resume"
         )
 
     def _newest(self) -> Path | None:

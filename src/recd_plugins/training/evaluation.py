@@ -161,7 +161,7 @@ class Predictions:
 
 
 def _gathered(mine: Any) -> list[Any] | None:
-    """Gather a value of every rank on rank 0; None on others."""
+    """Gather a value of every rank on rank 0; return None elsewhere."""
     first = dist.get_rank() == 0
     everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
     dist.gather_object(mine, everyone)
@@ -347,7 +347,7 @@ class Validation:
             )
 
     def due(self, step: int) -> bool:
-        """Return whether this step has to be validated and is not yet."""
+        """Return whether this step is to be validated now."""
         return step % self.every == 0 and not self.is_measured(step)
 
     def is_measured(self, step: int) -> bool:

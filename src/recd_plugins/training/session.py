@@ -191,12 +191,10 @@ def hang_limits(registry: RunConfig) -> HangLimits:
 
     def advice() -> str:
         checkpoints = checkpoints_of(training)
-        if checkpoints is None:
-            return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
-        newest = checkpoints.newest()
+        newest = None if checkpoints is None else checkpoints.newest()
         command = this_command(registry.path, resume=newest is not None)
         if newest is None:
-            return f"No checkpoint was written yet: start anew by {command}"
+            return f"There is no checkpoint: start anew by {command}"
         return (
             f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
             f"{command}"
