@@ -55,7 +55,7 @@ training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
         (
             "features: [reader_id]",
             "features: ['*_id', shown*]",
-            r"shown_news has its tables.vocabulary in preprocessing.0. \(line \d+\), and",
+            r"shown_news already has tables.vocabulary in preprocessing.0. \(line \d+\)",
         ),
         (
             "features: [reader_id]",
