@@ -226,7 +226,7 @@ def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, n
 def _may_be_better(
     evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
-    """Return whether choices could be better than the best, judged by those tried."""
+    """Return whether choices could improve on ``best``, judged by ``tried`` ones."""
     for other in tried:
         differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
         if evaluations(other).seconds is None:
@@ -455,7 +455,7 @@ def _chosen(
 
 
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return patterns that match ``names`` and none of ``others``: prefixes up to a ``_``."""
+    """Return patterns that match ``names`` but not ``others``: prefixes up to a ``_``."""
     found: list[str] = []
     for name in names:
         if not any(fnmatchcase(name, pattern) for pattern in found):

@@ -173,7 +173,7 @@ class MeasuredCluster:
         return spec.model_copy(update={"costs": self._costs(spec)})
 
     def _costs(self, spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-        """Return measured costs, and lower bounds of others."""
+        """Return measured costs, with lower bounds where unmeasured."""
         least, rates, world = spec.least_costs, spec.collective_rates, spec.world_size
         reduced = {}
         if world > 1:

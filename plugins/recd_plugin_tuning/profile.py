@@ -292,7 +292,7 @@ def reuse_command(
 )
 @_written
 def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
-    """Add up PROFILES of the same tables, such as those of several days."""
+    """Add up PROFILES of the same tables, for example of several days."""
     from recd_plugins.api import AccessProfile
 
     def add(made: AccessProfile, path: Path) -> AccessProfile:

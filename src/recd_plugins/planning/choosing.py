@@ -449,7 +449,7 @@ def _profile(
 
 
 def _costs(setting: PlanContext, name: str) -> StageCosts:
-    """Return the costs of the setting; assume those not measured."""
+    """Return the costs of the setting, with assumed ones where unmeasured."""
     if setting.costs is None:
         raise SetupError(
             f"{name} needs the costs of a step, which the plan context does not have; pass none"
@@ -488,7 +488,7 @@ def _meta_copy(model: nn.Module) -> nn.Module:
 def activation_bytes(
     prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
 ) -> int:
-    """Return bytes of activations of a rank, without those of sharded lookups."""
+    """Return bytes of activations of a rank, without sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
     of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)

@@ -135,50 +135,10 @@ class RegistryPlanner(ShardingPlanner):
         return of_rank_0(lambda: self.plan(module, sharders), group)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """Return the best plan for ``module``; raise SetupError if there is none."""
+        """Return the best plan for ``module``; raise SetupError if none fits."""
         return self.plan_in_detail(module, sharders).sharding
 
     def plan_in_detail(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, fast: bool = False
-    ) -> Planned:
-        """Return the plan with its estimates.
-
-        Args:
-            module: may be on the meta device.
-            sharders: of its modules.
-            fast: try fewer proposals; the plan may be slightly worse.
-
-        Raises:
-            NoPlanError: no plan fits into memory.
-            SetupError: plugins, tables and sharders contradict each other.
-        """
-        return self._search(module, sharders, fast=fast)
-
-    def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
-        """Return whether there is a plan, faster than ``plan``."""
-        try:
-            self._search(module, sharders, first=True)
-        except NoPlanError:
-            return False
-        return True
-
-    def constraints(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
-    ) -> _Constraints:
-        """Return constraints by table name; raise SetupError if they contradict each other."""
-        return table_constraints(
-            self._prepared,
-            tables_of(module),
-            profile=self._profile,
-            device_type=self._topology.compute_device,
-            optimizers=table_optimizers(module, sharders),
-            replicate=self._replicate,
-            exact=_of_exact_sharders(module, sharders),
-            wishes=self._wishes,
-            left=left_modules(module),
-        )
-
-    def _search(
         self,
         module: nn.Module,
         sharders: list[ModuleSharder[nn.Module]],
@@ -186,6 +146,18 @@ class RegistryPlanner(ShardingPlanner):
         fast: bool = False,
         first: bool = False,
     ) -> Planned:
+        """Return the plan with its estimates.
+
+        Args:
+            module: may be on the meta device.
+            sharders: of its modules.
+            fast: try fewer proposals; the plan may be slightly worse.
+            first: return the first plan that fits.
+
+        Raises:
+            NoPlanError: no plan fits into memory.
+            SetupError: plugins, tables and sharders contradict each other.
+        """
         _check_sharders(module, sharders)
         topology, training, parts = self._topology, self._training, self._parts
         constraints = feasible(
@@ -210,6 +182,30 @@ class RegistryPlanner(ShardingPlanner):
         chosen = [option.on(ranks.tolist()) for option, ranks in placement.items()]
         sharding = to_sharding_plan(chosen, topology) if chosen else ShardingPlan({})
         return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen))
+
+    def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
+        """Return whether there is a plan, faster than ``plan``."""
+        try:
+            self.plan_in_detail(module, sharders, first=True)
+        except NoPlanError:
+            return False
+        return True
+
+    def constraints(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> _Constraints:
+        """Return constraints by table name; raise SetupError if they contradict each other."""
+        return table_constraints(
+            self._prepared,
+            tables_of(module),
+            profile=self._profile,
+            device_type=self._topology.compute_device,
+            optimizers=table_optimizers(module, sharders),
+            replicate=self._replicate,
+            exact=_of_exact_sharders(module, sharders),
+            wishes=self._wishes,
+            left=left_modules(module),
+        )
 
     @property
     def _variable_bags(self) -> set[str]:

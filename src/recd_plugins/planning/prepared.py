@@ -142,7 +142,7 @@ class Prepared(PreparedModel):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return sharders of TorchRec's modules, exact on CPU too, and those of sharding plugins.
+        """Return sharders of plugins and of TorchRec's modules, exact on CPU too.
 
         The optimizer of tables runs in the backward pass. ``apply_optimizer_in_backward`` on a
         parameter overrides ``fused_params``, which override ``training:``.
@@ -402,7 +402,7 @@ def apply_optimizers(
 def _check_other_entries(
     registry: RunConfig, table: Table, parts: Mapping[str, TableStrategy]
 ) -> None:
-    """Refuse a table of which another entry trains rows differently."""
+    """Refuse a table whose rows another entry trains differently."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):
             continue

@@ -107,7 +107,7 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
 
 
 def _order(registry: RunConfig, first: FirstRows) -> str:
-    """Describe the wrappers that order the rows, and those left out."""
+    """Describe the wrappers that order the rows, and skipped ones."""
     used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
 
     def names(entries: Iterable[Entry[Any]]) -> str:

@@ -225,7 +225,7 @@ def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
 
 
 def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose those of ``inner``, then the best of them with faster kernels.
+    """Propose as ``inner``, then its best proposal with faster kernels.
 
     A greedy order may end with kernels that read host memory although the device has room.
     """
@@ -293,7 +293,7 @@ class FreeRanks:
         return self.every if self._takes_each(option, slice(None)) else None
 
     def place(self, option: Option) -> Ranks | None:
-        """Place shards on the least busy ranks, or on those of the least busy node with room."""
+        """Place shards on the least busy ranks, or within the least busy node with room."""
         if option.sharding.partition_by == PartitionByType.DEVICE.value:
             return self._on_some(option, self._in_order)
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:

@@ -178,7 +178,7 @@ def estimate_step_cost(
 def predict_stages(
     works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
 ) -> StageTimes:
-    """Return the mean seconds of a step by stage; ranks wait for others in the all-to-all.
+    """Return the mean seconds of a step by stage; ranks wait in the all-to-all.
 
     Args:
         works: one per rank.

@@ -79,7 +79,7 @@ class ShardableModel:
 
     @property
     def tables(self) -> list[Table]:
-        """All embedding tables, also of modules left to TorchRec."""
+        """All embedding tables, including those of TorchRec's own sharders."""
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
