@@ -300,7 +300,7 @@ def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the step counts of kernels: those that they learn by, and those of their state."""
+    """Return the step counts of kernels, for learning and for their state."""
     found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 

@@ -97,7 +97,7 @@ def kind_of_update(
 def unheeded_argument(
     kind: EmbOptimType, arguments: Mapping[str, Any], device_type: str | None
 ) -> str:
-    """Return what is wrong with an argument that FBGEMM takes and does nothing with, or nothing."""
+    """Return an error message for an argument that FBGEMM ignores, or an empty string."""
     for name, kinds in _HEEDED_BY.items():
         if not arguments.get(name):
             continue
@@ -289,7 +289,7 @@ class ClippedGradients:
 
     @property
     def why_plain(self) -> str:
-        """Why batches of bags have to be plain; empty if they need not be."""
+        """The reason for plain batches of bags, or an empty string."""
         if not self.tables:
             return ""
         return f"as {_OPTION} of tables {shortened(self.tables)} clips the gradient of each row"

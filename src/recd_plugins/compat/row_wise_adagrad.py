@@ -32,7 +32,7 @@ _AHEAD = 8
 
 
 def _sum_of(lanes: int) -> Any:
-    """An intrinsic: sums of ``lanes`` scalars of gradients over bags, kept in a register meanwhile.
+    """Return an intrinsic that sums ``lanes`` scalars of gradients over bags in a register.
 
     Its arguments are addresses, but for the first and the last bag of a row and the bytes from one
     bag's gradients to the next; that of what a bag counts may be 0.

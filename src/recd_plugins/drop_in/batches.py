@@ -96,7 +96,7 @@ class Stored:
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
-    """Refuse values that do not match lengths; kernels would read those of other rows."""
+    """Refuse values that do not match lengths; kernels would read values of other rows."""
     if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
         raise DataError(
             f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"

@@ -104,7 +104,7 @@ _NONE = Counted(0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision on what to deduplicate, the same on all ranks.
+    """The deduplicated features, the same on all ranks.
 
     All are by path of a KeyedJaggedTensor: the features to deduplicate, those that could be, and
     the reason if it is left alone.

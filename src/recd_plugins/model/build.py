@@ -69,7 +69,7 @@ def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> n
 
 
 def model_code(registry: RunConfig, model: nn.Module) -> AbstractContextManager[None]:
-    """A context for running the model: errors in the code of a plugin name it."""
+    """Return a context for running the model, in which errors name the plugin."""
     entry = next(iter(registry.entries("model")), None)
     return plugin_call(entry.plugin, "forward", type(model)) if entry else nullcontext()
 

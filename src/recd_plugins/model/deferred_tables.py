@@ -62,7 +62,7 @@ def _made_by(maker: Maker, collection: type[nn.Module], thread: int) -> Callable
 
 
 def one_row_tables() -> AbstractContextManager[None]:
-    """A context in which TorchRec's collections are made with one row a table, whoever makes them.
+    """Make TorchRec's collections with one row per table while the context lasts.
 
     A module that exists cannot be made smaller: it may take more memory than there is. Collision
     maps keep their size, and map every id to row 0.
@@ -240,7 +240,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def deferred_tables() -> Iterator[Deferred]:
-    """A context in which TorchRec's collections are made without memory for their tables.
+    """Make TorchRec's collections without memory for tables while the context lasts.
 
     EmbeddingBagCollections and EmbeddingCollections that would be on the CPU have their parameters
     on the meta device, and torch's generator moves on as if they were not: dense parts get the

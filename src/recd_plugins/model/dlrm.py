@@ -48,7 +48,7 @@ class DotInteraction(nn.Module):
         self.out_features = dim + len(rows)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """The dense vector ``[B, dim]`` and the products of ``vectors``, ``[B, n, dim]``."""
+        """Return the dense vector ``[B, dim]`` and the products of ``vectors`` ``[B, n, dim]``."""
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat([dense, products.flatten(1).index_select(1, self.pairs)], dim=1)
 
@@ -73,13 +73,13 @@ class CrossInteraction(nn.Module):
         self.crossnet = _cross_net(spec, self.out_features)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
-        """``vectors``, ``[B, n, dim]`` with the dense one among them, crossed: ``[B, n * dim]``."""
+        """Cross ``vectors`` ``[B, n, dim]``, which include the dense one, into ``[B, n * dim]``."""
         crossed: Tensor = self.crossnet(vectors.flatten(1))
         return crossed
 
 
 def interaction_of(spec: ModelSpec, num_vectors: int) -> DotInteraction | CrossInteraction:
-    """The interaction of ``num_vectors`` vectors that ``spec.architecture`` names."""
+    """Return the interaction of ``num_vectors`` vectors that ``spec.architecture`` names."""
     if spec.architecture == "dcn":
         return CrossInteraction(spec, num_vectors)
     return DotInteraction(num_vectors, spec.embedding_dim)
@@ -146,7 +146,7 @@ class DLRM(nn.Module):
         nn.init.constant_(self.top.over_arch.model[-1].bias, math.log(mean / (1 - mean)))
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
-        """The mean loss of the batch, and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        """Return the mean loss, and detached (loss, logits ``[B]``, labels ``[B]``)."""
         bags = None if self.bags is None else self.bags(batch.sparse_features)
         replicated = (
             None
@@ -220,7 +220,7 @@ class _Top(nn.Module):
 
 
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
-    """The vectors of ``features``, ``[B, num_features, dim]``.
+    """Return the vectors of ``features``, ``[B, num_features, dim]``.
 
     The order of a KeyedTensor's values depends on the sharding plan. A slice a feature would cost a
     gradient of the size of all values each.
@@ -265,7 +265,7 @@ def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | 
 def _some_of(
     bags: EmbeddingBagCollection | None, spec: ModelSpec, features: Sequence[str]
 ) -> EmbeddingBagCollection | None:
-    """The tables of ``features`` alone."""
+    """Return the tables of ``features`` alone."""
     if bags is None or len(features) == len(bags.embedding_bags):
         return bags if features else None
     some = _bags(spec, features)
@@ -293,7 +293,7 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
 
 
 def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
-    """Rows of each feature's table: the first matching pattern of ``tables`` counts."""
+    """Return the rows of each feature's table, by the first matching pattern of ``tables``."""
     names = {table_name(feature): feature for feature in features}
     rows: dict[str, int] = {}
     for pattern, table in spec.tables.items():

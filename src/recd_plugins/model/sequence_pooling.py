@@ -53,7 +53,7 @@ class SequencePooling(nn.Module):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Features whose vectors ``forward`` needs to be given: targets that it does not pool."""
+        """Targets that are not pooled here, whose vectors ``forward`` needs."""
         named = (plugin.target for plugin in self._target_poolings())
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
@@ -143,12 +143,12 @@ class _Group:
         self.sequences.append(sequence)
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Vectors by feature; unbound, so that their gradients are stacked once."""
+        """Return vectors by feature, unbound so that their gradients are stacked once."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
 def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
-    """Groups of each pooling that needs no target."""
+    """Return the groups of each pooling that needs no target."""
     entries: dict[int, list[_Group]] = {}
     for group in groups:
         if not isinstance(group.plugin, TargetPooling):

@@ -1,4 +1,4 @@
-"""The sharders of a prepared model: exact ones, those of plugins, and TorchRec's for the rest."""
+"""Builds the sharders of a prepared model: exact ones, TorchRec's, and sharders of plugins."""
 
 from __future__ import annotations
 

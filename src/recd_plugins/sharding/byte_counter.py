@@ -209,7 +209,7 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
 def _sent_bytes(
     rule: str, value: Any, arguments: Mapping[str, Any], rank: int, size: int
 ) -> int | list[int]:
-    """Return the bytes to all other ranks together, or a list of those to each rank."""
+    """Return the bytes to all other ranks together, or a list of bytes by rank."""
     total = _bytes(value)
     match rule:
         case "split":

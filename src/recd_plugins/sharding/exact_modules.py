@@ -87,7 +87,7 @@ class _RowKernels:
             super()._create_lookups()  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move tables (``to``, ``half``), except those of row kernels."""
+        """Move tables (``to``, ``half``), but not tables of row kernels."""
         tables = getattr(self, "embedding_bags", None) or self.embeddings  # type: ignore[attr-defined]
         with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
             moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]

@@ -129,7 +129,7 @@ class _Message(NamedTuple):
 
 
 class _Arriving:
-    """Gradients on their way, with a ``wait`` like that of ``dist.Work``."""
+    """Gradients under way; ``wait`` is as in ``dist.Work``."""
 
     def __init__(
         self, received: Tensor, arriving: Sequence[_Message], leaving: Sequence[_Message]

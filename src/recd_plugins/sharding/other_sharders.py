@@ -121,7 +121,7 @@ def other_sharders(
     sequences: ExactEmbeddingCollectionSharder,
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's default sharders of the other module types, or those of ``base``.
+    """Return TorchRec's default sharders of the other module types, replaced by ``base``.
 
     ``bags`` and ``sequences`` shard the modules inside. ``arguments`` returns fused_params and
     codecs for a sharder inside one of ``base``.

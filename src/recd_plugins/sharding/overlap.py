@@ -178,7 +178,7 @@ class _AllToAll:
 
 
 class DeferredAllReduce:
-    """All-reduce of a DistributedDataParallel's gradients that its backward pass does not wait for.
+    """Deferred all-reduce of a DistributedDataParallel's gradients.
 
     Buckets and the order of ranks stay DistributedDataParallel's, so gradients are the same bit for
     bit; with several ranks on several nodes, a node is summed first. Outside of ``later`` it sums

@@ -47,7 +47,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Tables of a sharded model; ``str`` joins those that differ in name and rows alone."""
+    """Tables of a sharded model; ``str`` joins tables that differ in name and rows alone."""
 
     lines: tuple[TableLine, ...]
 

@@ -62,7 +62,7 @@ def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, coun
 
 @numba.njit(cache=True, nogil=True)
 def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
-    """``out[i, column:column + D] = rows[index[i]]``, of ``rows`` ``[R, D]``."""
+    """Set ``out[i, column:column + D] = rows[index[i]]``; ``rows`` are ``[R, D]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(rows.shape[1]):
@@ -71,7 +71,7 @@ def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def add_back(gradients: Any, column: Any, index: Any, out: Any) -> None:
-    """``out[index[i]] += gradients[i, column:column + D]``, of ``out`` ``[R, D]``."""
+    """Do ``out[index[i]] += gradients[i, column:column + D]``; ``out`` is ``[R, D]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(out.shape[1]):
@@ -104,7 +104,7 @@ def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: An
 
 @numba.njit(cache=True, nogil=True)
 def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
-    """Add the gradients of ``pool`` to those of its rows, ``out`` ``[R, D]``."""
+    """Add the gradients of ``pool`` to ``out``, the gradients of its rows ``[R, D]``."""
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
             row = index[position]

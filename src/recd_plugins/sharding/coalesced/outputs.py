@@ -229,7 +229,7 @@ _SUMMED = {
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a feature's embedding on one shard; ``carrier`` numbers those with its rows."""
+    """Columns of a feature's embedding on one shard, and the number of its carrier's columns."""
 
     feature: str
     source: int
@@ -351,7 +351,7 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
 
 
 class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Embeddings of all ids, made of those of unique ids."""
+    """Embeddings of all ids, expanded from unique ids."""
 
     def __init__(
         self,
