@@ -19,7 +19,7 @@ PATTERNS = (
     "*.md",
     "docs/**/*.md",
     "docs/assets/*",
-    "plugins/*/docs/*",
+    "plugins/*/README.md",
     "examples/*/README.md",
     "examples/*/*.yaml",
 )
@@ -93,8 +93,12 @@ def expanded(entry: Any, pages: list[str]) -> Any:
     if isinstance(entry, dict):
         return {title: expanded(value, pages) for title, value in entry.items()}
     if isinstance(entry, list):
-        return [expanded(value, pages) for value in entry]
+        found = [expanded(value, pages) for value in entry]
+        return [each for value in found for each in (value if isinstance(value, list) else [value])]
     if "*" not in entry:
         return entry
     found = [page for page in pages if fnmatchcase(page, entry)]
-    return sorted(found, key=lambda page: (page.count("/"), "README" not in page, page))
+    return sorted(
+        found,
+        key=lambda page: (page.count("/"), not page.endswith(("README.md", "index.md")), page),
+    )

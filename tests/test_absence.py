@@ -92,7 +92,8 @@ def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) ->
     site, plugins, registry = (tmp_path / name for name in ("site", "plugins", "registry.yaml"))
     shutil.copytree(installed, site, ignore=shutil.ignore_patterns(f"{absent}*"))
     plugins.mkdir()
-    (plugins / "acme.py").write_text(blocks(page("plugins/converter.md"), "python")[0])
+    (code,) = blocks(page("plugins/converter.md"), 'python title="plugins/acme_named.py"')
+    (plugins / "acme.py").write_text(code)
     registry.write_text(registry_without(absent, tmp_path))
     # One rank of torchrun; the editable distributions are hidden by those of ``site``.
     environment = {name: value for name, value in os.environ.items() if name != "RECD_ONLY"} | {

@@ -68,8 +68,7 @@ _ARCHITECTURES: dict[Architecture, str] = {
 
 _TEXT = """\
 # {title}
-# Sections stand in the order in which data meets them; docs/registry.md describes every key, and
-# `recd validate` checks a file without running it.
+# docs/configuration.md describes every key; `recd validate` checks a file without a run.
 version: 1
 
 # {sequences}
@@ -168,7 +167,7 @@ def rm_registry(
     (other_architecture,) = _ARCHITECTURES.keys() - {architecture}
     title = (
         f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
-        "(docs/models.md)."
+        "(plugins/recd_plugin_recd/README.md)."
     )
     if name == "papercal":
         title = (

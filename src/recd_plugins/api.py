@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces import ingestion as feeds
     from recd_plugins.interfaces import sharding as choosing
     from recd_plugins.interfaces import step_cost as stage_costs
-    from recd_plugins.interfaces.access import AccessOptions, AccessProfile, TableAccess
+    from recd_plugins.interfaces.access import AccessProfile, TableAccess
     from recd_plugins.interfaces.batch import (
         STALL_CAUSES,
         Batch,
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces.plugin import plugin_call, plugin_items
     from recd_plugins.interfaces.rows import Storage
     from recd_plugins.interfaces.step_cost import StepCost
+    from recd_plugins.interfaces.tables import AccessOptions
     from recd_plugins.model.build import build_model
     from recd_plugins.model.dlrm import DLRM
     from recd_plugins.model.sequence_pooling import SequencePooling

@@ -6,12 +6,37 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.docs.pages import blocks, page
 from tests.small_registry import write_registry
 
 from recd_plugins.cli import main
 
-(MARKDOWN,) = (code for code in blocks(page("plugins/README.md"), "python") if "Markdown" in code)
+#: A report that is written as a table.
+MARKDOWN = r"""
+from recd_plugins.api import RunReport, hookimpl
+from recd_plugins.api import file_utils
+
+
+class Markdown(RunReport):
+    flag = "--markdown"
+    help = "Write figures as tables here."
+
+    def write(self, path, report):
+        from recd_plugins.api import run_results
+
+        both = {side: report[side] for side in ("baseline", "plugins") if side in report}
+        text = ""
+        for side, values in (report.get("shardings") or both or {"run": report}).items():
+            text += f"| {side} | |\n|---|---|\n"
+            for name, figure in run_results.figures_of(values).items():
+                words = run_results.figure_words(name).strip()
+                text += f"| {words} | {run_results.figure_text(*figure)} |\n"
+        file_utils.write_text(path, text)
+
+
+@hookimpl
+def register_reports():
+    return [Markdown]
+"""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Plugins are called in the order that docs/plugins/README.md says."""
+"""Plugins are called in the order that docs/plugins/index.md says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.pages import page
 
 from recd_plugins.cli import main
 
-TABLE = page("plugins/README.md").split("## When what is called")[1].split("\n## ")[0]
+TABLE = page("plugins/index.md").split("## Order of calls")[1].split("\n## ")[0]
 CALLS = [tuple(call.split(".")) for call in re.findall(r"`([A-Z]\w+\.\w+)`", TABLE)]
 
 PLUGINS = '''

@@ -1,7 +1,4 @@
-"""Links between the pages of this repository lead somewhere, and to every page of docs.
-
-Also to those of every plugin: where one is absent, this is left out.
-"""
+"""Links between pages lead somewhere, paths in text exist, and the index leads to every page."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ PAGES = sorted(
         ROOT / "CONTRIBUTING.md",
         *DOCS.rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
-        *ROOT.glob("plugins/*/docs/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
     ]
 )
 
@@ -53,10 +50,17 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_leads_to_every_page() -> None:
     reached: set[Path] = set()
-    waiting = [DOCS / "README.md"]
+    waiting = [DOCS / "index.md"]
     while waiting:
         page = waiting.pop()
         if page not in reached and page.suffix == ".md" and page.is_file():
             reached.add(page)
             waiting += [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
-    assert {*DOCS.rglob("*.md"), *ROOT.glob("plugins/*/docs/*.md")} <= reached
+    assert {*DOCS.rglob("*.md"), *ROOT.glob("plugins/*/README.md")} <= reached
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_the_text_exist(page: Path) -> None:
+    named = re.findall(r"`((?:tests|src|plugins|benchmarks)/[\w./*-]+)`", without_code_blocks(page))
+    folders = (ROOT, page.parent)
+    assert not [p for p in named if not any(any(f.glob(p.rstrip("/"))) for f in folders)]

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def commands(name: str) -> list[list[str]]:
     """What README.md runs, without its comments."""
     text = (EXAMPLES / name / "README.md").read_text()
-    return [shlex.split(line, comments=True) for line in re.findall(r"^    (recd .*)$", text, re.M)]
+    return [shlex.split(line, comments=True) for line in re.findall(r"^(recd .*)$", text, re.M)]
 
 
 def copy(name: str, folder: Path, changes: dict[str, str]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from tests.docs.pages import blocks, page
 
 from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
@@ -19,6 +18,40 @@ from recd_plugins.training.session import KEPT, topology_at_start, write_topolog
 
 #: All else is left out, so that of two that measure there is one.
 ALONE = {"RECD_ONLY": "recd-plugins-core"}
+#: A measurement of the bandwidth from each rank to the next.
+RING = """
+import time
+
+from recd_plugins.api import hookimpl, plan_modes
+
+
+class Ring(plan_modes.Measurement):
+    def cluster(self, device):
+        import torch
+        import torch.distributed as dist
+        from recd_plugins.api import rank_agreement
+        from recd_plugins.api import topologies
+
+        ranks, per_node = dist.get_world_size(), rank_agreement.ranks_of_each_node()
+        sent, found = torch.zeros(1 << 18, device=device), [0.0] * ranks
+        received, start = torch.empty_like(sent), time.monotonic()
+        for work in dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, (dist.get_rank() + 1) % ranks),
+                dist.P2POp(dist.irecv, received, (dist.get_rank() - 1) % ranks),
+            ]
+        ):
+            work.wait()
+        dist.all_gather_object(found, sent.nbytes / (time.monotonic() - start))
+        bandwidth = {"intra_node_bandwidth": min(found), "inter_node_bandwidth": min(found)}
+        machine = topologies.this_machine(per_node, nodes=ranks // per_node, device=device)
+        return machine.model_copy(update=bandwidth)
+
+
+@hookimpl
+def register_measurements():
+    return [Ring]
+"""
 
 
 def at_start(
@@ -45,8 +78,7 @@ def with_and_without(rank: int, world_size: int, plugins_dir: str) -> str:
 
 @pytest.fixture
 def acme(tmp_path: Path) -> Path:
-    (code,) = (each for each in blocks(page("plugins/README.md"), "python") if "Ring" in each)
-    (tmp_path / "acme.py").write_text(code, encoding="utf-8")
+    (tmp_path / "acme.py").write_text(RING, encoding="utf-8")
     return tmp_path
 
 

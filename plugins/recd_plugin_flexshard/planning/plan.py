@@ -242,7 +242,7 @@ def flex_size_bytes(plan: TierPlan) -> int:
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
-    """Predict the bytes of each tier in a step, in the conventions of docs/measuring.md.
+    """Predict the bytes of each tier in a step.
 
     Of n ranks that share ids evenly a rank sends (n - 1) / n of them to others. Lengths of all
     lists go to each rank; coalesced, one a feature. All tables count as one EmbeddingCollection's.

@@ -1,7 +1,7 @@
 """Plays batches of any number of ranks through a plan of tiers, and through row-wise tables.
 
 No rank is started: ids are counted by tier and by the rank that holds their row, which gives the
-bytes that each rank sends, as ``CollectiveBytes`` counts them (docs/measuring.md).
+bytes that each rank sends, as ``CollectiveBytes`` counts them.
 """
 
 from __future__ import annotations

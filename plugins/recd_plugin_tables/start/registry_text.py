@@ -205,7 +205,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
         f"#   recd run {file}",
         *([f"#   recd rank {file}{ranked.rank_options}"] if ranked else []),
         f"#   recd predict {file} TABLE -o scores.parquet",
-        "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
+        "# docs/configuration.md describes every key; `recd validate` checks a file without a run.",
     ]
     return "\n".join(map(_printable, lines))
 

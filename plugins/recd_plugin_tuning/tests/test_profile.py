@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugin_tuning.profile import profile as command
 from recd_plugins.cli import main
 from recd_plugins.interfaces.access import AccessProfile
 
@@ -29,7 +25,6 @@ preprocessing:
 model: {embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}
 training: {batch_size: 64}
 """
-PAGE = (Path(__file__).parents[1] / "docs" / "profile.md").read_text()
 
 
 @pytest.fixture
@@ -174,23 +169,3 @@ shares of accesses
     assert profile(*made, "--name", "b", "--length", "7").exit_code == 0
     table = AccessProfile.load(folder / "p").covering("t", 80)
     assert (table.tail_rows, table.length) == (20, pytest.approx(7))
-
-
-def test_the_page_names_every_option_of_every_subcommand() -> None:
-    usage = PAGE.split("\n\n")[1]
-    for name, sub in command.commands.items():
-        found = re.search(rf"^    recd profile {name} (.*?)(?=^    recd|\Z)", usage, re.M | re.S)
-        assert found, name
-        options = [option for parameter in sub.params for option in parameter.opts]
-        missing = [o for o in options if o.startswith("-") and o not in found[1]]
-        assert not missing, (name, missing)
-        assert isinstance(sub, click.Command)
-
-
-def test_the_example_of_the_page_runs(folder: Path) -> None:
-    block = re.search(r"```console\n(.*?)```", PAGE, re.S)
-    assert block
-    for line in block[1].splitlines():
-        _, *arguments = shlex.split(line.removeprefix("$ "))
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0, result.output

@@ -357,7 +357,7 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
         hooks.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(
-            f"{origin}: {without_folder_prefix(str(error))}. docs/plugins/README.md lists the hooks"
+            f"{origin}: {without_folder_prefix(str(error))}. docs/plugins/index.md lists the hooks"
         ) from error
     if not hooks.get_hookcallers(module):
         raise PluginError(

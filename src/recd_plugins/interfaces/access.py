@@ -10,19 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, StrictInt
 
-from recd_plugins.interfaces.plugin import PluginOptions
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.files import check_regular, new_file
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.rows import Table
-    from recd_plugins.interfaces.tables import PlanContext
+    pass
 
 Rows = NDArray[np.int64]
 Counts = NDArray[np.float64]
@@ -383,35 +380,3 @@ class AccessProfile:
                 f"{num_embeddings:,}; profile the data again with recd profile registry"
             )
         return found
-
-
-class AccessOptions(PluginOptions):
-    """Options of plugins that choose by access frequency: a file, or rows to count at start."""
-
-    profile: Path | None = Field(
-        default=None,
-        description="Access profile, as recd profile writes it; null counts at start, on every "
-        "rank.",
-    )
-    profile_rows: Annotated[StrictInt, Field(gt=0)] | None = Field(
-        default=65_536,
-        description="Rows of the training split, the first ones, that are counted at start; null "
-        "counts all.",
-    )
-
-    def accesses(
-        self, tables: Sequence[Table], setting: PlanContext, *, deduplicated: bool = True
-    ) -> AccessProfile:
-        """Return access counts of the rows of ``tables``.
-
-        Args:
-            tables: of the model.
-            setting: its data is counted if there is no file.
-            deduplicated: as in ``TrainingData.access``; a file is taken as it is.
-
-        Raises:
-            DataError: the data cannot be read, or the file is no access profile.
-        """
-        if self.profile is None:
-            return setting.data.access(tables, self.profile_rows, deduplicated=deduplicated)
-        return AccessProfile.load(self.profile)

@@ -67,7 +67,7 @@ class Sharding(Plugin, ABC):
 
     @property
     def coalesces(self) -> bool:
-        """Whether each id is sent once per batch (docs/coalescing.md)."""
+        """Whether each id is sent once per batch."""
         return False
 
     @property

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, StrictInt
 
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
-from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.rows import Table
 from recd_plugins.interfaces.step_cost import CollectiveRates, StageCosts
 
@@ -296,3 +297,35 @@ class Optimizer(Plugin, ABC):
     @abstractmethod
     def update(self, table: Table) -> RowUpdate:
         """Return the update of a table's rows, the same on every rank."""
+
+
+class AccessOptions(PluginOptions):
+    """Options of plugins that choose by access frequency: a file, or rows to count at start."""
+
+    profile: Path | None = Field(
+        default=None,
+        description="Access profile, as recd profile writes it; null counts at start, on every "
+        "rank.",
+    )
+    profile_rows: Annotated[StrictInt, Field(gt=0)] | None = Field(
+        default=65_536,
+        description="Rows of the training split, the first ones, that are counted at start; null "
+        "counts all.",
+    )
+
+    def accesses(
+        self, tables: Sequence[Table], setting: PlanContext, *, deduplicated: bool = True
+    ) -> AccessProfile:
+        """Return access counts of the rows of ``tables``.
+
+        Args:
+            tables: of the model.
+            setting: its data is counted if there is no file.
+            deduplicated: as in ``TrainingData.access``; a file is taken as it is.
+
+        Raises:
+            DataError: the data cannot be read, or the file is no access profile.
+        """
+        if self.profile is None:
+            return setting.data.access(tables, self.profile_rows, deduplicated=deduplicated)
+        return AccessProfile.load(self.profile)

@@ -1,4 +1,4 @@
-"""Counters of sent bytes and looked-up ids of this rank; docs/measuring.md has the conventions."""
+"""Counters of sent bytes and looked-up ids of this rank."""
 
 from __future__ import annotations
 

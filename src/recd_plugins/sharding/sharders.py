@@ -116,9 +116,9 @@ class _WithKernels:
 class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSharder):
     """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
 
+    Takes TorchRec's arguments (``fused_params``, ``qcomm_codecs_registry``) and two more.
+
     Args:
-        fused_params: FBGEMM's, as TorchRec takes them.
-        qcomm_codecs_registry: TorchRec's.
         kernels: lookup kernels of plugins, for tables of any module.
         coalesced: tables of any module whose ids are made unique before they are sent.
     """

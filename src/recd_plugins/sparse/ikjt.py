@@ -176,7 +176,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         """Return a KJT with variable batch per feature, for an EmbeddingBagCollection only.
 
         That sends and looks up U rows and returns B. Do not give it to other modules
-        (docs/sparse.md).
+        (docs/exactness.md).
         """
         num_keys = len(self._keys)
         return KeyedJaggedTensor(

@@ -17,7 +17,7 @@ from recd_plugins.sparse.jagged import positions_of_ranges, positions_of_rows
 
 # Dtypes of FBGEMM's kernels for CPU and CUDA.
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
-# Below this width FBGEMM's CPU kernels are slower (docs/sparse.md).
+# Below this width FBGEMM's CPU kernels are slower.
 _FBGEMM_CPU_WIDTH = 64
 #: Sums of equal gradients in these stop growing, at 2048 and at 256 terms.
 HALF_PRECISION = (torch.float16, torch.bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,27 @@ def test_accesses_that_have_changed(folder: Path) -> None:
         for name in SEQUENCES
     }
     AccessProfile(tables, "flat").save(folder / "p.parquet")
-    reduction = report("--profile", "p.parquet")["a2a_reduction"]
-    assert reduction["simulated"] < reduction["predicted"] - 0.01
-    AccessProfile({SEQUENCES[0]: tables[SEQUENCES[0]]}, "one").save(folder / "p.parquet")
-    assert "does not cover table" in simulate("--profile", "p.parquet").output
-    assert "--data plays real batches" in simulate("--data", "--profile", "p.parquet").output
-
-
-def test_the_example_of_the_page_runs(folder: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
-    (line,) = re.findall(r"^\$ recd simulate registry.yaml (.*)$", page, re.M)
-    result = invoked("simulate", *line.split())
+    result = simulate(*TOPOLOGY, "--profile", "p.parquet", "--json", "s.json")
     assert result.exit_code == 0, result.output
-    assert (folder / "played.json").is_file()
+    reduction = json.loads((folder / "s.json").read_text())["entries"]["sharding[0]"]
+    assert reduction["a2a_reduction"]["simulated"] < reduction["a2a_reduction"]["predicted"] - 0.01
+    lists = (folder / "s.json").read_text()
+    more = {name: replace(table, features=(*table.features, "x")) for name, table in tables.items()}
+    AccessProfile(more, "flat").save(folder / "p.parquet")
+    assert simulate(*TOPOLOGY, "--profile", "p.parquet", "--json", "s.json").exit_code == 0
+    assert (folder / "s.json").read_text() == lists, "the model has no feature x"
+    AccessProfile({"t_seq_0_0": tables["t_seq_0_0"]}, "one").save(folder / "p.parquet")
+    assert "does not cover table" in simulate(*TOPOLOGY, "--profile", "p.parquet").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "--profile", "p"], "--data plays real batches"),
+        (["--topology", "dgx-h10"], "did you mean dgx-h100?"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())

@@ -1,0 +1,127 @@
+"""Fill the generated parts of the documentation: ``python docs/generate.py``.
+
+Between ``<!-- options: NAME -->`` and ``<!-- end -->`` stands a table of the keys of a section of
+``registry.yaml`` (``training``, ``model``) or of a plugin's options (``scars.cache``). Below
+``<!-- commands -->`` stand all commands with their options.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from pydantic import BaseModel
+
+from recd_plugins.cli import main
+from recd_plugins.config import ModelSpec, TrainingSpec
+from recd_plugins.config.manager import PluginManager
+
+ROOT = Path(__file__).parents[1]
+_SECTIONS: dict[str, type[BaseModel]] = {"training": TrainingSpec, "model": ModelSpec}
+_BLOCK = re.compile(r"(<!-- (options: ([\w.]+)|commands) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> Iterator[Path]:
+    """Yield the pages that may have generated parts."""
+    for pattern in ("docs/**/*.md", "plugins/*/README.md"):
+        yield from sorted(ROOT.glob(pattern))
+
+
+def filled(text: str) -> str:
+    """Return the text of a page with its generated parts as they should be."""
+
+    def fill(match: re.Match[str]) -> str:
+        content = commands() if match[3] is None else options(match[3])
+        return f"{match[1]}\n{content}\n{match[4]}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def options(name: str) -> str:
+    """Return the table of a section's or plugin's keys."""
+    rows = list(_rows(_model(name)))
+    head = ["| key | default | meaning |", "|---|---|---|"]
+    return "".join(f"{line}\n" for line in head + rows)
+
+
+def _model(name: str) -> type[BaseModel]:
+    if name in _SECTIONS:
+        return _SECTIONS[name]
+    for found in PluginManager().plugins.values():
+        if name in found:
+            return found[name].cls.Options
+    raise SystemExit(f"no section or plugin is named {name}")
+
+
+def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        inner = _inner(field.annotation)
+        if field.is_required():
+            default = "required"
+        else:
+            value = field.get_default(call_default_factory=True)
+            default = "" if isinstance(value, BaseModel) else f"`{json.dumps(value, default=str)}`"
+        meaning = (field.description or "").replace("|", "\\|")
+        yield f"| `{key}` | {default} | {meaning} |"
+        if inner is not None:
+            yield from _rows(inner, f"{key}.")
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in an annotation such as ``Model | None`` or ``dict[str, Model]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_inner, get_args(annotation))), None)
+
+
+def commands() -> str:
+    """Return every command: its help, then a table of its options."""
+    return "\n".join(_commands(main, "recd", click.Context(main, info_name="recd")))
+
+
+def _commands(group: click.Group, path: str, context: click.Context) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        help = cleandoc(command.help or "")
+        usage = " ".join(command.collect_usage_pieces(inner))
+        prose, *examples = re.split("^\x08\n", help, maxsplit=1, flags=re.M)
+        yield f"## {path} {name}\n"
+        yield f"`{path} {name} {usage}`\n"
+        yield f"{prose.strip()}\n"
+        for each in examples:
+            yield f"```sh\n{each.strip()}\n```\n"
+        rows = "".join(_option(each, inner) for each in command.get_params(inner))
+        if rows in seen:
+            yield f"Options as of `{seen[rows]}`.\n"
+        elif rows:
+            yield f"| option | meaning |\n|---|---|\n{rows}"
+            seen[rows] = f"{path} {name}"
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}", inner)
+
+
+def _option(option: click.Parameter, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    if record is None or isinstance(option, click.Argument) or "--help" in option.opts:
+        return ""
+    names, meaning = (part.replace("|", "\\|") for part in record)
+    meaning = re.sub(r"\[([^]]*[<>=][^]]*)\]", r"(\1)", " ".join(meaning.split()))  # no links
+    return f"| `{names}` | {meaning} |\n"
+
+
+if __name__ == "__main__":
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        if (after := filled(before)) != before:
+            page.write_text(after, encoding="utf-8")
+            print(page.relative_to(ROOT), file=sys.stderr)
