@@ -195,7 +195,7 @@ class SafeReader(FileSystemReader):
         self._metadata = metadata
 
     def read_metadata(self) -> Metadata:
-        """Return what DCP's own reader would unpickle."""
+        """Return the metadata that was given."""
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

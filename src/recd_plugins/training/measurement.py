@@ -293,7 +293,7 @@ class StepProfile:
         return StageTimes(**left).scaled(self.step_seconds)
 
     def memory(self) -> StepMemory:
-        """Return bytes of a step above those at its start."""
+        """Return the memory of a step above its start."""
         found = [memory for *_, memory in self._profiled]
         return StepMemory(
             peak=statistics.median(memory.peak for memory in found),
@@ -475,7 +475,7 @@ class Measurement:
         reset_peak(self._device)
 
     def step(self, done: int) -> AbstractContextManager[None]:
-        """Measure a training step, after ``done`` others of the run."""
+        """Measure a training step; ``done`` steps of the run came before."""
         return self._profile.step() if done in self._profiled else self._meter.step()
 
     def waiting(self) -> float | None:

@@ -23,7 +23,7 @@ from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
 
 
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
-    """Combine the fused optimizers of ``dmp`` with those of replicated tables and dense layers.
+    """Combine fused optimizers with optimizers of replicated tables and dense layers.
 
     A table gets the same update rule wherever it lives: ``rowwise_adagrad`` on a data-parallel
     table is TorchRec's RowWiseAdagrad, elsewhere FBGEMM's. Dense layers get SGD or Adagrad.
@@ -105,7 +105,7 @@ def factor(schedule: ScheduleSpec, step: int) -> float:
 
 
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
-    """Wrap dense layers so that the first step sums gradients in the order of all others.
+    """Wrap dense layers so that every step sums gradients in the same order.
 
     DistributedDataParallel rebuilds its buckets after the first step, and the place of a gradient
     in its bucket decides the order in which three or more ranks sum it. A resumed run would differ

@@ -63,7 +63,7 @@ class ProgressLine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of this context out of the speed, and let others print."""
+        """Exclude this context from the speed and hide the live line."""
         start = time.monotonic()
         if self._bar is not None:
             self._bar.live.transient = True

@@ -1,4 +1,4 @@
-"""What every rank needs, imported once by the server that ranks are forked from."""
+"""Modules of every rank, imported once by the fork server."""
 
 from __future__ import annotations
 
