@@ -1,4 +1,4 @@
-"""Cells of a matrix in which every few of its values meet: most faults need no more."""
+"""Pairwise samples of test matrices, and tests by day."""
 
 from __future__ import annotations
 
@@ -15,29 +15,24 @@ T = TypeVar("T")
 
 
 def by_night() -> bool:
-    """Whether all is to be run, however long it takes: with ``make test-nightly``."""
+    """Return whether everything runs, as with ``make test-nightly``."""
     return settings.get_current_profile_name() == "nightly"
 
 
 def of_today(some: Sequence[T], turns: int, first_day: int = 0) -> Sequence[T]:
-    """By night all; by day one of so many parts: every so many of them, the next day the next.
-
-    ``RECD_DAY`` is the number of the day, or ``all``.
-    """
+    """Return all by night, by day every ``turns``-th of them, in turn by ``RECD_DAY``."""
     day = os.environ["RECD_DAY"]
     return some if by_night() or day == "all" else some[(int(day) + first_day) % turns :: turns]
 
 
 def cells_of_today(cells: Sequence[C], together: int = 2) -> list[C]:
-    """The cells to run: by night all; by day those of a full matrix in which any two values meet.
+    """Return all cells by night, by day those of a full matrix that cover all pairs.
 
-    (Kuhn, Wallace and Gallo, Software Fault Interactions and Implications for Software Testing,
-    IEEE TSE 2004: two values together showed 70% to 97% of the faults of the systems that they
-    looked at, three 90% or more. The others are what the night is for.)
+    Pairs show 70 to 97 % of faults (Kuhn, Wallace and Gallo, IEEE TSE 2004).
 
     Args:
-        cells: each a value of every axis.
-        together: how many values meet by day.
+        cells: values of every axis.
+        together: number of values that meet by day.
     """
     full = prod(len(set(axis)) for axis in zip(*cells, strict=True)) == len(cells)
     if not full or len(cells[0]) <= together or by_night():
@@ -46,7 +41,7 @@ def cells_of_today(cells: Sequence[C], together: int = 2) -> list[C]:
 
 
 def covering(cells: Sequence[C], together: int) -> list[C]:
-    """The first cells that will do for any ``together`` values to meet that meet in all of them."""
+    """Return a greedy cover of all combinations of ``together`` values."""
     met = {
         index: {
             (axes, tuple(cell[axis] for axis in axes))
@@ -57,7 +52,7 @@ def covering(cells: Sequence[C], together: int) -> list[C]:
     left = set().union(*met.values())
     chosen = []
     while left:
-        # The first of those that meet most that was not met, so that a run is like the last one.
+        # The first of equals, so that runs are alike.
         best = max(met, key=lambda index: (len(met[index] & left), -index))
         left -= met.pop(best)
         chosen.append(best)

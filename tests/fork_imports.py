@@ -1,4 +1,4 @@
-"""What the server imports that processes of tests are forked from: all that any of them needs."""
+"""Imports of the fork server of test processes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ with without_collections():
 
     PluginManager().plugins  # noqa: B018
     main.list_commands(click.Context(main))
-    # Asked once a process, and by every rank.
     refuse_other_versions()
     installed_set()
-    # What numba takes longest to compile, 7 s, is compiled here, once, and not by each rank and
-    # reader of the first tests.
+    # Compile the slowest numba kernel once, 7 s.
     with open(__file__) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         Deduplicator()([[(np.arange(4), np.array([0, 2, 4]))]], 2)
 
-# Tests are short, and runs in them: looking for garbage less often takes less than garbage does.
+# Processes of tests are short.
 gc.set_threshold(20_000, 20, 20)
 gc.collect()
 gc.freeze()

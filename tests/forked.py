@@ -1,10 +1,7 @@
-"""Programs that tests start: processes of their own, forked from a server that has the imports.
+"""Programs of tests, forked from a server with all imports to save 4 s each.
 
-An interpreter that imports torch, torchrec and the plugins takes 4 s of a core, and as long again
-for the server that its ranks come from. What is started here is a process in all that tests look
-at: it has its own session, environment, folder, output and exit code, it can be killed, and its
-ranks and workers are its own. Tests of the start itself (what is imported, the installed commands,
-torchrun, limits of memory) use ``subprocess``.
+Each has its own session, environment, folder, output, exit code, ranks and workers. Tests of the
+start itself (imports, installed commands, torchrun, limits of memory) use ``subprocess``.
 """
 
 from __future__ import annotations
@@ -32,15 +29,12 @@ RECD = str(Path(sys.executable).with_name("recd"))
 
 
 class Program:
-    """A running program, with what tests use of ``subprocess.Popen``.
+    """Running program, similar to ``subprocess.Popen``; its process id is that of its session.
 
     Args:
         command: ``[RECD, ...]``, or Python with a script, ``-c CODE`` or ``-m MODULE``.
-        cwd: the folder that it runs in; this process's without it.
-        env: its environment; this process's without it.
-
-    Attributes:
-        pid: of the process, and of the session that it and all it starts are in.
+        cwd: current folder, by default that of this process.
+        env: environment, by default that of this process.
     """
 
     def __init__(
@@ -70,32 +64,28 @@ class Program:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, once there is one."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """To the process alone."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """The process alone, if it runs."""
         self._process.kill()
 
     def kill_all(self) -> None:
-        """It and all it started, at once."""
+        """Kill the whole session."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
 
     def first_line(self) -> str:
-        """The first line of its output, once it is there."""
+        """Wait for the first line of output."""
         while True:
             ended = self.poll() is not None
             line, newline, _ = self.output()[0].partition("\n")
@@ -105,7 +95,7 @@ class Program:
             time.sleep(0.01)
 
     def output(self) -> tuple[str, str]:
-        """What it wrote so far, to stdout and to stderr."""
+        """Return stdout and stderr so far."""
         stdout, stderr = (path.read_text(encoding="utf-8") for path in self._streams)
         return stdout, stderr
 
@@ -118,7 +108,7 @@ def run(
     timeout: float = 240,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """A program run to its end; as ``subprocess.run`` with its output captured, as text."""
+    """Run a program, as ``subprocess.run`` with captured text output."""
     program = Program(command, cwd=cwd, env=env)
     try:
         code = program.wait(timeout)
@@ -138,10 +128,10 @@ def torchrun(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The ranks that ``torchrun --standalone --nproc-per-node RANKS COMMAND`` starts, to their end.
+    """Run the ranks that ``torchrun --standalone --nproc-per-node RANKS COMMAND`` starts.
 
-    Their outputs follow one another; the exit code is that of the first that failed. The ranks'
-    store is here, as torchrun's agent has it: it answers while rank 0 is stopped.
+    The exit code is that of the first failed rank. The ranks' store is in this process, as in
+    torchrun's agent.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -167,7 +157,6 @@ def torchrun(
 
 
 def _be(command: list[str], cwd: str, env: dict[str, str], streams: list[str], cuda: bool) -> None:
-    """Turn this process into the program."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
@@ -208,10 +197,7 @@ def _be(command: list[str], cwd: str, env: dict[str, str], streams: list[str], c
 
 
 def _have_a_server() -> None:
-    """Fork the server of this process's ranks and workers from itself, not from nothing.
-
-    What ``ForkServer.ensure_running`` does (3.11 to 3.14), but that it starts an interpreter.
-    """
+    """Fork the server of this process's ranks and workers, unlike ``ForkServer.ensure_running``."""
     server = forkserver._forkserver
     server.__init__()  # type: ignore[misc]
     listener = socket.socket(socket.AF_UNIX)

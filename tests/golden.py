@@ -1,11 +1,9 @@
-"""Golden records: what runs and plans of the built-in parts give, before and after code moves.
+"""Golden records of runs and plans with the built-in parts.
 
-``python -m tests.golden FOLDER`` records the tree that it runs in, a file a case; ``python -m
-tests.golden --compare BEFORE AFTER`` names every value that differs, and exits with 1 where one
-does. Both on one machine: kernels of another sum in another order.
-
-A run gives its losses, what it sent by collective, the ids that it looked up, the sections of tiers
-and caches, and the tensors of its checkpoint; a plan all of its report.
+``python -m tests.golden FOLDER`` records a file per case; ``python -m tests.golden --compare BEFORE
+AFTER`` prints every value that differs, and exits with 1 if there is one. Record both on one
+machine. Runs give losses, sent bytes, lookups, sections of tiers and caches, and the tensors of
+their checkpoint; plans their whole report.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 RECD = Path(sys.executable).with_name("recd")
-#: Values of a report that a clock or an allocator gives, or the folder that it is made in.
+#: Values of a report that depend on time, memory or the folder.
 MEASURED = {
     "samples_per_second",
     "step_seconds",
@@ -37,7 +35,7 @@ TOPOLOGY = ("--topology", "zionex-a100-40g", "--nodes", 2)
 
 Changes = dict[str, Any]
 _SEQUENCES = ["t_seq_*"]
-# Where copies of rows pay; the tables' own two ranks would keep none.
+# A cluster on which copies of rows pay.
 _CLUSTER = {"topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 256}
 
 
@@ -51,7 +49,7 @@ def _cache(**options: Any) -> Changes:
     }
 
 
-#: What differs from the demo's registry; and where more than its ranks are needed, how many.
+#: Changes to the demo's registry by case.
 CASES: dict[str, Changes] = {
     "demo": {},
     "plain": {"converter": {"use": "recd.kjt"}, "pooling": []},
@@ -76,12 +74,11 @@ CASES: dict[str, Changes] = {
     "cache_lfu_in_file": _cache(policy="lfu", bytes="200KB", storage={"file": "backing_store"}),
     "sgd": {"training": {"optimizer": "sgd"}},
 }
-#: Ranks, and ranks of a node.
+#: Ranks and ranks per node by case.
 _NODES = dict.fromkeys(("two_tier", "three_tier", "joint"), (4, 2))
 
 
 def main() -> int:
-    """Record, or compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -104,7 +101,6 @@ def main() -> int:
 
 
 def _record(name: str, work: Path) -> dict[str, Any]:
-    """What the case gives, as JSON."""
     folder = work / name
     folder.mkdir(parents=True, exist_ok=True)
     registry = YAML(typ="safe").load(Path(__file__).parents[1] / "registry.yaml")

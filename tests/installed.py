@@ -46,7 +46,7 @@ class Site:
 
 @contextmanager
 def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A context in which packages are found in a folder; then their modules are forgotten."""
+    """Find packages in a folder, and forget their modules afterwards."""
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delenv("RECD_ONLY")
     yield
@@ -55,7 +55,7 @@ def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pip_installed(package: Path, folder: Path) -> dict[str, str]:
-    """An environment in which a package is installed, as a wheel in ``folder``."""
+    """Return an environment with a package installed as a wheel in ``folder``."""
     source = folder / "source"
     shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
     target = folder / "site-packages"
@@ -66,29 +66,24 @@ def pip_installed(package: Path, folder: Path) -> dict[str, str]:
 
 
 def install_wheel(source: Path, folder: Path) -> None:
-    """What pip does with a package that hatchling builds, without the interpreters it starts."""
+    """Install a package as pip does, without its interpreters."""
     with tempfile.TemporaryDirectory() as wheels:
         for wheel in WheelBuilder(str(source)).build(directory=wheels, versions=["standard"]):
             zipfile.ZipFile(wheel).extractall(folder)
 
 
 def python(environment: dict[str, str], *arguments: object) -> str:
-    """What a program prints that is run there."""
     done = forked.run([sys.executable, *map(str, arguments)], env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def recd(environment: dict[str, str], *arguments: object) -> str:
-    """What the command prints there."""
     return python(environment, "-c", "from recd_plugins.cli import main; main()", *arguments)
 
 
 def framework_imports(module: Path, package: str) -> set[str]:
-    """The modules of recd-plugins, and of plugins but ``package``, that a file imports.
-
-    Of what it imports from ``recd_plugins`` itself: names.
-    """
+    """Return imported modules of recd-plugins, its names, and modules of other plugins."""
     names = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):

@@ -93,7 +93,7 @@ BROKEN = [
     (PLUGIN.replace('{name}.keep"', 'keep"'), "named 'keep'; name it package.part in lower case"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),
-    (PLUGIN.replace("{name}.keep", "recd.keep"), "names that start with recd. are those of recd-p"),
+    (PLUGIN.replace("{name}.keep", "recd.keep"), "but the prefix recd. belongs to recd-p"),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
 ]
 

@@ -127,11 +127,11 @@ def test_a_section_whose_package_is_broken_says_why(site: Site) -> None:
     site.install("acme", f"{KIND}\nraise ValueError(5)")
     said = refused(site, "audits: []\n")
     assert "registry.yaml:4 audits: unknown key; known: version, dataset" in said
-    assert "audits: may be of what could not be loaded: acme-plugins 1.0: entry point acme" in said
+    assert "audits: may belong to a broken package: acme-plugins 1.0: entry point acme" in said
     load(site, "preprocessing: []\n")
 
 
-OWN = "is a kind or section of recd-plugins; take another name or section"
+OWN = "is a kind or section of recd-plugins; rename it"
 WRONG = [
     ('section="audits"', 'section="model_config"', f"model_config {OWN}"),
     ('section="audits"', 'section="wrapper"', f"wrapper {OWN}"),
@@ -162,7 +162,7 @@ def test_of_two_packages_with_one_section_the_second_is_broken(site: Site) -> No
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        ("(Audit)", "(Plugin)", "is of kind None, which no package registers that is there"),
+        ("(Audit)", "(Plugin)", "is of kind None, which no installed package registers"),
         ("(Audit):", "(Plugin):\n    kind = 'audit'", "is no subclass of module_of_acme.Audit"),
     ],
 )

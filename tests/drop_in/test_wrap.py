@@ -168,7 +168,7 @@ HASH = "{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}"
         (f"preprocessing: [{HASH}]", "dataset: is missing"),
         (
             "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]",
-            r"yaml:2 cache\[0\]: this needs rows .* no dataset",
+            r"yaml:2 cache\[0\]: this needs rows .* dataset and converter",
         ),
         (ROW_WISE.replace("wise", "wize"), "no sharding plugin is named torchrec.row_wize"),
     ],

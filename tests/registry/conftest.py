@@ -18,7 +18,16 @@ class Data(Dataset):
         rows: int = Field(default=10, gt=0)
     def prepare(self): ...
     def schema(self): return FeatureSchema(("user", "item", "history"), (), "label")
-    def reader(self, **arguments): ...
+    def reader(self, **arguments): return "reader"
+
+class Outer(DatasetWrapper):
+    """Says who reads."""
+    name = "acme.outer"
+    class Options(PluginOptions):
+        word: str
+        times: int = Field(default=1, gt=0)
+    def reader(self, **arguments):
+        return f"{self.options.word * self.options.times}({self.inner.reader(**arguments)})"
 
 class Plain(Converter):
     """Nothing to convert."""
@@ -60,7 +69,7 @@ class Hot(Cache):
     def constraints(self, tables): return {}
 
 @hookimpl
-def register_datasets(): return [Data]
+def register_datasets(): return [Data, Outer]
 @hookimpl
 def register_converters(): return [Plain]
 @hookimpl

@@ -96,9 +96,8 @@ def recd(*arguments: str) -> Result:
          "acme.fa; did you mean acme.far?"),
         ({"{}": "{reader: 2}"}, "registry.yaml:6 ingestion.options.reader: unknown option of "
          "acme.far; did you mean readers?"),
-        ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers would read "
-         "what ingestion acme.far brings; leave workers out (its readers are set by its options), "
-         "or leave out the section ingestion"),
+        ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers and "
+         "ingestion acme.far would both read; leave one out"),
     ],
 )  # fmt: skip
 def test_mistakes_have_lines(changes, expected):
@@ -111,7 +110,7 @@ def test_mistakes_have_lines(changes, expected):
 def test_workers_may_not_be_added_later():
     made = registry()
     assert made.with_training({"workers": 0}).ingestion is made.ingestion
-    with pytest.raises(RegistryError, match=r"training\.workers: 2 workers would read"):
+    with pytest.raises(RegistryError, match=r"training\.workers: 2 workers and ingestion"):
         made.with_training({"workers": 2})
     result = recd("run", "registry.yaml", "--workers", "2")
     assert result.exit_code == 1

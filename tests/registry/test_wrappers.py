@@ -14,55 +14,17 @@ from recd_plugins.cli import main
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.runtime.errors import RegistryError, SetupError
 
-PLUGINS = '''
-from pydantic import Field
-from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import *
-
-class Data(Dataset):
-    """Nothing to read."""
-    name = "acme.data"
-    def prepare(self): ...
-    def schema(self): return FeatureSchema(("user",), (), "label")
-    def reader(self, **arguments): return "reader"
-
-class Outer(DatasetWrapper):
-    """Says who reads."""
-    name = "acme.outer"
-    class Options(PluginOptions):
-        word: str
-        times: int = Field(default=1, gt=0)
-    def reader(self, **arguments):
-        return f"{self.options.word * self.options.times}({self.inner.reader(**arguments)})"
-
-class Plain(Converter):
-    """Nothing to convert."""
-    name = "acme.plain"
-    def convert(self, rows, schema): ...
-
-@hookimpl
-def register_datasets(): return [Data, Outer]
-@hookimpl
-def register_converters(): return [Plain]
-'''
-
 FILE = """\
 version: 1
 dataset:
   use: acme.data
   wrap:
 {wrap}
+  options: {{path: clicks}}
 converter: {{use: acme.plain}}
 """
 FIRST = "    - {use: acme.outer, options: {word: a}}\n"
 SECOND = "    - {use: acme.outer, options: {word: b, times: 2}}\n"
-
-
-@pytest.fixture(scope="module")
-def plugins_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plugins")
-    (folder / "acme.py").write_text(PLUGINS)
-    return folder
 
 
 def load(folder: Path, plugins_dir: Path, wrap: str) -> RunConfig:

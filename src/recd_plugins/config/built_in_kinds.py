@@ -1,4 +1,4 @@
-"""The kinds of plugins of recd-plugins itself."""
+"""Built-in plugin kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the device: ``training.device`` and the machine."""
+"""Choice of the device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 
 def choose_device(registry: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``; rank 0 prints why ``auto`` takes the CPU.
+    """Return ``cpu`` or ``cuda``; rank 0 prints why ``auto`` selects the CPU.
 
     Raises:
-        SetupError: ``cuda`` is asked for, and something that it needs is missing.
-        RegistryError: a cache cannot run there.
+        SetupError: ``training.device`` is ``cuda``, which is not available.
+        RegistryError: a cache does not support the device.
     """
     wanted = registry.training.device
     lack = "" if wanted == "cpu" else lack_for_cuda(_ranks_here(registry))
@@ -43,12 +43,12 @@ def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """Return this rank's device; its launcher has set the current CUDA device."""
+    """Return this rank's device, the current one of CUDA."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def lack_for_cuda(ranks: int) -> str:
-    """Return why so many ranks of this machine cannot use CUDA; empty if they can."""
+    """Return why this number of local ranks cannot use CUDA, or an empty text."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     if not fbgemm_has_cuda():

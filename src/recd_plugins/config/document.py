@@ -1,4 +1,4 @@
-"""A YAML file as plain data with the line of every value, and settings that override values."""
+"""YAML files as plain data with line numbers, and settings that override values."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ _KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item.
-
-    ``given`` has the settings by location, ``text`` is the file.
-    """
+    """YAML mapping as dicts, lists and scalars, with 1-based lines and settings by location."""
 
     path: str
     data: dict[str, Any]
@@ -51,7 +48,7 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem at ``location``, with the line of the closest enclosing value."""
+        """Return a problem with the line of the closest enclosing value."""
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]
@@ -63,7 +60,7 @@ class Document:
 
 
 def render(location: Location) -> str:
-    """Return a location as in ``sharding[0].options.tiers``."""
+    """Return a location as text, such as ``sharding[0].options.tiers``."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -71,7 +68,7 @@ def render(location: Location) -> str:
 
 
 def names_table(name: str) -> bool:
-    """Return whether a name is a URL or ends like a table."""
+    """Return whether a name is a URL or has the suffix of a table."""
     plain = name.lower().rstrip("/")
     for suffix in _COMPRESSED:
         plain = plain.removesuffix(suffix)
@@ -84,15 +81,15 @@ def read_yaml(
     first: str = "`version: 1`, `dataset:` and `converter:`",
     text: str | None = None,
 ) -> Document:
-    """Parse a file whose top level is a mapping. Tags are refused: data only, never code.
+    """Parse a file with a mapping and without tags, which could run code.
 
     Args:
-        path: of the file.
-        first: the first lines of such a file, for messages.
-        text: earlier content of the file, to use in place of the present one.
+        path: the file.
+        first: its usual first lines, for messages.
+        text: text to use in place of the file's.
 
     Raises:
-        RegistryError: the file cannot be read, is no YAML, too large, or has a tag or a key twice.
+        RegistryError: the file is unreadable, no YAML, too large, or has tags or duplicate keys.
     """
     name = str(path)
     if names_table(name):
@@ -119,7 +116,7 @@ def _error(path: str, line: int, message: str) -> RegistryError:
 
 @dataclass
 class _Reading:
-    """Makes plain values of nodes, and collects lines and problems."""
+    """Turns nodes into plain values, and collects lines and problems."""
 
     path: str
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
@@ -204,11 +201,11 @@ def short_repr(value: object) -> str:
 def with_settings(document: Document, settings: Sequence[str]) -> Document:
     """Override values of a document by settings ``KEY=VALUE``.
 
-    KEY is a location such as ``sharding[0].options.tiers``; missing keys are added, items of lists
-    are not. VALUE is YAML. Later problems name the setting in place of a line.
+    KEY is a location such as ``sharding[0].options.tiers``; missing keys are added, list items are
+    not. VALUE is YAML. Later problems name the setting in place of a line.
 
     Raises:
-        RegistryError: all problems of the settings themselves.
+        RegistryError: settings are wrong.
     """
     data = deepcopy(document.data)
     given: dict[Location, str] = {}
@@ -216,10 +213,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not _KEY.fullmatch(key):
-            wrong = (
-                "is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings "
-                "behind what else the command takes"
-            )
+            wrong = "is no setting; write KEY=VALUE, as training.learning_rate=0.05, at the end"
         else:
             parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)
             location = tuple(int(index) if index else name for index, name in parts)
@@ -246,7 +240,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 
 
 def _set(data: Any, location: Location, value: Any) -> str:
-    """Set a value, or return what is wrong."""
+    """Set a value; return a message if that is not possible."""
     for depth, part in enumerate(location):
         where = render(location[:depth])
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Entries of a registry file, the features or tables they claim, and their table strategies."""
+"""Entries of a registry file, their claims, and their table strategies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ P = TypeVar("P", bound=Plugin, covariant=True)
 
 @dataclass(frozen=True)
 class Entry(Generic[P]):
-    """An entry of a list section.
+    """Entry of a list section.
 
     Attributes:
-        plugin: made with the entry's options.
+        plugin: the plugin with its options.
         patterns: names or globs of features or tables.
-        field: of the file, such as ``sharding[0]``.
+        field: field of the file, such as ``sharding[0]``.
         line: 1-based line in the file.
     """
 
@@ -36,11 +36,11 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Whether it leaves tables to other entries, except those that it names without a glob."""
+        """Whether other entries come first for tables that it matches by a glob."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
-        """Return whether a pattern matches ``name``, with case."""
+        """Return whether a pattern matches ``name``."""
         return name in self._names or any(fnmatchcase(name, pattern) for pattern in self._globs)
 
     @cached_property
@@ -54,7 +54,7 @@ class Entry(Generic[P]):
 
 @contextmanager
 def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
-    """Turn RecdErrors of the context, except PluginErrors, into RegistryErrors with its line."""
+    """Turn RecdErrors except PluginErrors into RegistryErrors with the entry's line."""
     try:
         yield
     except (PluginError, RegistryError):
@@ -108,20 +108,18 @@ def _conflicts(
             claimants[-1].field,
             f"{what} {shortened(claimed)} is claimed by "
             + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
-            + f"; narrow the patterns of one, or give it enabled: false: a {what} has one "
-            f"{claimants[-1].plugin.kind} entry",
+            + "; narrow the patterns of one, or give it enabled: false",
         )
         for claimants, claimed in together.items()
     ]
 
 
 def is_glob(pattern: str) -> bool:
-    """Return whether a pattern may match other names than itself."""
     return any(character in pattern for character in "*?[")
 
 
 def matched(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the names that match a pattern, in order and with case."""
+    """Return the names that match a pattern, in order."""
     if not is_glob(pattern):
         return [pattern] if pattern in names else []
     return [name for name in names if fnmatchcase(name, pattern)]
@@ -131,13 +129,7 @@ T = TypeVar("T")
 
 
 class CheckedPart(TableStrategy):
-    """The part of an entry for its own tables; errors name the entry.
-
-    Args:
-        path: of the registry file.
-        entry: of the part.
-        part: made by its plugin.
-    """
+    """Table strategy of an entry, asked about its own tables only; errors name the entry."""
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
@@ -148,17 +140,17 @@ class CheckedPart(TableStrategy):
 
     @property
     def place(self) -> str:
-        """Plugin and place of the entry, for errors of several entries."""
+        """Plugin and place of the entry, for messages."""
         return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
 
     def claims(self, table: str) -> bool:
-        """Return whether a table is one of the entry's."""
+        """Return whether the entry has a table."""
         if table not in self._claimed:
             self._claimed[table] = self.entry.matches(table)
         return self._claimed[table]
 
     def call_plugin(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part as in ``at_entry``; an iterator becomes a tuple."""
+        """Call a method of the part; return a tuple for an iterator."""
         with (
             at_entry(self.path, self.entry),
             plugin_call(self.entry.plugin, method, type(self.part)),
@@ -176,28 +168,24 @@ def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[Che
 
 
 def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
-    """Call a class method for all ``parts`` of one class."""
+    """Call a class method with all parts of one class."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
 
 def one_answer(
     parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
 ) -> T | None:
-    """Return the answer of the only part that has one for a table, or None.
-
-    Raises:
-        PluginError: two parts have an answer; names their entries.
-    """
+    """Return the only answer of the parts for a table, or None; PluginError for two answers."""
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:
         raise PluginError(
-            f"table {table}: {said[0][0]} and {said[1][0]} both say its {what}, which has one "
-            "value; leave the table to one of them, or let one return None"
+            f"table {table}: {said[0][0]} and {said[1][0]} both say its {what}; leave the table to "
+            "one of them"
         )
     return said[0][1] if said else None
 
 
-# Methods whose first argument is a table, a sharding option of one, or its name.
+# Methods whose first argument is a table, its name, or an object with that name.
 _OF_A_TABLE = {
     *("sharded_share", "row_memory", "fetch_bandwidth"),
     *("activation_bytes", "work", "figures", "words"),

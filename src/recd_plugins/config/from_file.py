@@ -1,4 +1,4 @@
-"""Reads and validates a registry file, and makes its plugins."""
+"""Reading and validating registry files."""
 
 from __future__ import annotations
 
@@ -64,16 +64,15 @@ def load_registry(
 
     Args:
         path: the file.
-        plugins_dir: a folder of plugin files besides the installed ones.
-        sharding: name of a plugin that replaces that of the first enabled sharding entry.
-        settings: values in place of the file's, such as ``training.learning_rate=0.05``.
-        needs_data: whether ``dataset`` and ``converter`` are required even if no section is about
-            their rows.
-        text: earlier content of the file, to use in place of the present one.
+        plugins_dir: folder of additional plugin files.
+        sharding: plugin to use in place of that of the first enabled sharding entry.
+        settings: overrides, such as ``training.learning_rate=0.05``.
+        needs_data: whether ``dataset`` and ``converter`` are always required.
+        text: text to use in place of the file's.
 
     Raises:
-        RegistryError: all problems of the file, with lines.
-        PluginError: an installed plugin does not load.
+        RegistryError: the file has problems; lists all with lines.
+        PluginError: a plugin does not load.
     """
     path = Path(path)
     document = with_settings(read_yaml(path, text=text), settings)
@@ -111,9 +110,8 @@ def load_registry(
     if len(choosers) > 1:
         first, second = choosers[:2]
         problem = (
-            f"{first.plugin.name} stands in {first.field} (line {first.line}) already, and chooses "
-            "for all its tables together: keep one, with the patterns of both, or give one "
-            "enabled: false"
+            f"{first.plugin.name} stands in {first.field} (line {first.line}) already: keep one, "
+            "with the patterns of both"
         )
         raise RegistryError([Problem(str(path), second.line, second.field, problem)])
     shardings: Any = manager.plugins["sharding"].values() if choosers else ()
@@ -138,7 +136,7 @@ def load_registry(
 
 
 def registry_without_file() -> RunConfig:
-    """Return a registry without data and entries, for a trainer that brings its own."""
+    """Return a config without data and entries."""
     return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
@@ -152,7 +150,7 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the shardings to choose from; first those that rewrite no modules."""
+    """Return the shardings to choose from, those without ``rewrite`` first."""
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -215,7 +213,7 @@ def _tables_of(entry: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class ResolvedEntry:
-    """An entry of a document, enabled or not, with its plugin."""
+    """Entry of a document with its plugin."""
 
     location: Location
     plugin: Plugin
@@ -223,7 +221,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A valid document: kinds by name, its spec, entries by kind in file order, and wrappers."""
+    """Valid document: kinds by name, spec, entries by kind, and wrappers."""
 
     kinds: Mapping[str, Kind]
     spec: RegistrySpec
@@ -235,7 +233,7 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
     """Validate a document and make the plugin of every entry.
 
     Raises:
-        RegistryError: all problems, in the order of lines.
+        RegistryError: the document has problems; lists all in the order of lines.
         PluginError: a plugin of the document cannot be used.
     """
     problems: list[Problem] = []
@@ -267,7 +265,7 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
 
 
 def is_chooser(manager: PluginManager, name: str) -> bool:
-    """Return whether the sharding of that name is a chooser."""
+    """Return whether a sharding is a chooser."""
     found = manager.find("sharding", name)
     return found is not None and issubclass(found.cls, Chooser)
 
@@ -281,7 +279,7 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
             return entry
         try:
             has_all = manager.find("sharding", name) is None or is_chooser(manager, name)
-        except PluginError:  # reported with the line of the entry
+        except PluginError:  # reported later with the line of the entry
             has_all = True
         return {"tables": ["*"], **entry} if has_all else entry
 
@@ -292,17 +290,17 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
 def _unloaded(
     document: Document, model: type[RegistrySpec], manager: PluginManager
 ) -> Iterator[Problem]:
-    """Name packages that could not be loaded if a section is unknown."""
+    """Yield a problem with the packages that do not load if a section is unknown."""
     unknown = [name for name in document.data if name not in model.model_fields]
     if unknown and (broken := manager.broken):
         reasons = "; ".join(each.reason for each in broken)
-        yield document.problem((unknown[0],), f"may be of what could not be loaded: {reasons}")
+        yield document.problem((unknown[0],), f"may belong to a broken package: {reasons}")
 
 
 def _entries(
     document: Document, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
-    """Yield every entry that names a plugin, even if its other fields are wrong."""
+    """Yield every entry that names a plugin, also with wrong fields."""
     for kind in kinds:
         yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
         dataset = document.data.get("dataset")
@@ -381,7 +379,7 @@ def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name
     )
     if manager.broken:
         reasons = "; ".join(broken.reason for broken in manager.broken)
-        message += f". It may be in what could not be loaded: {reasons}"
+        message += f". It may belong to a broken package: {reasons}"
     return message
 
 
@@ -392,14 +390,14 @@ def schema_problems(
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
-    """Return pydantic's errors as problems with lines.
+    """Turn errors of pydantic into problems with lines.
 
     Args:
-        document: that was validated.
+        document: the document.
         base: location of the validated part.
-        model: of that part.
-        what: words for its keys, such as ``key`` or ``option of acme.hash``.
-        error: pydantic's.
+        model: model of this part.
+        what: word for its keys, such as ``key`` or ``option of acme.hash``.
+        error: error of pydantic.
     """
     data: Any = document.data
     for part in base:
@@ -411,7 +409,7 @@ def schema_problems(
             details["type"] == "too_short"
             and len(details["input"]) > details["ctx"]["actual_length"]
         ):
-            continue  # without the wrong items, which have problems of their own
+            continue  # items with problems of their own do not count
         inside = _inside(data, details)
         location = (*base, *inside)
         problem = document.problem(location, _describe(details, inside, model, what))
@@ -426,7 +424,7 @@ def schema_problems(
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
-    """Return pydantic's location without members of unions."""
+    """Return the location without members of unions."""
     location: list[str | int] = []
     for part in details["loc"]:
         if isinstance(data, dict) and part in data:
@@ -442,7 +440,6 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
 
 
 def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
-    """Describe one error of pydantic; see ``schema_problems``."""
     kind, got = details["type"], details["input"]
     if kind == "missing":
         return f"is missing; this {what} is required"
@@ -471,7 +468,6 @@ def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], w
 
 
 def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:
-    """Return the fields of the model at ``location`` inside ``model``."""
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[part].annotation)
@@ -479,7 +475,7 @@ def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, F
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first model in ``list[Model]``, ``dict[str, Model]``, ``Model | None``..."""
+    """Return the first model in an annotation, such as ``list[Model]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_model_in(argument) for argument in typing.get_args(annotation))

@@ -1,4 +1,4 @@
-"""Every hook of recd-plugins. A plugin package implements the ones it needs."""
+"""Hooks of plugin packages, all optional."""
 
 from __future__ import annotations
 
@@ -31,52 +31,52 @@ hookimpl = pluggy.HookimplMarker("recd_plugins")
 
 @hookspec
 def register_datasets() -> Sequence[type[Dataset]]:  # type: ignore[empty-body]
-    """Dataset classes: a location becomes Arrow record batches. Wrappers of datasets are some."""
+    """Return dataset and dataset wrapper classes."""
 
 
 @hookspec
 def register_converters() -> Sequence[type[Converter]]:  # type: ignore[empty-body]
-    """Converter classes: a record batch becomes a Batch."""
+    """Return converter classes."""
 
 
 @hookspec
 def register_preprocessing() -> Sequence[type[Preprocessing]]:  # type: ignore[empty-body]
-    """Preprocessing classes: jagged values become other jagged values."""
+    """Return preprocessing classes."""
 
 
 @hookspec
 def register_ingestions() -> Sequence[type[Ingestion]]:  # type: ignore[empty-body]
-    """Ingestion classes: who makes the batches of a rank, in other processes or elsewhere."""
+    """Return ingestion classes."""
 
 
 @hookspec
 def register_shardings() -> Sequence[type[Sharding]]:  # type: ignore[empty-body]
-    """Sharding classes: where the rows of tables live."""
+    """Return sharding classes."""
 
 
 @hookspec
 def register_caches() -> Sequence[type[Cache]]:  # type: ignore[empty-body]
-    """Cache classes: fast memory in front of tables."""
+    """Return cache classes."""
 
 
 @hookspec
 def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
-    """Pooling classes: a sequence of embeddings becomes one vector a row."""
+    """Return pooling classes."""
 
 
 @hookspec
 def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: ignore[empty-body]
-    """Sections of topology files by name; each says what was measured on the machines."""
+    """Return models of additional sections of topology files, by name."""
 
 
 @hookspec
 def register_plugins() -> Sequence[type[Plugin]]:  # type: ignore[empty-body]
-    """Plugin classes of any kinds, those of others' packages too: each says which by ``kind``."""
+    """Return plugin classes of any kind, also of kinds from other packages."""
 
 
 @hookspec
 def register_kinds() -> Sequence[Kind]:  # type: ignore[empty-body]
-    """Kinds of plugins, each with a section of registry files of its own."""
+    """Return additional plugin kinds, each with a section of registry files."""
 
 
 @hookspec
@@ -86,24 +86,24 @@ def register_commands(cli: click.Group) -> None:
 
 @hookspec
 def register_starts() -> Sequence[click.Command]:  # type: ignore[empty-body]
-    """Commands of ``recd init``, each by the name that stands after it, or ``TABLE``."""
+    """Return commands of ``recd init`` by their name, or ``TABLE``."""
 
 
 @hookspec
 def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
-    """Modes of ``recd plan``, classes ``PlanMode``: what a flag plans in place of the tables."""
+    """Return modes of ``recd plan``, which are ``PlanMode`` classes."""
 
 
 @hookspec
 def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
-    """Ways to measure machines, classes ``Measurement``; the last counts."""
+    """Return ``Measurement`` classes, which measure machines; the last one is used."""
 
 
 @hookspec
 def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
-    """Files that ``recd run`` writes of a run, classes ``RunReport``."""
+    """Return ``RunReport`` classes, which write report files of ``recd run``."""
 
 
 @hookspec
 def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
-    """Names without a public form that the package relies on, of TorchRec, say; for doctor."""
+    """Return private names of other packages that this package needs, for ``recd doctor``."""

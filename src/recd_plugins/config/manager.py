@@ -1,4 +1,4 @@
-"""Finds plugins in installed packages, loaded when their names are asked for, and in files."""
+"""Plugins of installed packages, which are imported on demand, and of files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 @dataclass(frozen=True)
 class Registered:
-    """A plugin class and its origin: ``"distribution version"`` or the path of a file."""
+    """Plugin class and its origin: ``"distribution version"`` or the path of a file."""
 
     cls: type[Plugin]
     origin: str
@@ -75,21 +75,20 @@ class Registered:
 
 @dataclass(frozen=True)
 class Broken:
-    """An installed package that cannot be used, by name, and a message with the reason."""
+    """Name of an unusable package, and the reason."""
 
     name: str
     reason: str
 
 
 class PluginManager:
-    """All plugins that are installed or in ``plugins_dir``.
+    """Finds plugins in installed packages and ``plugins_dir``.
 
-    A package is imported when a name with its prefix is asked for, or a name of no package. Broken
-    packages are listed in ``broken`` and stop only their users; a broken file is an error.
-    ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
+    Packages are imported for a name with their prefix, or an unknown prefix. Broken packages are
+    listed in ``broken``. ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
 
     Raises:
-        PluginError: a file fails to import or is no plugin, or an unknown package is left out.
+        PluginError: a file fails to import or has no plugin, or an unknown package is left out.
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
@@ -120,7 +119,7 @@ class PluginManager:
         return {kind.name: kind for kind in self._kinds}
 
     def besides(self) -> dict[str, list[str]]:
-        """Return what each origin adds besides plugins, in words."""
+        """Describe additions other than plugins, by origin."""
         found: dict[str, list[str]] = {origin: [] for origin in self.origins}
         for hooks, origin, _ in self._installed_first():
             for hook, words in BESIDES.items():
@@ -129,18 +128,18 @@ class PluginManager:
         return found
 
     def origin_of(self, kind: Kind) -> str:
-        """Return the origin of a kind, ``OWN`` for those of recd-plugins."""
+        """Return the origin of a kind; ``OWN`` for built-in kinds."""
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return kinds by name for a file with ``sections``; imports packages only if needed."""
+        """Return kinds by name; imports packages only for unknown sections."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}
 
     @property
     def broken(self) -> tuple[Broken, ...]:
-        """Packages that cannot be used; imports all packages."""
+        """Unusable packages; imports all packages."""
         self._load()
         return tuple(self._broken)
 
@@ -151,11 +150,7 @@ class PluginManager:
         return {kind.name: dict(self._found.get(kind.name, {})) for kind in self._kinds}
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """Return the plugin of a kind and name, or None.
-
-        Raises:
-            PluginError: the package with names of this prefix is broken.
-        """
+        """Return a plugin, or None; PluginError if the package with its prefix is broken."""
         prefix = name.partition(".")[0]
         self._load(prefix if prefix in self._owners else None)
         found = self._found.get(kind, {}).get(name)
@@ -166,7 +161,7 @@ class PluginManager:
         return found
 
     def register_commands(self, cli: click.Group) -> None:
-        """Let every package add its commands to ``cli``; PluginError if a file fails."""
+        """Add the commands of all packages and files; PluginError if a file fails."""
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
                 _returned(hooks, "register_commands", origin, cli=cli)
@@ -178,8 +173,8 @@ class PluginManager:
         def add(section: tuple[str, type[BaseModel]], where: str) -> None:
             if section[0] in sections:
                 raise PluginError(
-                    f"{where}: section {section[0]} of topology files is another package's; rename "
-                    "it, or leave one package out (--without NAME)"
+                    f"{where}: section {section[0]} of topology files belongs to another package; "
+                    "rename it, or leave one package out (--without NAME)"
                 )
             sections[section[0]] = section[1]
 
@@ -187,10 +182,10 @@ class PluginManager:
         return sections
 
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
-        """Call ``add`` with each item of a hook's lists or mappings, and the words that name it.
+        """Call ``add`` with each item of a hook and a description of its origin.
 
         Args:
-            hook: not for plugins.
+            hook: name of a hook that returns lists or mappings.
             add: raises PluginError for unusable items.
 
         Raises:
@@ -251,8 +246,8 @@ class PluginManager:
             own = word in _RESERVED or hasattr(BaseModel, word)  # a section is a field of a model
             if owner := owners.get(word, OWN if own else ""):
                 raise PluginError(
-                    f"{origin}: kind {kind.name!r}: {word} is a kind or section of {owner}; take "
-                    "another name or section, or leave one package out (--without NAME)"
+                    f"{origin}: kind {kind.name!r}: {word} is a kind or section of {owner}; rename "
+                    "it, or leave one package out (--without NAME)"
                 )
 
     def _register_plugins(
@@ -297,8 +292,8 @@ class PluginManager:
         if name not in known:
             shown = qualified(cls) if isinstance(cls, type) else repr(cls)
             raise PluginError(
-                f"{where}: {shown} is of kind {name}, which no package registers that is there "
-                f"(the kinds: {', '.join(known)}); install the one that does"
+                f"{where}: {shown} is of kind {name}, which no installed package registers; the "
+                f"kinds: {', '.join(known)}"
             )
         return known[name]
 
@@ -313,28 +308,19 @@ class PluginManager:
             )
         if package is not None and prefix != own and prefix in self._owners:
             raise PluginError(
-                f"{where}: {qualified(cls)} is named {name}, and names that start with {prefix}. "
-                f"are those of {self._owners[prefix]}; rename it, or leave {own} out (--without "
-                f"{own})"
+                f"{where}: {qualified(cls)} is named {name}, but the prefix {prefix}. belongs to "
+                f"{self._owners[prefix]}; rename it, or leave {own} out (--without {own})"
             )
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """Make a plugin of an installed package.
-
-    Raises:
-        PluginError: no package has it, or its package is broken.
-    """
+    """Make a plugin of an installed package; PluginError as ``installed_class``."""
     found = installed_class(kind, name)
     return found(found.Options.model_validate(options or {}))
 
 
 def installed_class(kind: str, name: str) -> type[Plugin]:
-    """Return the class of a plugin of an installed package.
-
-    Raises:
-        PluginError: no package has it, or its package is broken.
-    """
+    """Return an installed plugin's class; PluginError if it is missing or broken."""
     manager = PluginManager()
     found = manager.find(kind, name)
     if found is None:
@@ -346,7 +332,7 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
 
 
 def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
-    """Return a pluggy manager of one module, which tells whose answer is whose."""
+    """Return a pluggy manager of one module."""
     hooks = pluggy.PluginManager(GROUP)
     hooks.add_hookspecs(hookspecs)
     if os.environ.get("RECD_TRACE_PLUGINS") == "1":
@@ -367,7 +353,7 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
 
 
 def _returned(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
-    """Return the items of all lists, or of all mappings, that a hook returned."""
+    """Return the items of all lists or mappings that a hook returned."""
     try:
         with redirect_stdout(sys.stderr):  # a program may read the command's own output
             answers = [each for each in getattr(hooks.hook, hook)(**arguments) if each is not None]

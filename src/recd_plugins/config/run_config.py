@@ -1,4 +1,4 @@
-"""The parsed registry file."""
+"""Parsed registry files."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ TYPED_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A parsed registry file with its plugins, without disabled entries.
+    """Parsed registry file with its plugins, without disabled entries.
 
     Paths in options are relative to the current directory.
 
     Attributes:
-        dataset: without its wrappers.
-        wrappers: of the dataset, innermost first, without patterns.
-        ingestion: makes batches, without patterns; None for the ranks themselves.
-        kinds: of the sections that the file may have, by name.
-        further: entries of the kinds without an attribute here, by kind.
-        offering: shardings that a chooser may choose; empty without a chooser.
-        unloaded: why packages could not be loaded; empty without a chooser.
+        dataset: dataset without wrappers.
+        wrappers: wrappers of the dataset, innermost first.
+        ingestion: ingestion plugin, if any.
+        kinds: plugin kinds by name.
+        further: entries of kinds without an attribute here, by kind.
+        offering: shardings for a chooser; empty without a chooser.
+        unloaded: reasons of packages that did not load, for a chooser.
         document: the file as plain data with lines, if there is one.
     """
 
@@ -83,13 +83,13 @@ class RunConfig:
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem of the file with its line."""
+        """Return a problem with the line of ``location``."""
         document = self.document or Document(str(self.path), {}, {})
         return document.problem(location, message)
 
     @property
     def model(self) -> ModelSpec | None:
-        """The built-in model; None if the file has no model or a plugin."""
+        """Section ``model`` of the built-in model; None without one."""
         return self.spec.model
 
     @property
@@ -99,22 +99,18 @@ class RunConfig:
 
     @property
     def training(self) -> TrainingSpec:
-        """How training runs."""
+        """Section ``training``."""
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """Return ``dataset`` in its wrappers, which use ``lookups``."""
+        """Return the dataset in its wrappers."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)
         return dataset
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """Return the config with fields of the ``training`` section replaced.
-
-        Raises:
-            RegistryError: a value is not allowed, or not with the others.
-        """
+        """Replace fields of the ``training`` section; RegistryError for wrong values."""
         try:
             training = TrainingSpec.model_validate(
                 {**self.training.model_dump(exclude_unset=True), **overrides}
@@ -137,14 +133,14 @@ class RunConfig:
         return replace(self, spec=spec)
 
     def claim(self, kind: str, names: Iterable[str]) -> Any:
-        """Return the entry of each of ``names`` that one matches.
+        """Return the entry of each matched name.
 
-        For a kind with several entries per feature, such as preprocessing, a tuple of entries in
-        the order of the file.
+        For a kind with several entries per feature, such as preprocessing, return a tuple of
+        entries in the order of the file.
 
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
-            PluginError: there is no such kind.
+            PluginError: the kind is unknown.
             TypeError: entries of the kind have no patterns.
         """
         return claim(self.path, self._kind(kind), self.entries(kind), names)
@@ -162,22 +158,18 @@ class RunConfig:
         kinds = self.kinds if name in self.kinds else PluginManager().kinds
         if name not in kinds:
             raise PluginError(
-                f"no package that is installed registers a kind {name}"
+                f"no installed package registers a kind {name}"
                 + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
             )
         return kinds[name]
 
 
 def two_readers(ingestion: str, workers: int) -> str:
-    """Return the message for a registry with an ingestion and workers."""
-    return (
-        f"{workers} workers would read what ingestion {ingestion} brings; "
-        "leave workers out (its readers are set by its options), or leave out the section ingestion"
-    )
+    return f"{workers} workers and ingestion {ingestion} would both read; leave one out"
 
 
 def check_dataset(config: RunConfig) -> None:
-    """Raise RegistryError for options of the dataset that do not suit its data."""
+    """Raise RegistryError for options of the dataset that do not fit its data."""
     with plugin_call(config.dataset, "mistakes"):
         mistakes = list(config.dataset.mistakes())
     if mistakes:
@@ -187,7 +179,7 @@ def check_dataset(config: RunConfig) -> None:
 
 
 def plugin_versions(config: RunConfig) -> dict[str, str]:
-    """Return the distribution and version of each plugin, or a digest of its file or folder."""
+    """Return each plugin's distribution with version, or a digest of its file or folder."""
     sections = [config.wrappers, *map(config.entries, config.kinds)]
     plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
     manager = PluginManager()
@@ -226,9 +218,8 @@ class NoDataset(Dataset):
 
     def prepare(self) -> NoReturn:
         raise SetupError(
-            "this needs rows (tiers and caches do, as they count how often ids occur), and the "
-            "registry has no dataset: add the sections dataset and converter, with the data that "
-            "the model is trained on"
+            "this needs rows of data, for example to count ids for tiers and caches: add the "
+            "sections dataset and converter to the registry file"
         )
 
     def schema(self) -> FeatureSchema:

@@ -1,4 +1,4 @@
-"""The schema of ``registry.yaml``, whose descriptions ``recd schema`` shows."""
+"""Schema of ``registry.yaml``; ``recd schema`` shows the descriptions."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ class _Versioned(Spec):
 
 
 class RegistrySpec(_Versioned):
-    """What a registry file says besides plugins."""
+    """Sections of a registry file without plugins."""
 
     model: ModelSpec | None = Field(default=None, description=BY_NAME["model"].description)
     training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
@@ -402,8 +402,8 @@ def registry_spec(
     """Return the schema of registry files with sections of these kinds.
 
     Args:
-        kinds: of plugins.
-        data: a file, which decides between a plugin and the built-in model; both without it.
+        kinds: plugin kinds.
+        data: file content, which decides between a model plugin and the built-in model.
         needs_data: whether dataset and converter are required.
     """
     written = {} if data is None else data.get("model")
@@ -439,7 +439,6 @@ def _registry_spec(kinds: tuple[Kind, ...], model: Any, needs_data: bool) -> typ
 
 
 def _entry_spec(kind: Kind) -> type[PluginSpec]:
-    """What an entry of a section is."""
     if kind.name == "dataset":
         return DatasetSpec
     if kind.claimed is not None:

@@ -1,4 +1,4 @@
-"""What this process is doing, for reports of a run that makes no progress."""
+"""Activity of this process, for reports of hangs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Activity:
-    """The activity of a process's training thread.
+    """Activity of the training thread.
 
     Attributes:
-        what: in words that follow "is".
+        what: words that follow "is".
         long: whether it may take minutes in a healthy run.
-        step: optimizer steps done.
-        changes: number of changes so far; grows while the process makes progress.
-        processes: processes that it waits for, by name.
+        step: finished optimizer steps.
+        changes: number of changes, which grows with progress.
+        processes: awaited processes by name.
     """
 
     what: str = "starting"
@@ -37,12 +37,12 @@ def current() -> Activity:
 
 
 def start(step: int = 0) -> None:
-    """Begin a run; its first step compiles and warms up, so it may take long."""
+    """Begin a run, whose first step may take long."""
     _set(Activity(step=step))
 
 
 def reached(step: int) -> None:
-    """Note the number of optimizer steps done."""
+    """Set the number of finished optimizer steps."""
     _set(Activity("training", long=False, step=step))
 
 
@@ -50,7 +50,7 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """Be at ``what`` in this context; ``long`` stays as it was unless it is given."""
+    """Set the activity in this context; ``long`` is inherited by default."""
     before = _current
     long = before.long if long is None else long
     _set(replace(before, what=what, processes=processes or {}, long=long))

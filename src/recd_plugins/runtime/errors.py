@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class RecdError(Exception):
-    """Base of errors whose message says what is wrong, where, and what to do."""
+    """Base of errors with a message for users."""
 
 
 class PluginError(RecdError):
@@ -23,15 +23,15 @@ class DataError(RecdError):
 
 
 class SetupError(RecdError):
-    """The machine or the installed versions cannot do what was asked."""
+    """The machine, the installed versions or the setup do not support the request."""
 
 
 class RunInterrupted(RecdError):
-    """A run that Ctrl-C, SIGTERM or SIGHUP ended early.
+    """A signal ended a run early.
 
     Attributes:
-        signal: its number; the exit code of the command is 128 more.
-        resumable: whether a checkpoint was written, from which the same command resumes.
+        signal: number of the signal; the exit code of the command is 128 more.
+        resumable: whether the same command resumes from a checkpoint.
     """
 
     signal: int = signal.SIGINT
@@ -49,10 +49,10 @@ class RunInterrupted(RecdError):
 
 
 class RankError(RuntimeError):
-    """A rank raised an error that is no RecdError; the message carries its traceback.
+    """A rank raised an error other than a RecdError; the message has the traceback.
 
     Attributes:
-        what: the error and its place, in a line.
+        what: error and place in one line.
     """
 
     def __init__(self, message: str, what: str = "") -> None:
@@ -61,7 +61,7 @@ class RankError(RuntimeError):
 
 
 def on_rank(error: RecdError, rank: int) -> RecdError:
-    """Add the rank to an error of code or data that failed on one rank alone."""
+    """Add the rank to an error of a plugin or data."""
     if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
         return error
     return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)
@@ -77,7 +77,7 @@ class ExactnessError(RecdError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a registry file. ``line`` is 1-based, or 0 if none applies."""
+    """Problem of a registry file; ``line`` is 1-based, or 0 for none."""
 
     path: str
     line: int
@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """File, line and field: ``registry.yaml:12 sharding[0]``."""
+        """File, line and field, as ``registry.yaml:12 sharding[0]``."""
         where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where} {self.field}" if self.field else where
 
@@ -95,7 +95,7 @@ class Problem:
 
 
 class RegistryError(RecdError):
-    """All problems of a registry file."""
+    """The registry file has problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

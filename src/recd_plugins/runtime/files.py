@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON notes with a digest."""
+"""Atomic writes of files, and JSON notes with a digest."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``json_text`` of a value as ``write_text`` does."""
+    """Write JSON atomically."""
     write_text(path, json_text(value))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; ValueError if it is none, or is nested too deeply."""
+    """Parse JSON; ValueError also for deep nesting."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -46,7 +46,7 @@ def write_note(path: Path, value: Any) -> None:
 
 
 def read_note(path: Path) -> Any:
-    """Return the value of a note, None if the file is missing, damaged or changed."""
+    """Return the value of a note; None for a missing, damaged or changed file."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -56,22 +56,14 @@ def read_note(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; missing folders are made.
-
-    Raises:
-        RecdError: the place cannot be written.
-    """
+    """Write a file atomically, with missing folders; RecdError if it cannot be written."""
     with new_file(path) as temporary:
         # Names of files may hold bytes that are not UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
-    """Write a picture in the format of its suffix (``.png``, ``.svg``...), likewise.
-
-    Raises:
-        RecdError: the place cannot be written, or matplotlib does not know the format.
-    """
+    """Write a figure atomically in the format of its suffix; RecdError if that fails."""
     try:
         with new_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
@@ -83,16 +75,16 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
     """Yield a temporary path, which becomes ``path`` at the end or is removed on failure.
 
-    Missing folders are made, and removed again on failure. A link stays a link, to the new file. A
-    pipe or a device stays, and gets the content.
+    Missing folders are made, and removed again on failure. Links stay, with a new target file.
+    Pipes and devices get the content.
 
     Args:
         path: the file.
-        token: from ``without_remains``, if another process cleans up after this one.
+        token: token of ``without_remains`` in another process.
         replaces: whether to replace a file that exists at the end.
 
     Raises:
-        RecdError: the place cannot be written, or holds a file that is not to be replaced.
+        RecdError: the file cannot be written or must not be replaced.
     """
     target = real_path(path)
     temporary = _temporary(target, token or secrets.token_hex(4))
@@ -120,7 +112,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """Yield a token for ``new_file`` in another process; on failure its file is removed here."""
+    """Yield a token for ``new_file`` in another process; removes its file on failure."""
     token = secrets.token_hex(4)
     try:
         yield token
@@ -161,7 +153,7 @@ def _temporary(path: Path, token: str) -> Path:
 
 
 def why_not(error: OSError, path: Path) -> str:
-    """Return why a file cannot be written; on a full disk with the free bytes."""
+    """Return why a file cannot be written, with the free bytes of a full disk."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
     while not path.exists():
@@ -170,22 +162,18 @@ def why_not(error: OSError, path: Path) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """Resolve a path; a link to itself stays as it is, unlike with ``Path.resolve``."""
+    """Resolve a path without the error of ``Path.resolve`` for a link to itself."""
     return Path(os.path.realpath(path))
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a pipe or a device, which could be read for ever."""
+    """Raise OSError for a pipe or a device, which may have no end."""
     if _is_special(path):
-        raise OSError("it is no regular file, but a pipe or a device; write it to a file first")
+        raise OSError("it is a pipe or a device; write it to a file first")
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that ``path`` can be written; leaves nothing there.
-
-    Raises:
-        RecdError: it cannot.
-    """
+    """Check before long work that a file can be written; RecdError if not."""
     if _is_stream(path):
         return
     folder = real_path(path).parent

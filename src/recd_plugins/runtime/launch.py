@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -71,8 +71,8 @@ def launch(
 ) -> list[T]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; return results by rank.
 
-    See ``Ranks`` for the options and ``Ranks.run`` for errors. An ``interruptible`` function ends
-    by itself at a signal (``signals.passed_on``).
+    See ``Ranks`` for the options and ``Ranks.run`` for errors. Signals are passed on to the ranks
+    of an ``interruptible`` function (``signals.passed_on``).
     """
     ranks = Ranks(
         world_size,
@@ -82,13 +82,13 @@ def launch(
         threads=threads,
         hang_limits=hang_limits,
     )
-    with ranks.asked_to_end() if interruptible else nullcontext(), ranks:
+    with passed_on(ranks.processes) if interruptible else nullcontext(), ranks:
         return ranks.run(function, *args)
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """Settings of all ranks; ``beats`` is the seconds between heartbeats, if any."""
+    """Settings of all ranks; ``beats`` is the seconds between heartbeats."""
 
     world_size: int
     local_world_size: int
@@ -109,19 +109,19 @@ class _Failure:
 
 
 class Ranks:
-    """A context with ``world_size`` processes that share one process group.
+    """Context with ``world_size`` processes that share one process group.
 
-    torch's elastic launcher is no replacement: it starts an interpreter per rank, passes errors on
-    as text, and kills ranks 30 s after a signal, which a checkpoint may outlast.
+    torch's elastic launcher starts an interpreter per rank, passes errors on as text, and kills
+    ranks 30 s after a signal, which is too soon for a checkpoint.
 
     Args:
         world_size: number of processes.
-        backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, modulo the
-            number of devices.
-        timeout: of the start and of each collective.
-        local_world_size: ranks per node, to pretend several nodes; by default all.
-        threads: torch's threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
-        hang_limits: report on stderr if nothing moves, and end the ranks.
+        backend: backend of ``torch.distributed``; with CUDA, rank i uses device i modulo the number
+            of devices.
+        timeout: timeout of the start and of each collective.
+        local_world_size: ranks per simulated node; by default all.
+        threads: torch threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
+        hang_limits: limits after which a hang is reported on stderr, and ends the ranks.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class Ranks:
         self._hang_limits = hang_limits
         self._watch: HangWatch | None = None
         self._store: TCPStore | None = None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self.processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
 
     @property
     def alive(self) -> bool:
-        """Whether ``run`` can be called, which ends with a failure."""
-        return bool(self._processes)
+        """Whether ``run`` can be called; a failure ends all ranks."""
+        return bool(self.processes)
 
     def __enter__(self) -> Self:
         from torch._C._distributed_c10d import TCPStore
@@ -175,7 +175,7 @@ class Ranks:
                 with safe_path():
                     process.start()
                 theirs.close()
-                self._processes.append(process)
+                self.processes.append(process)
                 self._connections.append(ours)
             if self._hang_limits is not None:
                 self._watch = HangWatch(
@@ -183,7 +183,7 @@ class Ranks:
                     self.world_size,
                     self._hang_limits,
                     say=lambda text: print(text, file=sys.stderr, flush=True),
-                    processes=[process.pid or 0 for process in self._processes],
+                    processes=[process.pid or 0 for process in self.processes],
                 )
             self._collect()
         except BaseException:
@@ -203,7 +203,7 @@ class Ranks:
         ``function``, ``args`` and results are pickled. One failure ends all ranks.
 
         Raises:
-            RankError: a rank raised an error that is no RecdError; carries its traceback.
+            RankError: a rank raised an error other than a RecdError; carries its traceback.
             RecdError: a rank raised this error.
             SetupError: a rank was killed or exited.
         """
@@ -219,16 +219,12 @@ class Ranks:
             self._kill()
             raise
 
-    def asked_to_end(self) -> AbstractContextManager[None]:
-        """Return a context that passes signals that end a run on to the ranks."""
-        return passed_on(self._processes)
-
     def close(self) -> None:
-        """Let every rank leave the process group and end."""
+        """End all ranks regularly."""
         for connection in self._connections:
             with suppress(BrokenPipeError):
                 connection.send_bytes(b"")
-        for process in self._processes:
+        for process in self.processes:
             process.join(timeout=10)
         self._kill()
 
@@ -237,15 +233,15 @@ class Ranks:
         for stopped in [] if self._watch is None else self._watch.stopped_here():
             with suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGKILL)
-        for process in self._processes:
+        for process in self.processes:
             if process.pid is not None and process.is_alive():
                 kill_stopped_below(process.pid)
             process.kill()
-        for process in self._processes:
+        for process in self.processes:
             process.join()
         for connection in self._connections:
             connection.close()
-        self._processes, self._connections = [], []
+        self.processes, self._connections = [], []
         self._watch = self._store = None
 
     def _collect(self) -> list[Any]:
@@ -269,11 +265,11 @@ class Ranks:
         return [answers[rank] for rank in range(self.world_size)]
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
-        """Return the ranks that have answered or ended; none at the deadline."""
+        """Return the ranks that have answered or ended, none at the deadline."""
         sources: dict[Any, int] = {}
         for rank in ranks:
             sources[self._connections[rank]] = rank
-            sources[self._processes[rank].sentinel] = rank
+            sources[self.processes[rank].sentinel] = rank
         while deadline is None and self._watch is not None and self._hang_limits is not None:
             if ready := wait(list(sources), self._hang_limits.interval):
                 return sorted({sources[source] for source in ready})
@@ -285,12 +281,12 @@ class Ranks:
         try:
             return pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._processes[rank].join()
-            return _Failure("", None, self._processes[rank].exitcode)
+            self.processes[rank].join()
+            return _Failure("", None, self.processes[rank].exitcode)
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """Return the fork server that has imported torch and TorchRec, or "spawn" for CUDA.
+    """Return the fork server with imported torch and TorchRec, or "spawn" for CUDA.
 
     Imports take 4 s, ten times as long as a fork. CUDA does not survive a fork.
     """
@@ -304,7 +300,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
 
 def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the cause: a death rather than the complaints of its peers, then a RecdError."""
+    """Raise the cause: a death before errors of its peers, then a RecdError."""
     rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:
@@ -398,11 +394,7 @@ def _failure(error: BaseException) -> _Failure:
 
 
 def torchrun_rank() -> int | None:
-    """Return the rank from torchrun's environment; None without it and in ranks of ``launch``.
-
-    Raises:
-        SetupError: only one of RANK and WORLD_SIZE is set.
-    """
+    """Return the rank of torchrun, or None; SetupError for only one of RANK and WORLD_SIZE."""
     missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
     if LAUNCHED in os.environ or len(missing) == 2:
         return None
@@ -410,7 +402,7 @@ def torchrun_rank() -> int | None:
         other = "RANK" if name == "WORLD_SIZE" else "WORLD_SIZE"
         raise SetupError(
             f"{other} is {os.environ[other]!r} and {name} is not set, so this process would train "
-            "alone: have the launcher set both, or neither of them to start ranks here"
+            "alone: set both, or neither to start ranks here"
         )
     return int(os.environ["RANK"])
 
@@ -424,7 +416,7 @@ def torchrun_ranks_per_node() -> int:
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
 ) -> Iterator[tuple[int, int]]:
-    """Join the process group of ``torchrun``; yields rank and world size.
+    """Join the process group of torchrun; yields rank and world size.
 
     Raises:
         RecdError: torchrun's environment is missing.

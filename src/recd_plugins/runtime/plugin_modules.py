@@ -1,4 +1,4 @@
-"""Modules that declare plugins, of installed packages and of files in a folder."""
+"""Plugin modules of installed packages and of files in a folder."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package of plugins, which is not imported yet.
+    """Installed package of plugins, which may not be imported yet.
 
     Attributes:
-        entry_point: has the package's name, with which names of its plugins start.
-        distribution: name of it.
+        entry_point: entry point with the prefix of the package's plugins as name.
+        distribution: name of the distribution.
         origin: ``"distribution version"``.
     """
 
@@ -60,9 +60,9 @@ class Package:
 
 
 def installed_packages() -> list[Package]:
-    """Return the packages of the entry-point group ``recd_plugins`` that are not left out.
+    """Return the packages of the entry-point group ``recd_plugins``.
 
-    ``RECD_WITHOUT`` and ``RECD_ONLY`` name packages or distributions.
+    ``RECD_WITHOUT`` and ``RECD_ONLY`` select by package or distribution.
 
     Raises:
         PluginError: ``RECD_WITHOUT`` names an unknown package.
@@ -72,8 +72,8 @@ def installed_packages() -> list[Package]:
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
         raise PluginError(
-            f"{', '.join(unknown)}, to be left out (--without, {WITHOUT}), is no installed "
-            f"package of plugins; there are: {', '.join(sorted(known))}"
+            f"--without or {WITHOUT}: {', '.join(unknown)} is no installed package of plugins; "
+            f"there are: {', '.join(sorted(known))}"
         )
     return [
         package
@@ -85,7 +85,7 @@ def installed_packages() -> list[Package]:
 
 @lru_cache(maxsize=1)
 def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # noqa: ARG001
-    """Return all packages; cached until folders of ``sys.path`` change, as it is slow."""
+    """Return all packages, cached until folders of ``sys.path`` change."""
     found = []
     for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
         distribution = entry_point.dist
@@ -96,7 +96,6 @@ def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # n
 
 
 def _state_of(folder: str) -> tuple[object, ...]:
-    """Return values that change when a distribution is installed or removed."""
     try:
         stat = os.stat(folder or ".")
     except OSError:
@@ -109,9 +108,9 @@ def _named(variable: str) -> set[str]:
 
 
 def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
-    """Yield the files ``*.py`` and packages of ``folder``, except names with ``_`` or ``.`` first.
+    """Import the ``*.py`` files and packages of a folder without a leading ``_`` or ``.``.
 
-    Each becomes a module with a unique name.
+    Yields each module, with a unique name, and its file.
     """
     if not folder.is_dir():
         raise PluginError(f"plugins directory {folder} is not a directory")
@@ -129,9 +128,9 @@ def _module_name(file: Path, stem: str) -> str:
 
 
 def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
-    """Return name and file of each plugin's module that came from a folder of plugins.
+    """Return names and files of plugin modules from a folder.
 
-    Other processes must ``load_file`` such modules before they unpickle plugins.
+    Other processes must ``load_file`` them before they unpickle plugins.
     """
     names = {plugin.__module__.partition(".")[0] for plugin in plugins}
     return {
@@ -142,7 +141,7 @@ def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
 
 
 def load_file(name: str, file: Path) -> ModuleType:
-    """Return the module ``name``, imported from its file if needed; PluginError if that fails."""
+    """Return the module ``name``, imported from its file if needed; PluginError on failure."""
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"
@@ -171,7 +170,7 @@ def without_folder_prefix(text: str) -> str:
 
 
 def qualified(cls: type) -> str:
-    """Return the class with its module: ``recd_plugins.api`` for interfaces, none for files."""
+    """Return the class name for messages, with its public module if it has one."""
     if _FOLDER_MODULE.match(cls.__module__):
         return cls.__qualname__
     if cls.__module__.startswith("recd_plugins.interfaces."):

@@ -1,4 +1,4 @@
-"""Helpers for the processes that this package starts: ranks and reader workers."""
+"""Helpers for ranks and reader workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ E = TypeVar("E", bound=Exception)
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, even if that is killed.
+    """End this process when its parent ends, even if the parent is killed.
 
-    Call it first in a process that multiprocessing or ``concurrent.futures`` starts, for example
-    as ``ProcessPoolExecutor(initializer=end_with_parent)``.
+    Call it first in a process of multiprocessing or ``concurrent.futures``, for example as
+    ``ProcessPoolExecutor(initializer=end_with_parent)``.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "call end_with_parent in a process that multiprocessing started"
@@ -43,7 +43,7 @@ def end_with_parent() -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Return whether a process of this machine is stopped, by SIGSTOP or a debugger."""
+    """Return whether a local process is stopped, by SIGSTOP or a debugger."""
     try:
         return psutil.Process(process).status() in _STOPPED
     except psutil.Error:
@@ -51,7 +51,7 @@ def is_stopped(process: int) -> bool:
 
 
 def kill_stopped_below(process: int) -> None:
-    """Kill the stopped descendants of a process, as they cannot notice its end."""
+    """Kill the stopped descendants of a process."""
     with suppress(psutil.Error):
         for child in psutil.Process(process).children(recursive=True):
             with suppress(psutil.Error):
@@ -63,8 +63,7 @@ def kill_stopped_below(process: int) -> None:
 def safe_path() -> Iterator[None]:
     """Keep the current folder off ``sys.path`` of interpreters that start in this context.
 
-    multiprocessing starts ``python -c``, which would prefer modules of that folder to installed
-    ones. Processes adopt their parent's ``sys.path`` later.
+    multiprocessing starts ``python -c``, which would prefer modules of that folder.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -78,13 +77,13 @@ def safe_path() -> Iterator[None]:
 
 
 def adopt_environ(environ: Mapping[str, str]) -> None:
-    """Adopt the environment that the parent had outside ``safe_path``."""
+    """Adopt the environment of the parent outside ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
 
 
 def start_fork_server() -> None:
-    """Start the fork server if it is not there yet; it and its children ignore SIGHUP."""
+    """Start the fork server if needed; it and its children ignore SIGHUP."""
     # Imports ask whether there is a GPU; NVML answers without starting CUDA, which breaks by forks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
@@ -100,7 +99,7 @@ def start_fork_server() -> None:
 
 
 def share_fork_server() -> None:
-    """Fork children of this process from the server that it was forked from itself.
+    """Fork children of this process from its own fork server.
 
     multiprocessing (3.11 to 3.14) would start another server, which imports everything again.
     """

@@ -16,7 +16,7 @@ from typing import Self
 from recd_plugins.report.output import lasting_output
 from recd_plugins.runtime.errors import RunInterrupted, SetupError
 
-#: Of Ctrl-C, of systemd and Slurm, and of a closed terminal.
+#: Signals of Ctrl-C, of systemd and Slurm, and of a closed terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Environment variable of ranks of ``launch``.
 LAUNCHED = "RECD_LAUNCHED"
@@ -40,7 +40,7 @@ def _say_that_it_ends(number: int) -> None:
 
 @contextmanager
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
-    """Pass the first ending signal on to the ranks as SIGTERM; a second one ends the run."""
+    """Pass the first signal on to the ranks as SIGTERM; a second one ends the run."""
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -84,9 +84,9 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
 
 
 class Interrupts:
-    """A context in which signals ask this rank to end, and ranks agree on the step.
+    """Context in which a signal asks this rank to end, and ranks agree on the last step.
 
-    Ranks of ``launch`` ignore SIGTERM after it. Under torchrun a second signal ends the process.
+    Under torchrun a second signal ends the process.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -125,10 +125,7 @@ class Interrupts:
         self._before = {}
 
     def asked(self) -> int:
-        """Return the signal that some rank got, or 0; some calls are collective.
-
-        Call it after each step, on every rank.
-        """
+        """Return the signal of any rank, or 0. Call it on every rank after each step."""
         import torch
         import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Words of messages: suggestions for misspelt names, short lists, and sizes in bytes."""
+"""Text of messages: suggestions, short lists, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return the name that ``word`` starts with, begins or resembles; empty without one."""
+    """Return the name closest to ``word``, or an empty text."""
     known = list(known)
     if (first := word.partition(" ")[0]) in known:
         return first
@@ -42,11 +42,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def read_bytes(words: str | int) -> int:
-    """Parse a number of bytes with an optional unit, such as 256MB or 2GiB.
-
-    Raises:
-        ValueError: it is not a positive number of bytes.
-    """
+    """Parse a positive number of bytes, such as 256MB or 2GiB; ValueError if it is none."""
     match = _FORM.fullmatch(str(words).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0

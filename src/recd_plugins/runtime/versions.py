@@ -1,4 +1,4 @@
-"""Versions of recd-plugins, torch, FBGEMM and torchrec, and private names that we need of them."""
+"""Installed versions, and the private names that this package needs of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
 
 
 def fbgemm_builds() -> dict[str, str]:
-    """Return the version by name of the installed distributions that hold FBGEMM.
-
-    Without CUDA, a distribution named fbgemm-gpu may hold metadata only.
-    """
+    """Return the versions of installed distributions with files of FBGEMM."""
     builds = {}
     for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
         if (version := _installed(name)) is None:
@@ -35,10 +32,8 @@ def fbgemm_builds() -> dict[str, str]:
 
 
 def fbgemm_has_cuda() -> bool:
-    """Return whether FBGEMM is the CUDA build, and the CPU build is not installed over it.
-
-    PyTorch's own index calls the CPU build fbgemm-gpu too, with a version that ends in ``+cpu``.
-    """
+    """Return whether FBGEMM is the CUDA build, without the CPU build over it."""
+    # PyTorch's index has a CPU build of this name, too.
     builds = fbgemm_builds()
     return list(builds) == ["fbgemm-gpu"] and not builds["fbgemm-gpu"].endswith("+cpu")
 
@@ -51,7 +46,7 @@ def installed_set() -> str:
 
 
 def mismatch() -> str:
-    """Return what to install so that the versions match; empty if they do."""
+    """Return advice on versions that do not match, or an empty text."""
     torch, fbgemm, torchrec = (
         None if version is None else ".".join(version.split(".")[:2]) for version in _versions()
     )
@@ -83,13 +78,13 @@ def _installed(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Internal:
-    """Private names of a module, class or function of another package.
+    """Private names of another package that this package needs.
 
     Attributes:
-        of: the owner, ``"package.module"`` or ``"package.module:Class"``. Names of a class may be
-            attributes of its objects, names of a function arguments that it passes on.
+        of: ``"package.module"`` or ``"package.module:Class"`` with the names. A class may have them
+            in its objects, a function as arguments that it passes on.
         names: attributes or modules.
-        used_for: what needs them, such as "planning managed collision".
+        used_for: use for messages, such as "planning managed collision".
     """
 
     of: str
@@ -112,11 +107,7 @@ class Internal:
 
 
 def refuse_missing(internals: Iterable[Internal]) -> None:
-    """Check an installation for private names.
-
-    Raises:
-        SetupError: names are missing; says what needs each and what to install.
-    """
+    """Raise SetupError if private names are missing, with their use and what to install."""
     if missing := [message for internal in internals for message in internal.missing()]:
         raise SetupError(f"{'; '.join(missing)}: {one_of_the_sets()}")
 
@@ -131,7 +122,7 @@ def lacks(package: str, name: str, used_for: str) -> str:
 
 
 def has_name(owner: Any, name: str) -> bool:
-    """Return whether a module, class, its objects or a function's calls have the name."""
+    """Return whether a module, class, object of the class or function has the name."""
     if hasattr(owner, name):
         return True
     if inspect.ismodule(owner):
@@ -145,7 +136,7 @@ def has_name(owner: Any, name: str) -> bool:
 
 @cache
 def _names_in(owner: Any) -> frozenset[str]:
-    """Return the names that a function, or the methods of a class, read, set and register."""
+    """Return the names in the code of a function or of a class's methods."""
     if not isinstance(owner, type):
         code = getattr(inspect.unwrap(owner), "__code__", None)
         return frozenset(_names_of(code)) if code is not None else frozenset()

@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, and a watch that names the rank that the others wait for."""
+"""Heartbeats of ranks, and a watch that names the rank behind a hang."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class HangLimits:
     """Limits of a run without progress.
 
     Attributes:
-        notice: seconds until stderr says who waits for whom; again after twice as many.
+        notice: seconds until a notice on stderr, which is repeated after twice as many.
         timeout: seconds until the run ends; None for never.
-        advice: returns how to resume after that.
+        advice: returns the advice to resume.
     """
 
     notice: float
@@ -67,7 +67,7 @@ class HangLimits:
 
     @property
     def collectives(self) -> timedelta:
-        """The timeout of collectives."""
+        """Timeout of collectives, longer than that of the watch."""
         seconds = min(_LONGER * (self.timeout or 0.0), _MOST.total_seconds())
         return max(timedelta(seconds=seconds), _LEAST)
 
@@ -87,7 +87,7 @@ class Heartbeat:
 
 
 class Ticks:
-    """A clock that stops while its process is stopped: a pause of all processes is no hang."""
+    """Clock that stops with its process, as a pause of all processes is no hang."""
 
     def __init__(self, interval: float) -> None:
         self._most = 2 * interval
@@ -100,7 +100,7 @@ class Ticks:
 
 
 class Heart:
-    """A context in which a thread writes a heartbeat every ``interval`` seconds."""
+    """Context in which a thread writes a heartbeat every ``interval`` seconds."""
 
     def __init__(
         self, rank: int, interval: float, after_beat: Callable[[float], None] = lambda _: None
@@ -207,10 +207,9 @@ def _collective(frame: FrameType | None) -> str:
 
 
 class HangWatch:
-    """Reports a run whose ranks all stay at their activities.
+    """Reports and ends a run without progress.
 
-    Activities that may take long, such as a first step or a checkpoint, are reported but end no
-    run.
+    Activities that may take long, such as a first step or a checkpoint, only lead to a report.
     """
 
     def __init__(
@@ -234,11 +233,11 @@ class HangWatch:
 
     @property
     def told(self) -> bool:
-        """Whether the last report was that nothing moves."""
+        """Whether a hang is reported."""
         return self._told > 0
 
     def look(self, teller: int | None = None) -> None:
-        """Say who waits for whom if nothing has moved for long."""
+        """Report a hang, or raise HangError at the timeout."""
         self._read()
         going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}
         if not going_on:
@@ -363,7 +362,7 @@ def _names(ranks: list[int]) -> str:
 
 @contextmanager
 def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Iterator[None]:
-    """Watch the ranks of ``torchrun`` from each other, and name one whose connection is lost."""
+    """Let the ranks of torchrun watch each other, and name a lost rank."""
     if world_size == 1:
         yield
         return
@@ -392,13 +391,13 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             if not is_lost_connection(error):
                 raise
             lost = who_is_lost(rank, world_size, limits)
-            # Without a lost rank, a checkpoint or plugin that it names is at fault.
+            # Without a lost rank, the checkpoint or plugin of the error is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
             raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
 
 
 def _end(watch: HangWatch | None, text: str) -> None:
-    """End this process and stopped ones of the run on this machine."""
+    """End this process and stopped processes of the run on this machine."""
     kill_stopped_below(os.getpid())
     for process in [] if watch is None else watch.stopped_here():
         kill_stopped_below(process)
@@ -411,7 +410,7 @@ def _end(watch: HangWatch | None, text: str) -> None:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error, or a cause of it, is a collective's lost connection."""
+    """Return whether an error is caused by the lost connection of a collective."""
     import torch.distributed as dist
 
     cause: BaseException | None = error
@@ -430,7 +429,7 @@ def who_is_lost(
     limits: HangLimits,
     connect: Callable[[timedelta], TCPStore] = connect,
 ) -> str:
-    """Describe the lost ranks, with the same words on all ranks; takes 2.5 heartbeats."""
+    """Describe the lost ranks, equally on all ranks, within 2.5 heartbeats."""
     # torchrun keeps its store when it restarts ranks.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
@@ -455,7 +454,7 @@ def who_is_lost(
 
 
 def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
-    """Describe the ranks that have ended, or those without heartbeats."""
+    """Describe ended ranks, or else ranks without heartbeats."""
     before = after = _beats(store, world_size)
     for _ in range(_LOOKS):
         time.sleep(_BEATS * interval / _LOOKS)
