@@ -12,10 +12,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of ``size``, as 64k, mounted in ``folder``; the test is skipped without root.
-
-    In a context, since it has to be unmounted before the folder can be removed.
-    """
+    """Mount a file system of ``size``, such as 64k, in ``folder``; skip the test without root."""
     mounted = folder / "disk"
     mounted.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(mounted)]

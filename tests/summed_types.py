@@ -1,4 +1,4 @@
-"""In which types gradients of rows are summed."""
+"""Recording of the dtypes in which gradients of rows are summed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class SummedTypes(TorchDispatchMode):
-    """Notes them in ``types``.
-
-    torch's kernels for CPU sum halves in float32 by themselves. Those for CUDA do not.
-    """
+    """Records them; torch's CPU kernels sum halves in float32, its CUDA kernels do not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files are whole or not there; folders have one writer, and are free once it has ended."""
+"""Atomic files, and folders with one writer."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_who_holds_it_is_named_and_a_kill_frees_it(tmp_path: Path) -> None:
 
 
 def made_by(name: str, target: Path, waiting: threading.Event) -> str:
-    """Return who made the target: this one, or another that it waited for."""
+    """Return the maker of the target, after waiting for another one."""
     with work_folder(target, "test", {}, lambda _: None, waits=waiting.set) as work:
         if not target.exists():
             work.table.mkdir()
@@ -179,7 +179,7 @@ def test_another_is_waited_for(tmp_path: Path, fails: bool) -> None:
 
 
 def published(target: Path, meanwhile: str = "") -> bool:
-    """Make a target, to which another program writes; return whether earlier work was resumed."""
+    """Make a target; return whether earlier work was resumed."""
     with work_folder(target, "test", {}, lambda _: None) as work:
         if not work.resumed:
             work.table.mkdir()

@@ -36,7 +36,6 @@ def test_no_modules_import_one_another() -> None:
 
 
 def check_no_circles(modules: dict[str, str]) -> None:
-    """Refuse modules, code by name, of which some import one another."""
     graph = {name: set(imported(name, code, modules)) for name, code in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -45,7 +44,6 @@ def check_no_circles(modules: dict[str, str]) -> None:
 
 
 def imported(name: str, code: str, modules: dict[str, str]) -> Iterator[str]:
-    """What a module imports of ``modules``, anywhere in it."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
@@ -59,5 +57,4 @@ def imported(name: str, code: str, modules: dict[str, str]) -> Iterator[str]:
 
 
 def name_of(path: Path) -> str:
-    """The name of the module of a file."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")

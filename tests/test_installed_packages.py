@@ -47,8 +47,6 @@ preprocessing:
 
 
 class Site(installed.Site):
-    """Its packages have a plugin ``NAME.keep`` and a command ``NAME-hello``."""
-
     def install(self, name: str, text: str = PLUGIN, entry_point: str | None = None) -> None:
         super().install(name, text.format(name=name), entry_point)
 

@@ -25,24 +25,6 @@ def register_preprocessing():
     return [Keep]
 '''
 
-TELLING = '''
-from recd_plugins.api import Preprocessing, hookimpl
-
-class Tells(Preprocessing):
-    """Leave ids as they are."""
-    name = "acme.one"
-    def __init__(self, options):
-        super().__init__(options)
-        print("made")
-    def transform(self, values, offsets):
-        return values, offsets
-
-@hookimpl
-def register_preprocessing():
-    print("hook")
-    return [Tells]
-'''
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -127,7 +109,9 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
 
 
 def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
-    write(folder, "one.py", TELLING)
+    text = PLUGIN.format(name="acme.one").replace("return [Keep]", 'print("hook"); return [Keep]')
+    made = 'def __init__(self, options): print("made"); super().__init__(options)'
+    write(folder, "one.py", text.replace("    def transform", f"    {made}\n    def transform"))
     write(
         folder,
         "registry.yaml",

@@ -1,7 +1,4 @@
-"""What plugins and examples import of the framework is public, anywhere in any file of theirs.
-
-import-linter holds the same of plugins; it does not see folders that are no packages.
-"""
+"""Plugins and examples import only public modules of the framework."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ def test_it_imports_public_modules_alone(folder: str) -> None:
 
 
 def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Of what a public module lists, and of the public methods of its classes."""
     for name in module.__all__:
         listed = getattr(module, name)
         if not getattr(listed, "__module__", "").startswith("recd_plugins"):

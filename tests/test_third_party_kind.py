@@ -32,7 +32,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(environment: dict[str, str], folder: Path, audits: str, *options: object) -> list[float]:
-    """Losses by step."""
     registry, figures = folder / "registry.yaml", folder / "figures.json"
     audits = audits.format(folder=folder)
     registry.write_text(REGISTRY.format(folder=folder, audits=audits), encoding="utf-8")
@@ -41,7 +40,6 @@ def run(environment: dict[str, str], folder: Path, audits: str, *options: object
 
 
 def lookups(folder: Path) -> list[dict[str, int]]:
-    """Of the tables, by rank."""
     files = sorted((folder / "lookups").iterdir())
     return [json.loads(file.read_text())["lookups"] for file in files]
 

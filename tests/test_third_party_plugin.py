@@ -15,7 +15,6 @@ EXAMPLE = ROOT / "examples" / "third_party_plugin"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """An environment in which the example is installed besides recd-plugins."""
     return pip_installed(EXAMPLE, tmp_path_factory.mktemp("third_party"))
 
 
@@ -38,7 +37,6 @@ def project(folder):
 
 @pytest.mark.parametrize("example", sorted(path.name for path in ROOT.glob("examples/third_*")))
 def test_examples_need_only_what_make_setup_installs(example):
-    """Where users install recd-plugins, that is there too; no index has any of it."""
     installed = {project(ROOT)["name"]}
     installed |= {project(file.parent)["name"] for file in ROOT.glob("plugins/*/pyproject.toml")}
     needed = project(ROOT / "examples" / example)["dependencies"]

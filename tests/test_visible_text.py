@@ -27,8 +27,6 @@ SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"
 
 
 class Terminal(io.TextIOWrapper):
-    """A stream that keeps what is written, and says that it is a terminal."""
-
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
 
@@ -42,7 +40,6 @@ class Terminal(io.TextIOWrapper):
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Have the rest of a test print to a terminal."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")

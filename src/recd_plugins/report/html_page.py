@@ -1,11 +1,11 @@
-"""Pages of HTML that need nothing else, in one style."""
+"""Self-contained HTML pages in one style."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-# Words that a cell may be alone, which say how it is coloured.
+# Words of coloured cells.
 _MARKS = frozenset({"exact", "partial", "plain"})
 _STYLE = """
 body { max-width: 56rem; margin: 2.5rem auto; padding: 0 1rem; color: #1d2530; background: #fff;
@@ -24,30 +24,19 @@ pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
 
 
 class Html(str):
-    """A piece of HTML, which is put on a page as it is. Every other string is escaped."""
+    """HTML text, which is not escaped."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str, css: str = "") -> Html:
-    """Return an HTML element.
-
-    Args:
-        tag: name of the element, such as ``p``.
-        children: text, which is escaped, and ``Html``.
-        css: class of the element; none without it.
-    """
+    """Return an HTML element with children, which are escaped unless they are ``Html``."""
     attribute = f' class="{escape(css)}"' if css else ""
     return Html(f"<{tag}{attribute}>{_inside(children)}</{tag}>")
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return the text of a page.
-
-    Args:
-        title: text of its title.
-        parts: its body: text, which is escaped, and ``Html``.
-    """
+    """Return the text of a page; ``parts`` are escaped unless they are ``Html``."""
     body = _inside(parts, "\n")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -58,7 +47,7 @@ def html_page(title: str, parts: Iterable[str]) -> str:
 
 
 def html_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
-    """Return a table that scrolls by itself where it is too wide; the first column is names."""
+    """Return a table that scrolls if it is too wide."""
     head = element("tr", *(element("th", heading) for heading in headings))
     lines = (
         element("tr", *(element("td", cell, css=cell if cell in _MARKS else "") for cell in row))

@@ -42,11 +42,10 @@ def visible(text: str) -> str:
 
 
 def show_controls(stream: TextIO) -> None:
-    """Have a stream write control characters as escapes.
+    """Make a stream write control characters as escapes.
 
-    Styles of ``click.secho`` stay, and a carriage return at the start of a text or the end of a
-    line. So does all that a console of rich writes: those of ``output_console`` escape what they
-    are given.
+    Styles of ``click.secho`` stay, as do carriage returns at the start of a text or the end of a
+    line, and the output of rich consoles.
     """
     if not isinstance(stream, io.TextIOWrapper) or "write" in vars(stream):
         return
@@ -81,12 +80,12 @@ def prepare_output() -> None:
     streams: list[Any] = [sys.stdout, sys.stderr]
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
-            # Names of files that are not UTF-8 are shown as the bytes that they are.
+            # Show the bytes of file names that are not UTF-8.
             stream.reconfigure(errors="surrogateescape")
         show_controls(stream)
 
 
-#: Wide enough for any table and any line.
+#: Width for any table and any line.
 _UNLIMITED = 10_000
 
 
@@ -102,10 +101,7 @@ class _VisibleConsole(Console):
 
 
 def output_console() -> Console:
-    """Standard output: as wide as the terminal, or as ``COLUMNS`` says.
-
-    Into a pipe or a file lines are as long as they need to be: nothing there is cut or wrapped.
-    """
+    """Return a console as wide as the terminal or ``COLUMNS``, unlimited in pipes and files."""
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _VisibleConsole(width=None if has_width else _UNLIMITED)
 
@@ -120,10 +116,9 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """A context in which nobody has to read what this process prints.
+    """Redirect output to /dev/null in this context once its reader has ended.
 
-    As ``tee`` ends by the Ctrl-C that asks a run to end: to print would fail, and the run with it.
-    From the first failure on, what is printed goes nowhere.
+    A Ctrl-C that ends a run also ends ``tee``, after which printing would fail.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_lasting, before, (sys.__stdout__, sys.__stderr__))
@@ -150,7 +145,6 @@ class _Lasting(io.FileIO):
 
 
 def _lasting(stream: TextIO, of_process: TextIO | None) -> TextIO:
-    """The stream, as it is where it is not the process's own."""
     if stream is not of_process or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()

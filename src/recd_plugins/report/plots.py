@@ -1,4 +1,4 @@
-"""Pictures in one style: what all plots of this project look like."""
+"""Common style of plots."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from recd_plugins.report.html_page import Html
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of sides or parts that stand next to each other.
+#: Colours of variants or parts.
 COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0", "#b6bcc6")
-# Where there are more.
 _MORE_COLORS = ("#c25b6a", "#7fa8d4", "#e8c15a")
-#: Of what the others are compared with.
+#: Colour of the baseline.
 GREY = COLORS[-1]
 
-# Letters are as large as a figure 8 inches wide needs to be read in 500 pixels.
+# Figures of 8 inches are readable in 500 pixels.
 _STYLE: Any = {
     "font.size": 11,
     "font.family": "sans-serif",
@@ -34,14 +33,14 @@ _STYLE: Any = {
     "legend.fontsize": "small",
     "svg.hashsalt": "recd",
     "svg.fonttype": "none",
-    # Names with two dollar signs are no formulas.
+    # Names may have dollar signs.
     "text.parse_math": False,
 }
 
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """The style, while a figure is drawn and written; a decorator of functions that do, too."""
+    """Use the style to draw and write figures; also a decorator."""
     import matplotlib
     from cycler import cycler
 
@@ -51,7 +50,7 @@ def plot_style() -> Iterator[None]:
 
 
 def svg_of(figure: Figure) -> Html:
-    """SVG of a figure, to stand in a page; the same figure gives the same text."""
+    """Return reproducible SVG of a figure, for a page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return Html("".join(text.getvalue().partition("<svg")[1:]))

@@ -11,12 +11,7 @@ AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 @contextmanager
 def progress_bars() -> Iterator[AddBar]:
-    """Bars of rows on stderr.
-
-    Yields what adds a bar, from its name and the number of rows, None where that is not known; it
-    returns what takes the rows done since the last call. Work that ends well was all there was to
-    do: the bars end full, whatever was expected.
-    """
+    """Show progress bars of rows on stderr; yields an ``AddBar``. Bars end full on success."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from recd_plugins.report.output import error_console
@@ -35,7 +30,7 @@ def progress_bars() -> Iterator[AddBar]:
 
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar that is told how many rows were read."""
+    """Show a progress bar of rows on a terminal; yields a function that advances it."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -55,7 +50,7 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeRemainingColumn(),
     )
     console = error_console()
-    # Into a file it would leave an empty line.
+    # In a file it would leave an empty line.
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=total)

@@ -1,1 +1,1 @@
-"""Process groups, sharders that are exact on every back end, and what collectives send."""
+"""Ranks, signals, files, plugin modules and errors."""
