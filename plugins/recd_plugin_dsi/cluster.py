@@ -19,7 +19,7 @@ from typing import IO, Any
 import psutil
 
 from recd_plugin_dsi.helper import Helper, serve
-from recd_plugin_dsi.ray_ingestion import RayOptions
+from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import SetupError
 
 # Seconds for a cluster of this run to end, for its processes after their host, and for the other

@@ -13,7 +13,7 @@ from typing import Any
 
 from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper, receive_block
-from recd_plugin_dsi.ray_ingestion import RayOptions
+from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import (
     Feed,
     ModelInput,

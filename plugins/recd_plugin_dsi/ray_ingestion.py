@@ -1,116 +1,14 @@
-"""Plugin ``dsi.ray``."""
+"""``dsi.ray``."""
 
 from __future__ import annotations
 
-import importlib.util
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING
 
-from pydantic import Field, StrictInt, model_validator
-
-from recd_plugins.api import Ingestion, PluginOptions, SetupError, text_utils
+from recd_plugin_dsi.options import RayOptions, check_ray
+from recd_plugins.api import Ingestion
 
 if TYPE_CHECKING:
     from recd_plugins.api import Feed, feeds
-
-
-Count = Annotated[StrictInt, Field(gt=0)]
-
-# Readers of each rank by default.
-_READERS = 2
-
-
-class RayOptions(PluginOptions):
-    """Options of ``dsi.ray``: place and number of readers, read-ahead."""
-
-    address: str | None = Field(
-        default=None,
-        description="A Ray cluster to join: HOST:PORT, or auto for the one of this machine; null "
-        "starts one on each machine for the time of the run, which its ranks share.",
-    )
-    cpus: Count | None = Field(
-        default=None,
-        description="CPUs that a cluster started for the run has; null gives it those of the "
-        "machine.",
-    )
-    readers: Count | None = Field(
-        default=None,
-        description="Readers of each rank; null takes 2, or what is between the bounds.",
-    )
-    min_readers: Count | None = Field(
-        default=None,
-        description="Fewest readers of each rank, with which it starts; null takes 1 where "
-        "max_readers is given.",
-    )
-    max_readers: Count | None = Field(
-        default=None, description="Most readers of each rank, for autoscaling."
-    )
-    stall_target: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="Share of its time that the trainer may wait for batches; autoscaling adds "
-        "readers above it.",
-    )
-    stall_window: Count = Field(
-        default=32, description="Steps over which autoscaling measures what the trainer waits."
-    )
-    cpus_per_reader: float = Field(
-        default=1.0, gt=0, description="CPUs of the cluster that a reader takes; may be a fraction."
-    )
-    memory: str | Count = Field(
-        default="256MB",
-        description="Batches of a rank that may be ready or in the making, in bytes, as 256MB: "
-        "beyond that its readers pause.",
-    )
-    deaths: Count = Field(
-        default=3,
-        description="Readers that may die over one block of batches; the next one ends the run.",
-    )
-    start_timeout: Annotated[float, Field(gt=0)] = Field(
-        default=180.0, description="Seconds to wait for Ray, and for a first reader of a rank."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        text_utils.read_bytes(self.memory)
-        if self.readers is not None and (self.min_readers or self.max_readers):
-            raise ValueError(
-                "readers is a fixed number, min_readers and max_readers are the bounds of "
-                "autoscaling: give one or the others"
-            )
-        if self.min_readers is not None and self.max_readers is None:
-            raise ValueError("min_readers needs max_readers; for a fixed number give readers")
-        low, high = self.bounds
-        if low > high:
-            raise ValueError(f"min_readers is {low}, more than max_readers, {high}")
-        if self.cpus is not None and self.address is not None:
-            raise ValueError(
-                "cpus is for a cluster that the run starts, and address joins one that exists: "
-                "leave one of them out"
-            )
-        return self
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Fewest and most readers of a rank; equal without autoscaling."""
-        if self.max_readers is None:
-            readers = self.readers or _READERS
-            return readers, readers
-        return self.min_readers or 1, self.max_readers
-
-    @property
-    def memory_bytes(self) -> int:
-        """The option ``memory`` in bytes."""
-        return text_utils.read_bytes(self.memory)
-
-
-def check_ray() -> None:
-    """Refuse to start without Ray, without importing it."""
-    if importlib.util.find_spec("ray") is None:
-        raise SetupError(
-            'dsi.ray runs readers on Ray, which is not installed: pip install "recd-plugins[ray]"; '
-            "or take the ingestion section out, and the trainer reads by itself"
-        )
 
 
 class RayIngestion(Ingestion):

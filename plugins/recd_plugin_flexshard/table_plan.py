@@ -22,7 +22,7 @@ from recd_plugin_flexshard.planning import (
 from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
-    from recd_plugin_flexshard.sharding import OtherCluster, TierOptions
+    from recd_plugin_flexshard.options import OtherCluster, TierOptions
     from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs, topologies
 
 #: The name of ``TierMemory`` in a topology.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.models import SasRecOptions
+    from recd_plugin_ranking.options import SasRecOptions
     from recd_plugins.api import ModelInput
 
 

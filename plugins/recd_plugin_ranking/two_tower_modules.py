@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.models import TwoTowerOptions
+    from recd_plugin_ranking.options import TwoTowerOptions
     from recd_plugins.api import ModelFeatures, ModelInput
 
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]

@@ -1,14 +1,12 @@
-"""Plugin ``scars.cache``."""
+"""``scars.cache``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
-
-from recd_plugins.api import AccessOptions, Cache, PlanContext, SetupError, Table, text_utils
+from recd_plugin_scars.options import CacheOptions
+from recd_plugins.api import Cache, PlanContext, SetupError, Table, text_utils
 
 if TYPE_CHECKING:
     import torch
@@ -16,81 +14,6 @@ if TYPE_CHECKING:
 
     from recd_plugin_scars.part import CachePart
     from recd_plugin_scars.planning import CachePlan, TableLoad
-
-
-Count = Annotated[StrictInt, Field(gt=0)]
-
-
-class FileStorage(BaseModel):
-    """A backing store in temporary files, for tables larger than memory."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    file: Path = Field(description="Folder of the files, which go with the run.")
-
-
-class CacheOptions(AccessOptions):
-    """How much is cached, by which policy, and where all rows are."""
-
-    policy: Literal["static", "lfu", "lru", "uvm"] = Field(
-        default="static",
-        description="Which rows stay: the most read ones of the profile (static), the most used "
-        "(lfu), the last used (lru); or FBGEMM's own UVM caching (uvm), on CUDA.",
-    )
-    rows: Annotated[StrictInt, Field(ge=0)] | None = Field(
-        default=None, description="Rows of each table to cache."
-    )
-    share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Rows of each table to cache, as a share of all of its rows."
-    )
-    bytes: str | Count | None = Field(
-        default=None,
-        description="Fast memory for the cached rows of all of the entry's tables, on all ranks "
-        "together, as 256MB; the tables whose rows are read most get most of it. Without rows, "
-        "share and bytes the entry caches what pays.",
-    )
-    storage: Literal["host"] | FileStorage = Field(
-        default="host",
-        description="Where all rows are: host memory, or temporary files: {file: FOLDER}.",
-    )
-    lookahead: bool = Field(
-        default=True,
-        description="Fetch the rows of the next batch while this one is computed; the numbers "
-        "stay the same.",
-    )
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the files; None for host memory."""
-        return self.storage.file if isinstance(self.storage, FileStorage) else None
-
-    @field_validator("bytes")
-    @classmethod
-    def _bytes_are_known(cls, value: str | int | None) -> str | int | None:
-        if value is not None:
-            text_utils.read_bytes(value)
-        return value
-
-    @model_validator(mode="after")
-    def _one_size(self) -> CacheOptions:
-        given = [name for name in ("rows", "share", "bytes") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(given)} both say how much is cached; give one of them, or none, "
-                "which caches what pays"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _uvm_is_in_host_memory(self) -> CacheOptions:
-        if self.policy == "uvm" and isinstance(self.storage, FileStorage):
-            raise ValueError(
-                "policy uvm is FBGEMM's own caching, which has all rows in host memory, and "
-                f"storage has them in files in {self.storage.file}: leave storage out, or take "
-                "policy static, lfu or lru"
-            )
-        return self
-
 
 # Of the memory, for caches of no given size.
 _SHARE_OF_MEMORY = 0.5

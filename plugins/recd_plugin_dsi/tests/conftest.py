@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.ray_ingestion import RayOptions
+from recd_plugin_dsi.options import RayOptions
 
 
 @pytest.fixture(scope="module")

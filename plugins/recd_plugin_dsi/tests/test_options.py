@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_dsi.ray_ingestion import RayOptions, check_ray
+from recd_plugin_dsi.options import RayOptions, check_ray
 from recd_plugins.runtime.errors import SetupError
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from recd_plugin_flexshard.options import read_budget
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TierPlan
-from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier, read_budget
+from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
