@@ -132,4 +132,4 @@ def hooks() -> list[str]:
 def test_every_hook_is_documented(hook):
     root = Path(__file__).parents[1]
     assert (getattr(hookspecs, hook).__doc__ or "").strip()
-    assert f"### {hook}\n" in (root / "docs" / "plugins" / "README.md").read_text()
+    assert f"`{hook}" in (root / "docs/plugins/index.md").read_text()

@@ -123,7 +123,7 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
     callbacks(called(Notes)).start(progress, 5, TABLES)
     assert capsys.readouterr().err == ("the state of test.gone is dropped: no entry fits it\n")
-    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
+    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, but the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train
 
 MODELS = ("papercal", "rm1", "rm2", "rm3")
-DOCS = Path(__file__).parents[3] / "docs"
 
 
 def init(*arguments: object):
@@ -82,14 +80,6 @@ def test_a_mistake_is_told_and_writes_nothing(tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (DOCS / "commands" / "init.md").read_text()
-    (example,) = re.findall(r"```console\n\$ recd (.*?)\n(.*?)```", page, re.DOTALL)
-    result = CliRunner().invoke(main, shlex.split(example[0]))
-    assert (result.exit_code, result.output) == (0, example[1])
 
 
 @pytest.fixture

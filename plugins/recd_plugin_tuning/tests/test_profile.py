@@ -129,12 +129,12 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml exists already"),
         (
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],
-            "mean 'usr_0'?",
+            "mean usr_0?",
         ),
         ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is not for zipf"),
         ([*ZIPF, "-o", "p", "--in-order", "--seed=1"], "--in-order does not: use one"),
         ([*ZIPF, "-o", "p", "--shift", "3"], "--shift is not for zipf"),
-        ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length, or raise the cap"),
+        ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length or raise the cap"),
         (["distribution", "half-normal", *ZIPF[2:], "-o", "p"], "half-normal needs --scale"),
         (
             ["distribution", "half-normal", *ZIPF[2:], "-o", "p", "--scale=3", "--exponent=2"],

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,13 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd.logs import log as log_module
-from recd_plugin_recd.logs import logs
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-
-PAGE = (Path(__file__).parents[4] / "docs" / "commands" / "logs.md").read_text()
 
 
 @pytest.fixture
@@ -129,22 +123,3 @@ def test_offsets_read_only_what_is_new(folder, monkeypatch):
     run("write", "more.parquet", "log", "--append")
     assert "30 rows" in run("read", "log", "b.parquet", *offsets).stdout
     assert read("b.parquet").equals(read("more.parquet"))
-
-
-def test_the_page_runs_and_names_every_option(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (console,) = re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)
-    for example in console.split("$ ")[1:]:
-        command, _, output = example.partition("\n")
-        result = CliRunner().invoke(main, shlex.split(command)[1:])
-        assert result.exit_code == 0, result.output
-        sizes = r"[\d.]+(?= MB|x)"  # are those of a version of zstd
-        assert re.sub(sizes, "", result.stdout) == re.sub(sizes, "", output)
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    exec(compile(program, "logs.md", "exec"), {})
-    usage = re.search(r"^    recd logs write(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    assert usage
-    for name, command in logs.commands.items():
-        assert f"recd logs {name} " in usage[0]
-        for parameter in command.params:
-            assert all(option in usage[0] for option in parameter.opts if option.startswith("--"))
