@@ -32,8 +32,6 @@ PARTS = (
     {"flexshard", "train", "convert"},
     {"storage", "reader", "requests"},
 )
-#: Measured with ``--size reference`` only, or by no benchmark of this machine.
-NOT_TINY = re.compile(r"compiled_|file_store_")
 
 
 @cache
@@ -53,21 +51,11 @@ def tiny(name: str) -> dict[str, Any]:
 
 def commands(section: str) -> list[list[str]]:
     """Return the commands of a section, on lines of their own and in its text."""
-    lines = re.findall(r"^    (.*)$", section, re.M)
+    fenced = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S))
+    lines = fenced.splitlines()
     lines += re.findall(r"`((?:recd|python -m) [^`]+)`", section)
     parts = [shlex.split(part) for line in lines for part in line.split("&&")]
     return [words for words in parts if words]
-
-
-def of_section(section: str) -> set[str]:
-    return {w[3] for w in commands(section) if w[:3] == ["python", "-m", "benchmarks"]}
-
-
-def quoted(section: str) -> list[str]:
-    """Return the figures that the section's tables name."""
-    rows = re.findall(r"^\| (`[^|]*) \|", section, re.M)
-    found = [figure for row in rows for figure in re.findall(r"`([a-zA-Z0-9_.]+)`", row)]
-    return [figure for figure in found if not NOT_TINY.match(figure)]
 
 
 def title(section: str) -> str:
@@ -84,17 +72,6 @@ def test_it_measures(name: str) -> None:
     losses = [each for each in found["figures"] if each["figure"].endswith("loss_max_abs_diff")]
     for figure in losses:
         assert figure["value"] <= figure["goal"], figure
-
-
-@pytest.mark.parametrize("section", [s for s in SECTIONS if of_section(s) and quoted(s)], ids=title)
-def test_the_page_quotes_what_is_measured(section: str) -> None:
-    found = [figure["figure"] for name in of_section(section) for figure in tiny(name)["figures"]]
-    missing = [
-        figure
-        for figure in quoted(section)
-        if not any(name.endswith(figure.removeprefix("...")) for name in found)
-    ]
-    assert missing == []
 
 
 @pytest.mark.parametrize("section", [each for each in SECTIONS if "\n| " in each], ids=title)
