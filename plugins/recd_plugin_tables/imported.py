@@ -1,4 +1,4 @@
-"""The import of a table: its options, place and note."""
+"""Import of a table: its options, its folder and the note that describes it."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class ImportPlace:
         return self.options.cache / f"{stem}-{readers.digest(self.identity)}"
 
     def find(self) -> Imported | None:
-        """Return the import, None if it was not made."""
+        """Return the imported table, or None if it is not imported yet."""
         note = ImportNote.read(self.folder)
         return None if note is None else Imported(self.folder, note, False)
 

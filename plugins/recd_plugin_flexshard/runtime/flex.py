@@ -68,7 +68,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """Embeddings of flex ids: looked up at their owners, and on their way back."""
+    """Lookup in flight: flex ids are looked up at their owners and embeddings are sent back."""
 
     def __init__(
         self,

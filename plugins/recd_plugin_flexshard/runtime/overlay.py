@@ -74,7 +74,7 @@ class UpdateRule:
 
     @property
     def rates(self) -> Rates:
-        """Hyperparameters of the kernel now."""
+        """Return the kernel's current optimizer hyperparameters."""
         return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
 
     def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:

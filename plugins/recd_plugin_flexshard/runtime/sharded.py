@@ -237,7 +237,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """A report of each time that rows were chosen anew, in order."""
+        """Reports of re-tiering, one for each change of rows, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:

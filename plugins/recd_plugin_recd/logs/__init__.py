@@ -277,8 +277,8 @@ def produce(
 ) -> None:
     """Send the rows of SOURCE to a Kafka topic, sessions as partition keys.
 
-    SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
-    run it again sends them again.
+    SOURCE has the same meaning as in recd logs write. A killed run has sent
+    a part of the rows; the next run sends them again.
     """
     from recd_plugin_recd.logs.kafka import KafkaProducer
 

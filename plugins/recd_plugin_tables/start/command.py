@@ -82,7 +82,7 @@ def init(
     table_name: str | None,
     force: bool | None,
 ) -> None:
-    """Write the registry of a table of yours to FILE: every column stands in it, with a comment.
+    """Write a registry for your own table to FILE, with every column and a comment on each.
 
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
     Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. What each

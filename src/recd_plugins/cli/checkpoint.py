@@ -71,9 +71,9 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_PATH
 @_JSON
 def show(path: Path, as_json: bool) -> None:
-    """Show what a checkpoint holds: its step, its tensors, and what it was trained by.
+    """Show the step and the tensors of a checkpoint, and the registry it was trained with.
 
-    Of a folder, the newest.
+    For a folder, this shows the newest checkpoint.
     """
     chosen = _found(path)[-1]
     files = read_manifest(chosen)

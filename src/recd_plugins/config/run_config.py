@@ -83,7 +83,7 @@ class RunConfig:
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem with the line of ``location``."""
+        """Return a problem that has this message and the line number of ``location``."""
         document = self.document or Document(str(self.path), {}, {})
         return document.problem(location, message)
 

@@ -187,7 +187,7 @@ class Dedup:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a worker of a DataLoader, which needs no model."""
+        """Return the state without the model: DataLoader workers do not need it."""
         return {**vars(self), "_model": None}
 
     def decide(self, batch: Any) -> Decision | None:

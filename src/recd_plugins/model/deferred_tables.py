@@ -220,7 +220,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names: dict[int, str] = {}
 
     def add(self, name: str, weight: nn.Parameter) -> None:
-        """Look at a table from now on."""
+        """Register a table whose initial values are drawn later."""
         self._weights.append((name, weight))
         self._names[_storage(weight)] = name
 

@@ -143,7 +143,7 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
 
 
 class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection; data-parallel is right on CPU too.
+    """Shards an EmbeddingCollection; data-parallel tables give correct results on CPU too.
 
     Arguments are those of ExactEmbeddingBagCollectionSharder, and TorchRec's ``use_index_dedup``.
     """

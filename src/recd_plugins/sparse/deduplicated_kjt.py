@@ -57,7 +57,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field of the plain batch, which is made first."""
+        """Convert to the plain batch, then set the field on it."""
         if name not in ("_unique", "_seen") and not self._seen:
             self._fill(repeat_rows(self._unique))
         super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""Numba functions for work on memory by address."""
+"""Numba functions that read and write memory through addresses."""
 
 from __future__ import annotations
 

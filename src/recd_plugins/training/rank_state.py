@@ -86,7 +86,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Give all ranks rank 0's buffers, as a checkpoint has them. Collective."""
+    """Copy rank 0's buffers to all ranks, because a checkpoint has them. Collective."""
     own = _own_buffers(dmp.module)
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)

@@ -174,7 +174,7 @@ class BatchSource:
                 yield batch
 
     def trained(self) -> Progress:
-        """Note that the oldest batch was trained on, and return the run's progress."""
+        """Record that the oldest batch was trained on, and return the run's progress."""
         return self._waiting.popleft()
 
 
