@@ -21,9 +21,9 @@ from pydantic import (
 from recd_plugins.config.built_in_kinds import BY_NAME
 from recd_plugins.interfaces import Kind
 
-# Strict: true is no number, and 2.5 is not 2. At most what the words of tensors hold.
+# Strict: rejects true and 2.5. The bound is that of int64 tensors.
 Count = Annotated[StrictInt, Field(gt=0, lt=1 << 63)]
-# Of processes, and of columns and layers: what is larger is a slip of the pen.
+# Number of processes, columns or layers. Larger values are typing errors.
 Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
 
 
@@ -33,14 +33,14 @@ def _is_not_0_to_kernels(value: float) -> float:
     return value
 
 
-# More than that makes infinities in few steps.
+# Larger rates lead to infinite weights within a few steps.
 Float32 = Annotated[
     float, Field(gt=0, le=1e9, allow_inf_nan=False), AfterValidator(_is_not_0_to_kernels)
 ]
 
 
 class Spec(BaseModel):
-    """A part of a registry file: every key is known, and nothing changes it."""
+    """Base class of the sections of a registry file. Immutable; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,12 +48,12 @@ class Spec(BaseModel):
 class CheckpointSpec(Spec):
     """When and where training writes checkpoints."""
 
-    path: str | None = Field(default=None, description="Folder of checkpoints; null writes none.")
+    path: str | None = Field(default=None, description="Folder for checkpoints; null writes none.")
     every: Count = Field(default=100, description="Steps between checkpoints.")
     keep: Count = Field(
         default=2,
-        description="Checkpoints kept, besides the best one of `training.validation`; older ones "
-        "are removed.",
+        description="Number of latest checkpoints to keep, in addition to the best one of "
+        "`training.validation`.",
     )
 
     @field_validator("path")
@@ -66,23 +66,23 @@ class CheckpointSpec(Spec):
     @model_validator(mode="after")
     def _has_a_path(self) -> Self:
         given = self.model_fields_set
-        if given and "path" not in given:  # path: null says that there is to be none
+        if given and "path" not in given:  # an explicit `path: null` disables checkpoints
             raise ValueError(f"{' and '.join(sorted(given))} without path write no checkpoint")
         return self
 
 
 class ScheduleSpec(Spec):
-    """How all learning rates rise and fall with the steps."""
+    """Warm-up and decay of all learning rates."""
 
     warmup: StrictInt = Field(
-        default=0, ge=0, description="First steps, in which the rates rise to what they are."
+        default=0, ge=0, description="Number of first steps, in which the rates rise linearly."
     )
     decay: Literal["none", "linear", "cosine"] = Field(
-        default="none", description="How they fall after that."
+        default="none", description="Decay of the rates after the warm-up."
     )
-    steps: Count | None = Field(default=None, description="The step from which on they stay low.")
+    steps: Count | None = Field(default=None, description="Step at which the decay ends.")
     floor: float = Field(
-        default=0.0, ge=0, le=1, description="What is left of them then: 0.1 is a tenth."
+        default=0.0, ge=0, le=1, description="Factor of the rates after the decay."
     )
 
     @model_validator(mode="after")
@@ -97,22 +97,22 @@ class ScheduleSpec(Spec):
 
 
 class ValidationSpec(Spec):
-    """How the test split is measured while training goes on, and what follows from it."""
+    """Evaluation of the test split during training, for early stopping and the best checkpoint."""
 
-    every: Count = Field(description="Steps between validations.")
+    every: Count = Field(description="Number of steps between validations.")
     metric: str = Field(
         default="normalized_entropy",
-        description="The figure that they go by: normalized_entropy, log_loss, auc, or one of a "
-        "metric of this file.",
+        description="Metric to compare: normalized_entropy, log_loss, auc, or a metric of a "
+        "metric plugin in this file.",
     )
     mode: Literal["min", "max"] | None = Field(
         default=None,
-        description="Whether the least or the most of it is best; null where that is known.",
+        description="Whether the smallest or largest value is best; null for built-in metrics.",
     )
     patience: Count | None = Field(
         default=None,
-        description="Validations in a row without a better one after which training stops; null "
-        "never stops.",
+        description="Stop training after this number of consecutive validations without "
+        "improvement; null never stops.",
     )
 
     @field_validator("metric")
@@ -135,7 +135,7 @@ class ValidationSpec(Spec):
 
     @property
     def best(self) -> Literal["min", "max"]:
-        """The mode, said or known."""
+        """Return the configured mode, or the known mode of a built-in metric."""
         return self.mode or _BEST[self.metric]
 
 
@@ -147,10 +147,10 @@ _BEST: dict[str, Literal["min", "max"]] = {
 
 
 class TrainingSpec(Spec):
-    """How training runs."""
+    """Settings of training."""
 
     # FBGEMM counts the rows of a batch in 32 bits.
-    batch_size: Count = Field(default=512, lt=1 << 31, description="Rows in a batch of one rank.")
+    batch_size: Count = Field(default=512, lt=1 << 31, description="Rows per batch and rank.")
     optimizer: Literal["sgd", "rowwise_adagrad"] = Field(
         default="rowwise_adagrad", description="Optimizer of the embedding tables."
     )
@@ -158,81 +158,81 @@ class TrainingSpec(Spec):
     eps: Float32 = Field(default=1e-8, description="Epsilon of row-wise Adagrad.")
     dense_learning_rate: Float32 | None = Field(
         default=None,
-        description="Learning rate of the dense parameters; null takes learning_rate.",
+        description="Learning rate of the dense parameters; null uses learning_rate.",
     )
     schedule: ScheduleSpec | None = Field(
-        default=None, description="Warm-up and decay of all learning rates; null keeps them."
+        default=None,
+        description="Warm-up and decay of all learning rates; null keeps them constant.",
     )
     wire: Literal["fp32", "fp16", "bf16", "int8"] = Field(
         default="fp32",
-        description="Format of embeddings and of their gradients between ranks. fp16 and bf16 take "
-        "half of the bytes, int8 three eighths or less, and round what is sent: losses are no "
-        "longer those of fp32.",
+        description="Format in which ranks exchange embeddings and their gradients. fp16 and bf16 "
+        "send half of the bytes, int8 at most three eighths. All three round the values, so losses "
+        "differ from those of fp32.",
     )
     overlap: bool | None = Field(
         default=None,
-        description="Look up rows of the next batch while gradients of dense layers are summed: "
-        "the same losses in less time where ranks wait for a network. With null, on CPUs of "
-        "several nodes, but where all tables are on every rank.",
+        description="Look up rows of the next batch during the all-reduce of dense gradients. "
+        "Saves time if ranks wait for the network; losses do not change. null enables it on CPUs "
+        "of several nodes, unless every rank holds all tables.",
     )
-    ranks: Width = Field(default=1, description="Processes to train on.")
+    ranks: Width = Field(default=1, description="Number of training processes.")
     ranks_per_node: Count | None = Field(
         default=None,
-        description="Ranks that make a node, where `recd run` starts them itself: one machine can "
-        "pretend to be several nodes; null makes all ranks one node. Under torchrun its nodes "
-        "count.",
+        description="Ranks per node if `recd run` starts the ranks, to simulate several nodes on "
+        "one machine; null puts all ranks on one node. Ignored under torchrun.",
     )
     topology: str | None = Field(
         default=None,
-        description="The cluster that tables are planned for: a file that `recd calibrate` wrote, "
-        "or a name that `recd plan --topology` takes. With null, `recd run` on several nodes "
-        "measures them at its start, for 10 to 20 seconds or longer where other programs run, and "
-        "all else is planned for `machine`, of which nothing is measured.",
+        description="Cluster to plan tables for: a file from `recd calibrate`, or a name that "
+        "`recd plan --topology` accepts. With null, `recd run` on several nodes measures the "
+        "cluster at startup, which takes 10 to 20 seconds on idle machines. Other commands and "
+        "runs then plan for `machine`, without measurements.",
     )
     workers: StrictInt = Field(
         default=0,
         ge=0,
         le=1 << 10,
-        description="Processes of each rank that read and convert its batches; with 0 it does so "
-        "itself.",
+        description="Reader processes per rank, which read and convert its batches; 0 reads in the "
+        "training process.",
     )
-    epochs: Count = Field(default=1, description="Passes over the training split.")
+    epochs: Count = Field(default=1, description="Number of passes over the training split.")
     steps: Count | None = Field(
-        default=None, description="Stop after so many steps; null trains all epochs."
+        default=None, description="Stop after this number of steps; null trains all epochs."
     )
     seed: StrictInt = Field(
         default=0,
         ge=0,
         lt=1 << 63,
-        description="Seed of the initial weights, and of what torch, numpy and Python draw while "
-        "the model is trained.",
+        description="Seed of the initial weights and of the random number generators of torch, "
+        "numpy and Python.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
-        description="Where to train; auto takes CUDA where there is a device for each rank and the "
-        "CUDA build of FBGEMM, and else the CPU.",
+        description="Device to train on. auto selects CUDA if each rank has a GPU and FBGEMM is "
+        "the CUDA build, otherwise the CPU.",
     )
     checkpoint: CheckpointSpec = Field(
-        default=CheckpointSpec(), description="Checkpoints; null writes none."
+        default=CheckpointSpec(), description="Checkpoints to write; null writes none."
     )
     hang_notice: float = Field(
         default=60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds without progress after which the run says who waits for whom.",
+        description="Seconds without progress until the run prints which ranks wait for which.",
     )
     hang_timeout: float | None = Field(
         default=1500.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds without progress after which it ends, to be resumed; null leaves that "
-        "to the collectives, which fail after 30 minutes.",
+        description="Seconds without progress until the run ends. It can then be resumed. With "
+        "null, collectives fail after 30 minutes.",
     )
     evaluate: bool = Field(
-        default=True, description="Measure the test split at the end, where there is one."
+        default=True, description="Evaluate the test split at the end, if the dataset has one."
     )
     validation: ValidationSpec | None = Field(
-        default=None, description="Measure it while training goes on, too; null does not."
+        default=None, description="Evaluation of the test split during training; null disables it."
     )
 
     @field_validator("checkpoint", mode="before", json_schema_input_type=CheckpointSpec | None)
@@ -263,7 +263,7 @@ class TrainingSpec(Spec):
         return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
-        """Return whether ranks of ``nodes`` nodes look up ahead."""
+        """Return whether ranks on ``nodes`` nodes look up the next batch's rows ahead."""
         return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
 
     @property
@@ -273,7 +273,7 @@ class TrainingSpec(Spec):
 
 
 class PluginSpec(Spec):
-    """One plugin and its options."""
+    """A plugin and its options."""
 
     use: str = Field(description="Name of the plugin: package.part.")
     options: dict[str, Any] = Field(default={}, description="Options of the plugin.")
@@ -282,65 +282,66 @@ class PluginSpec(Spec):
 class WrapperSpec(PluginSpec):
     """A wrapper of the dataset and its options."""
 
-    enabled: bool = Field(default=True, description="False leaves the wrapper out.")
+    enabled: bool = Field(default=True, description="false disables the wrapper.")
 
 
 class DatasetSpec(PluginSpec):
-    """A dataset, its options, and what is wrapped around it."""
+    """A dataset, its options and its wrappers."""
 
     wrap: list[WrapperSpec] = Field(
         default=[],
-        description="Wrappers, which put its rows into another order; each stands around those "
-        "before it.",
+        description="Dataset wrappers, which reorder rows. The first is the innermost.",
     )
 
 
 class EntrySpec(PluginSpec):
-    """A plugin of a list."""
+    """An entry of a list section: a plugin and its options."""
 
-    enabled: bool = Field(default=True, description="False leaves the entry out.")
+    enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class FeatureEntrySpec(PluginSpec):
-    """A plugin for some features."""
+    """An entry that applies a plugin to the matching features."""
 
     features: list[str] = Field(
-        min_length=1, description="Names of features; * ? and [] match as in file names."
+        min_length=1, description="Feature names or patterns with the wildcards *, ? and []."
     )
-    enabled: bool = Field(default=True, description="False leaves the entry out.")
+    enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class TableEntrySpec(PluginSpec):
-    """A plugin for some tables."""
+    """An entry that applies a plugin to the matching tables."""
 
     tables: list[str] = Field(
         min_length=1,
-        description="Names of tables (t_<feature>); * ? and [] match as in file names.",
+        description="Table names (t_<feature>) or patterns with the wildcards *, ? and [].",
     )
-    enabled: bool = Field(default=True, description="False leaves the entry out.")
+    enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class TableSpec(Spec):
-    """Sizes of the tables that one pattern matches."""
+    """Size of the tables that a pattern matches."""
 
     num_embeddings: Count = Field(description="Rows of the table.")
 
 
 class ModelSpec(Spec):
-    """The built-in model's kind and sizes. Each feature has a table of its own, t_<feature>."""
+    """Architecture and sizes of the built-in model. Each feature has its own table, t_<feature>."""
 
     architecture: Literal["dlrm", "dcn"] = Field(
         default="dlrm",
-        description="How the features' vectors meet: dlrm takes dot products of all pairs, dcn a "
-        "cross network.",
+        description="Interaction of the feature vectors: dlrm computes dot products of all pairs, "
+        "dcn uses a cross network.",
     )
     # FBGEMM's kernels read four scalars at a time.
-    embedding_dim: Width = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
+    embedding_dim: Width = Field(
+        default=16, multiple_of=4, description="Length of an embedding vector."
+    )
     num_embeddings: Count = Field(
-        default=100_000, description="Rows of a table that `tables` does not name."
+        default=100_000, description="Rows of each table without an entry in `tables`."
     )
     tables: dict[str, TableSpec] = Field(
-        default={}, description="Sizes by name or pattern of a table; the first match counts."
+        default={}, description="Maps table names or patterns to sizes; the first match counts."
     )
     bottom_mlp: list[Width] = Field(
         default=[64], description="Hidden layers over dense features; embedding_dim is appended."
@@ -350,22 +351,22 @@ class ModelSpec(Spec):
     )
     cross_net: Literal["low_rank", "full", "vector"] = Field(
         default="low_rank",
-        description="Of dcn, the weights of a cross layer: two thin matrices, one square matrix "
-        "(both DCN-v2) or one vector (DCN).",
+        description="Weights of a cross layer of dcn: two low-rank matrices or one square matrix "
+        "(both DCN-v2), or one vector (DCN).",
     )
-    cross_layers: Width = Field(default=3, description="Of dcn, the cross layers.")
+    cross_layers: Width = Field(default=3, description="Number of cross layers of dcn.")
     low_rank_dim: Width | None = Field(
         default=None,
-        description="Of cross_net low_rank, the thin side of its matrices; null takes a quarter of "
-        "the cross network's inputs.",
+        description="Rank of the matrices of cross_net low_rank; null uses a quarter of the cross "
+        "network's input size.",
     )
     bag_pooling: Literal["sum", "mean"] = Field(
-        default="sum", description="Pooling of features that no pooling entry names."
+        default="sum", description="Pooling of features without a pooling entry."
     )
     pool_rows: Literal["unique", "all"] = Field(
         default="unique",
-        description="Rows that pooling entries see; with all, duplicates are made again before "
-        "pooling: the same results, and what deduplicated compute saves can be measured.",
+        description="Rows that pooling entries receive. all restores duplicate rows before "
+        "pooling, to measure the savings of deduplicated compute; results do not change.",
     )
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
@@ -386,14 +387,14 @@ class ModelSpec(Spec):
 
 
 class _Versioned(Spec):
-    version: Literal[1] = Field(description="Version of this file format.")
+    version: Literal[1] = Field(description="Version of the file format.")
 
 
 class RegistrySpec(_Versioned):
     """Sections of a registry file without plugins."""
 
     model: ModelSpec | None = Field(default=None, description=BY_NAME["model"].description)
-    training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
+    training: TrainingSpec = Field(default=TrainingSpec(), description="Settings of training.")
 
 
 def registry_spec(
@@ -413,14 +414,14 @@ def registry_spec(
     return _registry_spec(tuple(kinds), either, needs_data)
 
 
-# Making it takes longer than checking a file with it.
+# Building the schema takes longer than validating a file with it.
 @lru_cache(maxsize=8)
 def _registry_spec(kinds: tuple[Kind, ...], model: Any, needs_data: bool) -> type[RegistrySpec]:
     fields: dict[str, Any] = {}
     for kind in kinds:
         entry = _entry_spec(kind)
         if kind.name == "model":
-            continue  # it stands in every RegistrySpec
+            continue  # every RegistrySpec has this section
         if kind.claims == "one" and needs_data:
             fields[kind.section] = entry, Field(description=kind.description)
         elif kind.claims in ("one", "optional one"):
@@ -429,7 +430,8 @@ def _registry_spec(kinds: tuple[Kind, ...], model: Any, needs_data: bool) -> typ
             fields[kind.section] = list[entry], Field([], description=kind.description)  # type: ignore[valid-type]
     sections: Any = create_model("Sections", __base__=_Versioned, **fields)
     of_model: Any = model | None, RegistrySpec.model_fields["model"]
-    # Fields stand in the order of the bases, the last one's first: version, sections, model.
+    # Pydantic orders fields by base class, from the last base to the first: version, sections,
+    # model.
     return create_model(
         "RegistrySpec",
         __base__=(RegistrySpec, sections),

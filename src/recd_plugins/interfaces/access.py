@@ -1,6 +1,6 @@
 """Access profiles: how often each row of a table is read.
 
-Counts are pairs of arrays: distinct row ids, and how often each was read.
+Counts are pairs of arrays: distinct row ids, and the number of reads per row.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _KEPT = ("features", "num_embeddings", "samples", "total", "error", "dedupe_fact
 
 
 def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Counts]:
-    """Add several counts; return all rows, ascending, and the sums."""
+    """Sum several counts per row. Return all rows in ascending order, and their sums."""
     every = np.concatenate(rows)
-    # Stable is a merge sort, fast for sorted parts.
+    # NumPy's stable sort is fast here: the input consists of sorted parts.
     order = np.argsort(every, kind="stable")
     every = every[order]
     first = np.empty(len(every), bool)
@@ -55,10 +55,10 @@ def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
 
 
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
-    """Keep at most ``bound`` rows; return them, their counts and the error of the counts.
+    """Keep the ``bound`` most read rows. Return rows, counts and the error of the counts.
 
     Subtracts the largest dropped count from all counts (Misra-Gries; Agarwal et al., Mergeable
-    Summaries, PODS 2012, section 2). Repeated, the error stays below ``total / (bound + 1)``.
+    Summaries, PODS 2012, section 2). Over all calls, the error stays below ``total / (bound + 1)``.
     """
     if len(rows) <= bound:
         return rows, counts, 0.0
@@ -70,23 +70,24 @@ def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts
 # Compared by identity, as arrays have no single truth value.
 @dataclass(frozen=True, eq=False)
 class TableAccess:
-    """How often the rows of one table are read.
+    """Number of reads of each row of one table.
 
-    Deduplicated data may be counted by the unique rows of batches. Probabilities always refer to
-    all rows of data.
+    For deduplicated data, the counts may cover only the unique rows of each batch. Probabilities
+    always refer to all rows of the data.
 
     Attributes:
-        table: name.
-        features: features that look it up; their accesses are added up.
-        num_embeddings: rows of the table.
-        samples: rows of data; 1 for distributions.
+        table: name of the table.
+        features: features that look the table up; their accesses are summed.
+        num_embeddings: number of rows of the table.
+        samples: number of rows of data; 1 for distributions.
         rows: int64 ``[known]``, rows with a count, most read first, then by id.
         accesses: float64 ``[known]``, non-increasing.
         total: accesses of all rows.
-        error: bound by which ``accesses`` are too low, and of the accesses of unknown rows. With 0,
-            counts are exact and unknown rows are never read.
-        dedupe_factor: accesses of all rows of data over counted accesses.
-        batch_size: rows of the batches whose unique rows were counted; None if all rows were.
+        error: upper bound of the undercount of each entry of ``accesses``, and of the accesses of
+            each unknown row. If 0, counts are exact and unknown rows are never read.
+        dedupe_factor: ratio of the accesses of all rows of data to the counted accesses.
+        batch_size: size of the batches whose unique rows were counted; None if all rows of the
+            data were counted.
     """
 
     table: str
@@ -113,14 +114,22 @@ class TableAccess:
         total: float | None = None,
         error: float = 0.0,
     ) -> Self:
-        """Sort distinct rows; ``total`` defaults to the sum of ``accesses``."""
+        """Create a profile from unsorted counts of distinct rows.
+
+        ``total`` defaults to the sum of ``accesses``.
+        """
         ordered = _most_read_first(rows, accesses)
         if total is None:
             total = float(accesses.sum())
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
-        """Mark the counts as those of unique rows; ``every_row`` is the accesses of all rows."""
+        """Return a copy marked as counts of unique rows.
+
+        Args:
+            batch_size: size of the batches whose unique rows were counted.
+            every_row: number of accesses of all rows, before deduplication.
+        """
         factor = max(1.0, every_row / self.total) if self.total else 1.0
         return replace(self, dedupe_factor=factor, batch_size=batch_size)
 
@@ -130,7 +139,7 @@ class TableAccess:
         return self.total * self.dedupe_factor / self.samples
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return accesses per sample of ``rows``, float64 ``[known]``, non-increasing.
+        """Return accesses per sample for each of ``rows``, float64 ``[known]``, non-increasing.
 
         FlexShard's p (arXiv 2301.02959, section 3); above 1 for rows read twice per sample.
         """
@@ -162,10 +171,10 @@ class TableAccess:
         return accesses / self.total if self.total else 0.0
 
     def merge(self, other: TableAccess) -> TableAccess:
-        """Add two profiles of one table.
+        """Return the sum of two profiles of one table.
 
         Raises:
-            DataError: the tables differ, or one counts all rows and the other unique rows.
+            DataError: the tables differ, or only one of the profiles counts unique rows.
         """
         for what in ("table", "features", "num_embeddings"):
             mine, theirs = getattr(self, what), getattr(other, what)
@@ -203,7 +212,7 @@ class TableAccess:
         return f"the unique rows of batches of {self.batch_size:,}"
 
     def bounded(self, bound: int) -> TableAccess:
-        """Return a sketch of at most ``bound`` known rows."""
+        """Return the profile with only the ``bound`` most read rows known."""
         if len(self.rows) <= bound:
             return self
         rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
@@ -211,10 +220,11 @@ class TableAccess:
 
 
 class TableCounter:
-    """Counts ids exactly up to ``bound`` distinct rows, then by a Misra-Gries sketch.
+    """Counts ids: exactly up to ``bound`` distinct rows, then with a Misra-Gries sketch.
 
     Args:
-        bound: distinct rows to keep, at 16 bytes each, briefly up to 64.
+        bound: largest number of distinct rows to keep. A row takes 16 bytes, and up to 64 bytes
+            while counts are merged.
 
     Attributes:
         total: number of added ids.
@@ -230,18 +240,18 @@ class TableCounter:
         self._num_pending = 0
 
     def add(self, ids: NDArray[np.int64]) -> None:
-        """Count ids, int64 ``[num_ids]``; they are copied."""
+        """Count ids, int64 ``[num_ids]``. The array is copied."""
         self._pending.append(ids.copy())
         self._num_pending += len(ids)
         self.total += len(ids)
-        # A constant number of operations per id.
+        # Keeps the work per id constant.
         if self._num_pending >= max(_PENDING_IDS, len(self._rows) // 2):
             self._add_up()
 
     def access(
         self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
     ) -> TableAccess:
-        """Return the counts as the profile of a table, after ``samples`` rows of data."""
+        """Return the counts of ``samples`` rows of data as the profile of a table."""
         self._add_up()
         return TableAccess.from_counts(
             table,
@@ -266,12 +276,12 @@ class TableCounter:
 
 @dataclass(frozen=True, eq=False)
 class AccessProfile:
-    """Accesses of several tables.
+    """Access counts of the rows of several tables.
 
     Attributes:
-        tables: accesses by table name.
+        tables: maps the table name to its accesses.
         source: origin of the counts, for messages.
-        path: the file that it was loaded from, if any.
+        path: file of a loaded profile, otherwise None.
     """
 
     tables: Mapping[str, TableAccess]
@@ -283,7 +293,7 @@ class AccessProfile:
         """Read the Parquet file of a profile.
 
         Raises:
-            DataError: the file is missing, damaged or no profile.
+            DataError: the file is missing or damaged, or is not an access profile.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -316,10 +326,10 @@ class AccessProfile:
         return cls(tables, head["source"], path)
 
     def save(self, path: str | Path) -> None:
-        """Write a Parquet file: a line per known row, table by table, and JSON metadata.
+        """Write a Parquet file with one line per known row, sorted by table, and JSON metadata.
 
         Raises:
-            RecdError: the place cannot be written.
+            RecdError: ``path`` cannot be written.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -346,10 +356,11 @@ class AccessProfile:
             )
 
     def merge(self, other: AccessProfile) -> AccessProfile:
-        """Add two profiles.
+        """Return the sum of two profiles.
 
         Raises:
-            DataError: a table differs in features, rows or the way of counting.
+            DataError: a table has other features, another number of rows, or counts of unique rows
+                in only one of the profiles.
         """
         tables = dict(self.tables)
         for name, table in other.tables.items():
@@ -357,7 +368,7 @@ class AccessProfile:
         return AccessProfile(tables, f"{self.source}; {other.source}")
 
     def bounded(self, bound: int) -> AccessProfile:
-        """Return the profile with at most ``bound`` known rows per table."""
+        """Return the profile with only the ``bound`` most read rows of each table known."""
         tables = {name: table.bounded(bound) for name, table in self.tables.items()}
         return AccessProfile(tables, self.source)
 

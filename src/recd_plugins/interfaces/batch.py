@@ -16,21 +16,21 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
-#: Parts of making a batch, in order.
+#: Parts of the time to produce a batch, in order.
 STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
 
 
 @dataclass(frozen=True, slots=True)
 class MakingTimes:
-    """Wall-clock seconds to make one batch, by part.
+    """Wall-clock seconds to produce one batch, split into four parts.
 
     Attributes:
         fill: reading, decompressing, decoding and joining rows.
         convert: the converter and the check of its result.
         preprocess: preprocessing and the check of ids.
-        transfer: lowering, packing, pinning, and ``arrival``.
+        transfer: building the ``ModelInput``, packing, pinning, and ``arrival``.
         arrival: the part of ``transfer`` in the trainer: unpacking and pinning. The first batch of
-            a block has that of the block.
+            a block includes the arrival time of the whole block.
     """
 
     fill: float = 0.0
@@ -41,7 +41,7 @@ class MakingTimes:
 
     @property
     def total(self) -> float:
-        """Seconds of all processes together."""
+        """Seconds in the reader and trainer processes together."""
         return self.fill + self.convert + self.preprocess + self.transfer
 
     @property
@@ -50,17 +50,17 @@ class MakingTimes:
         return self.total - self.arrival
 
     def transferred(self, seconds: float) -> MakingTimes:
-        """Add transfer in the process that made it."""
+        """Return the times with ``seconds`` of transfer added in the reader process."""
         return replace(self, transfer=self.transfer + seconds)
 
     def arrived(self, seconds: float) -> MakingTimes:
-        """Add transfer in the trainer's process."""
+        """Return the times with ``seconds`` of transfer added in the trainer process."""
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Split the seconds of a wait for this batch by ``STALL_CAUSES``.
+        """Split the seconds that the trainer waited for this batch into ``STALL_CAUSES``.
 
-        ``arrival`` counts as transfer; the rest is split in proportion to the parts.
+        ``arrival`` counts as transfer. The rest is split in proportion to the parts.
         """
         arrival = min(self.arrival, waited)
         rest = waited - arrival
@@ -77,7 +77,7 @@ class Batch(Pipelineable):
     """Batch of B rows. Each sparse feature is in exactly one of the jagged tensors.
 
     Attributes:
-        dense_features: ``[B, num_dense]``, float32; before preprocessing maybe float64.
+        dense_features: float32 ``[B, num_dense]``; can be float64 before preprocessing.
         labels: float32 ``[B]``.
         kjt: features without deduplication, or None.
         ikjts: deduplicated features, one IKJT per group that shares an inverse lookup.
@@ -91,7 +91,7 @@ class Batch(Pipelineable):
     partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
 
     def __post_init__(self) -> None:
-        # Generators could be read only once.
+        # Tuples, because generators can be read only once.
         object.__setattr__(self, "ikjts", tuple(self.ikjts))
         object.__setattr__(self, "partials", tuple(self.partials))
 
@@ -120,7 +120,7 @@ class Batch(Pipelineable):
 
 @dataclass(frozen=True)
 class Placement:
-    """Features by module of the model, in the order of the KJT."""
+    """Features of each input of the model, in the order of its KeyedJaggedTensor."""
 
     pooled: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
@@ -165,13 +165,15 @@ class ModelInput(Pipelineable):
         labels: float32 ``[B]``.
         replicated_features: features of data-parallel tables, plain, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
-            unique rows of any group; other groups end with empty rows. A feature of a partial IKJT
-            has all its stored ids in the first row.
-        num_unique: unique rows by sequence feature.
-        inverse_lookup: unique row of each row by deduplicated sequence feature, int64 ``[B]``.
-        segments: unique rows among the stored ids, by sequence feature of a partial IKJT.
-        groups: number of rows by group, from ``Rows``.
-        making: seconds by part.
+            unique rows of any deduplication group; other groups are padded with empty rows. A
+            feature of a partial IKJT has all its stored ids in the first row.
+        num_unique: maps each sequence feature to its number of unique rows.
+        inverse_lookup: maps each deduplicated sequence feature to the unique row of each batch
+            row, int64 ``[B]``.
+        segments: maps each sequence feature of a partial IKJT to the position of its unique rows
+            among the stored ids.
+        groups: number of rows of each row group, from ``Rows``.
+        making: seconds to produce the batch.
         sessions: int64 ``[B]``, equal for rows of one session, if requested.
         taken: sequence features whose unique rows or ``inverse_lookup`` were read.
     """
@@ -194,10 +196,10 @@ class ModelInput(Pipelineable):
         object.__setattr__(self, "inverse_lookup", noting)
 
     def check_taken(self) -> None:
-        """Check after a forward pass that the model mapped unique rows back to rows.
+        """Check after a forward pass that the model mapped unique rows back to batch rows.
 
         Raises:
-            ExactnessError: it did not read the unique rows of some features.
+            ExactnessError: the model did not read the unique rows of some features.
         """
         forgotten = [
             feature
@@ -215,7 +217,7 @@ class ModelInput(Pipelineable):
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
-        """Return embeddings of the ``num_unique[feature]`` unique rows of a sequence feature.
+        """Return the embeddings of a sequence feature for its ``num_unique[feature]`` unique rows.
 
         Args:
             feature: name of the feature.
@@ -237,7 +239,7 @@ class ModelInput(Pipelineable):
     def record_stream(self, stream: torch.Stream) -> None:
         self._map(lambda value: value.record_stream(stream))
         if self.sparse_features is not None:
-            # KeyedJaggedTensor.record_stream leaves these out (torchrec 1.6 to 1.9).
+            # KeyedJaggedTensor.record_stream skips these tensors (torchrec 1.6 to 1.9).
             inverse_indices = self.sparse_features.inverse_indices_or_none()
             if inverse_indices is not None:
                 inverse_indices[1].record_stream(stream)

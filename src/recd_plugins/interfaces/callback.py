@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Start of a run on one rank.
+    """Information about a run, passed to ``Callback.on_start`` on each rank.
 
     Attributes:
         rank: rank of this process.
         world_size: number of ranks.
-        step: finished optimizer steps; above 0 in a resumed run.
-        expected_steps: value of ``step`` at the end.
+        step: number of finished optimizer steps; above 0 in a resumed run.
+        expected_steps: value of ``step`` at the end of the run.
         tables: tables of the model.
-        claimed: features or tables of the plugin's entry; empty for kinds without patterns.
-        step_samples: rows of a step on all ranks.
+        claimed: features or tables that the plugin's entry matches; empty for plugin kinds without
+            patterns.
+        step_samples: rows that all ranks together train per step.
         registry: text of the registry file.
         settings: ``KEY=VALUE`` overrides of ``recd run``, and ``--sharding NAME``.
     """
@@ -51,7 +52,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Event on ``rank`` after ``step`` optimizer steps."""
+    """Base class of events on ``rank`` after ``step`` optimizer steps."""
 
     rank: int
     step: int
@@ -66,7 +67,7 @@ class RunBatch(RunEvent):
     def ids(self, feature: str) -> Tensor:
         """Return the ids that this rank looked up for a feature, int64 ``[num_ids]``.
 
-        A deduplicated feature has the ids of unique rows.
+        For a deduplicated feature, these are the ids of the unique rows.
         """
         batch = self.batch
         for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
@@ -77,11 +78,12 @@ class RunBatch(RunEvent):
 
 @dataclass(frozen=True)
 class RunStep(RunEvent):
-    """Finished optimizer step.
+    """Event after a finished optimizer step.
 
     Attributes:
         loss: loss of this rank's batch, a scalar on the model's device; reading it synchronizes.
-        learning_rate: learning rate of ``training`` and its schedule, if known.
+        learning_rate: learning rate of the ``training`` section after its schedule; None if
+            unknown.
     """
 
     loss: Tensor
@@ -90,14 +92,14 @@ class RunStep(RunEvent):
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality of predictions. NaN if all labels are equal.
+    """Quality metrics of predictions. Metrics that need both labels are NaN if all are equal.
 
     Attributes:
-        normalized_entropy: log loss over the log loss of predicting the mean label.
+        normalized_entropy: log loss divided by the log loss of predicting the mean label.
         auc: area under the ROC curve.
-        num_samples: samples of all ranks.
+        num_samples: number of samples on all ranks.
         log_loss: mean over samples, in nats.
-        calibration: sum of predictions over sum of labels; 0 without positive labels.
+        calibration: sum of predictions divided by sum of labels; 0 without positive labels.
     """
 
     normalized_entropy: float
@@ -109,7 +111,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class RunEvaluation(RunEvent):
-    """Evaluation of ``split`` on all ranks; ``metrics`` has the figures of metric plugins."""
+    """Result of evaluating ``split`` on all ranks; ``metrics`` has the values of metric plugins."""
 
     split: Split
     quality: Quality
@@ -125,7 +127,7 @@ class RunInterruption(RunEvent):
 
 @dataclass(frozen=True)
 class RunEnd(RunEvent):
-    """Regular end of a run; ``losses`` are means over ranks by step, NaN if unknown."""
+    """Regular end of a run; ``losses`` has the mean over ranks of each step, NaN if unknown."""
 
     losses: tuple[float, ...]
 
@@ -151,21 +153,21 @@ class Callback(Plugin, ABC):
         """Observe an evaluation or validation."""
 
     def on_interrupt(self, interruption: RunInterruption) -> None:
-        """Observe the end by a signal, in place of ``on_end``."""
+        """Observe a run that a signal ends. ``on_end`` is not called then."""
 
     def on_end(self, end: RunEnd) -> None:
         """Observe the regular end of the run."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return this rank's state for a checkpoint, a JSON object; called after ``on_step``."""
+        """Return this rank's state for a checkpoint as a JSON object. Called after ``on_step``."""
         return {}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the state after ``on_start``.
+        """Restore the state from a checkpoint. Called after ``on_start``.
 
         Args:
-            states: results of ``state_dict`` by rank of the run that wrote the checkpoint, whose
-                number of ranks may differ.
+            states: results of ``state_dict``, one per rank of the run that wrote the checkpoint.
+                That run may have had another number of ranks.
 
         Raises:
             RecdError: the states do not fit this plugin.
@@ -192,43 +194,44 @@ class ScoredBatch:
 
     @property
     def predictions(self) -> Tensor:
-        """Probabilities, float64 ``[B]``."""
+        """Return the predicted probabilities, float64 ``[B]``."""
         return self.logits.double().sigmoid()
 
 
 class Metric(Plugin, ABC):
-    """Computes figures from the predictions of a split.
+    """Computes metrics from the predictions of a split.
 
-    Each rank updates a state of any type, which is pickled to rank 0 for ``results``.
+    Each rank updates its own state, of any picklable type. Rank 0 receives all states and calls
+    ``results``.
     """
 
     kind: ClassVar[str] = "metric"
 
     @abstractmethod
     def start(self) -> Any:
-        """Return the initial state of a rank."""
+        """Return the initial state of this rank."""
 
     @abstractmethod
     def update(self, state: Any, batch: ScoredBatch) -> Any:
-        """Return the state with one more batch; ``state`` may change in place, not the batch."""
+        """Return the state after one more batch. May modify ``state``, but not ``batch``."""
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Return figures by name, independent of the distribution of samples over ranks.
+        """Return metric values by name. They must not depend on which rank scored a sample.
 
         Args:
-            states: states of all ranks; some may have no sample.
+            states: states of all ranks; some ranks may have no samples.
         """
 
 
 class RunReport(ABC):
-    """Writes a report file of ``recd run``; added by ``register_reports``.
+    """Writes a report file of ``recd run``. Packages add one with the hook ``register_reports``.
 
-    The module must not import torch or torchrec at the top.
+    Its module must not import torch or torchrec at the top level.
 
     Attributes:
-        flag: option for the file, such as ``--markdown``.
-        help: help of the option.
+        flag: command-line option for the file path, such as ``--markdown``.
+        help: help text of the option.
     """
 
     flag: ClassVar[str]
@@ -245,20 +248,21 @@ class TrainPipeline(Protocol):
     def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
         """Run one step: ``zero_grad``, forward, backward, ``optimizer.step``.
 
-        Call ``zero_grad`` before the backward pass, as tables take the step's learning rate there.
-        Run only the forward pass if ``model.training`` is false. Batches may be fetched ahead, but
-        each is trained with the weights after the previous one. Another iterator may follow.
+        Call ``zero_grad`` before the backward pass: it sets the learning rate of the tables for
+        this step. If ``model.training`` is false, run only the forward pass. Batches may be
+        prefetched, but each must be trained with the weights after the previous one. Later calls
+        may pass another iterator.
 
         Returns:
-            The model's output besides its loss.
+            The model's output without its loss.
 
         Raises:
-            StopIteration: all batches are trained.
+            StopIteration: no batch is left to train.
         """
 
 
 class Pipeline(Plugin, ABC):
-    """Builds the train pipeline of the sharded model, which changes timing but no results."""
+    """Builds the train pipeline of the sharded model. It may change timing, but not results."""
 
     kind: ClassVar[str] = "pipeline"
 

@@ -1,7 +1,7 @@
 """Properties of data for planning: lengths of features, duplication and distinct ids.
 
-``TableStatistics`` is the characterisation of the RecD paper (section 3): sums over rows and over
-neighbouring rows of a session, so statistics of files add up to those of the table.
+``TableStatistics`` implements the data characterization of the RecD paper (section 3). It holds
+sums over rows, so the statistics of several files add up to those of the table.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from recd_plugins.interfaces.rows import Table
 
 @dataclass(frozen=True)
 class DistinctIds:
-    """Mean distinct ids of a table in batches of several sizes.
+    """Mean number of distinct ids of a table in a batch, for several batch sizes.
 
     Attributes:
-        batch_sizes: rows of a batch, ascending.
-        ids: mean distinct ids over all features of the table, by batch size.
+        batch_sizes: numbers of rows per batch, ascending.
+        ids: mean number of distinct ids of all features of the table, one per batch size.
     """
 
     batch_sizes: tuple[int, ...]
     ids: tuple[float, ...]
 
     def of(self, batch_size: int) -> float:
-        """Interpolate by a power of the batch size (Heaps' law)."""
+        """Return the distinct ids for ``batch_size``, interpolated by Heaps' power law."""
         known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
         if not known:
             return 0.0
@@ -48,10 +48,10 @@ class DistinctGradients:
     """Share of distinct gradients among the row gradients that one rank receives.
 
     Attributes:
-        owners: numbers of ranks that hold the rows, ascending.
-        kept: shares of gradients that are sent, least read rows first, ascending.
-        coalesced: distinct shares by ``kept`` and ``owners`` with one gradient per id and batch.
-        plain: distinct shares with one gradient per stored id.
+        owners: numbers of ranks that the rows are sharded over, ascending.
+        kept: shares of the gradients that are sent, ascending; least read rows are sent first.
+        coalesced: distinct shares ``[len(kept), len(owners)]`` with one gradient per id and batch.
+        plain: distinct shares of the same shape with one gradient per stored id.
     """
 
     owners: tuple[int, ...]
@@ -60,7 +60,10 @@ class DistinctGradients:
     plain: tuple[tuple[float, ...], ...]
 
     def share(self, kept: float, owners: int, *, coalesced: bool) -> float:
-        """Interpolate linearly in ``kept`` and in the logarithm of ``owners``."""
+        """Return the share of distinct gradients.
+
+        Interpolates linearly in ``kept`` and in the logarithm of ``owners``.
+        """
         of_kept = [
             np.interp(np.log(owners), np.log(self.owners), shares)
             for shares in (self.coalesced if coalesced else self.plain)
@@ -70,14 +73,14 @@ class DistinctGradients:
 
 @dataclass(frozen=True)
 class FeatureProfile:
-    """Lengths and duplication of a feature in batches of the model.
+    """Lengths and duplication of a feature in training batches.
 
     Attributes:
-        length: mean ids per row.
-        deduplicated: whether the converter deduplicates it.
+        length: mean number of ids per row.
+        deduplicated: whether the converter deduplicates the feature.
         repeated_rows: probability that a row after the first repeats a stored row.
-        repeated_ids: probability that an id is left out with its repeated row.
-        shared_ids: probability that an id of a sequence feature is left out; above
+        repeated_ids: probability that an id is not stored because its row repeats a stored row.
+        shared_ids: probability that an id of a sequence feature is not stored; above
             ``repeated_ids`` with partial deduplication.
     """
 
@@ -88,21 +91,21 @@ class FeatureProfile:
     shared_ids: float = 0.0
 
     def rows(self, batch_size: int) -> float:
-        """Return the unique rows of a batch."""
+        """Return the expected number of unique rows in a batch."""
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the ids that are sent and looked up."""
+        """Return the expected number of ids that a batch sends and looks up."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 
     def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
-        """Return all ids of a batch over stored ids."""
+        """Return the ratio of all ids of a batch to its stored ids."""
         ids = self.ids(batch_size, pooled=pooled)
         return self.length * batch_size / ids if ids else 1.0
 
     def plain(self) -> FeatureProfile:
-        """Return the feature without deduplication."""
+        """Return the profile of the feature without deduplication."""
         return FeatureProfile(self.length)
 
 
@@ -111,11 +114,12 @@ class DataProfile:
     """Profiles of a dataset's features.
 
     Attributes:
-        features: profiles by feature name.
-        source: origin of the figures, for messages.
-        distinct: distinct ids of coalesced tables, by name.
-        read: distinct rows that a batch reads, by table name.
-        gradients: shares of tables whose equal gradients are sent once, by name.
+        features: maps the feature name to its profile.
+        source: origin of the numbers, for messages.
+        distinct: maps the name of a coalesced table to its distinct ids.
+        read: maps the table name to the distinct rows that a batch reads.
+        gradients: maps the name of a table with gradient deduplication to its share of distinct
+            gradients.
     """
 
     features: Mapping[str, FeatureProfile]
@@ -125,19 +129,23 @@ class DataProfile:
     gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
-        """Return a feature's profile; unknown features have one id per row."""
+        """Return a feature's profile. Unknown features get a profile with one id per row."""
         return self.features.get(feature, FeatureProfile())
 
     def ids(self, table: Table, batch_size: int) -> float:
-        """Return the ids that a rank's batch looks up, distinct in a coalesced table."""
+        """Return the number of ids that a rank's batch looks up in a table.
+
+        A coalesced table counts only distinct ids.
+        """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size)
         return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
     def rows(self, table: Table, batch_size: int) -> float:
-        """Return the lengths sent for a rank's batch: the vectors of a pooled table.
+        """Return the number of lengths sent for a rank's batch.
 
-        In a coalesced table each id counts as a row; a coalesced sequence table sends none.
+        A pooled table returns one vector per length. In a coalesced pooled table, each id counts
+        as a row. A coalesced sequence table sends no lengths.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size) if table.pooled else 0.0
@@ -149,22 +157,22 @@ class DataProfile:
         return replace(self, features=features, distinct={}, gradients={})
 
 
-#: The longest shift that counts as a partial duplicate.
+#: Largest shift between two lists that still counts as a partial duplicate.
 MAX_SHIFT = 8
 _VERSION = 1
 
 
 def least_ids_saved(*, sequence: bool) -> float:
-    """Return the ids per row that deduplication must save to be faster on one rank.
+    """Return how many ids per row deduplication must save to be faster on one rank.
 
     Args:
-        sequence: whether the feature has a pooling entry, which runs once per unique row.
+        sequence: whether the feature has a pooling entry. Pooling runs once per unique row.
     """
     return 2.0 if sequence else 6.0
 
 
 def dedupe_factor(samples_per_session: float, stays: float) -> float:
-    """Return ids over ids after deduplication: DedupeFactor (RecD, section 4.3).
+    """Return the ratio of ids before and after deduplication: DedupeFactor (RecD, section 4.3).
 
     Args:
         samples_per_session: S, mean rows of a session in the batch.
@@ -175,17 +183,17 @@ def dedupe_factor(samples_per_session: float, stays: float) -> float:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Sums over a feature's rows, compared with the previous row of their session.
+    """Sums over a feature's rows. Each row is compared with the previous row of its session.
 
     Attributes:
         rows: number of rows.
         sessions: runs of neighbouring rows of one session.
-        ids: ids of all rows.
-        unchanged_rows: rows that equal the previous row.
-        unchanged_ids: ids of unchanged rows.
-        shifted_ids: ``unchanged_ids`` and the ids that rows share with the previous row shifted by
-            up to ``MAX_SHIFT``.
-        shared_ids: ids that are anywhere in the previous row.
+        ids: number of ids in all rows.
+        unchanged_rows: number of rows that equal the previous row.
+        unchanged_ids: number of ids in unchanged rows.
+        shifted_ids: ``unchanged_ids`` plus the ids that rows share with the previous row after a
+            shift by up to ``MAX_SHIFT``.
+        shared_ids: number of ids that occur anywhere in the previous row.
     """
 
     rows: int = 0
@@ -202,7 +210,7 @@ class FeatureStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean rows of a session."""
+        """S, the mean number of rows per session."""
         return _ratio(self.rows, self.sessions)
 
     @property
@@ -212,38 +220,38 @@ class FeatureStatistics:
 
     @property
     def length(self) -> float:
-        """l, the mean ids of a row."""
+        """l, the mean number of ids per row."""
         return _share(self.ids, self.rows)
 
     @property
     def exact_duplication(self) -> float:
-        """Share of ids in rows that equal the previous row."""
+        """Share of the ids whose row equals the previous row."""
         return _share(self.unchanged_ids, self.ids)
 
     @property
     def partial_duplication(self) -> float:
-        """Share of ids that are in the previous row (figure 4, partial)."""
+        """Share of the ids that also occur in the previous row (RecD, figure 4, partial)."""
         return _share(self.shared_ids, self.ids)
 
     @property
     def dedupe_factor(self) -> float:
-        """Ids over stored ids with exact deduplication."""
+        """Ratio of ids to stored ids with exact deduplication."""
         return _ratio(self.ids, self.ids - self.unchanged_ids)
 
     @property
     def partial_dedupe_factor(self) -> float:
-        """Ids over stored ids with partial deduplication (section 7)."""
+        """Ratio of ids to stored ids with partial deduplication (RecD, section 7)."""
         return _ratio(self.ids, self.ids - self.shifted_ids)
 
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """Statistics of rows in stored order.
+    """Statistics of a table's rows, in stored order.
 
     Attributes:
         rows: number of rows.
         sessions: runs of neighbouring rows of one session.
-        features: sums by feature name.
+        features: maps the feature name to its sums.
     """
 
     rows: int
@@ -252,17 +260,17 @@ class TableStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean rows of a session; 1 without rows."""
+        """S, the mean number of rows per session; 1 without rows."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def total(self) -> FeatureStatistics:
-        """Sum of all features."""
+        """Sum of the statistics of all features."""
         return sum(self.features.values(), FeatureStatistics())
 
     @staticmethod
     def merge(parts: Iterable[TableStatistics]) -> TableStatistics:
-        """Add tables with the same features up."""
+        """Sum the statistics of several files or tables with the same features."""
         first, *others = parts
         rows, sessions, features = first.rows, first.sessions, dict(first.features)
         for each in others:
@@ -271,7 +279,7 @@ class TableStatistics:
         return TableStatistics(rows, sessions, features)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values for ``from_json``."""
+        """Return the statistics as JSON values that ``from_json`` accepts."""
         own = ("rows", "sessions")
         features = {
             name: {key: count for key, count in asdict(feature).items() if key not in own}
@@ -282,7 +290,7 @@ class TableStatistics:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Parse the values of ``to_json``; ValueError for other values."""
+        """Parse the result of ``to_json``. Raises ValueError for other values."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"no statistics of version {_VERSION}")
         try:

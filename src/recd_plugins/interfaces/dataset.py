@@ -18,7 +18,7 @@ from recd_plugins.interfaces.tables import TableStrategy
 from recd_plugins.runtime.errors import DataError
 
 Split = Literal["train", "test"]
-"""The splits of a dataset."""
+"""Name of a split of a dataset."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class FeatureLookups:
     """Ids that rows look up by one feature, with equal lists stored once.
 
     Attributes:
-        ids: int64 ``[num_ids]``, after preprocessing, without a check of bounds.
-        offsets: bounds of the lists in ``ids``, ``[num_lists + 1]``.
-        inverse: list of each row, int64 ``[num_rows]``; None if row i has list i.
+        ids: int64 ``[num_ids]``, after preprocessing; not checked against the table size.
+        offsets: bounds of the lists in ``ids``, int64 ``[num_lists + 1]``.
+        inverse: index of each row's list, int64 ``[num_rows]``; None if row i has list i.
     """
 
     ids: NDArray[np.int64]
@@ -42,32 +42,37 @@ class Lookups(ABC):
     @property
     @abstractmethod
     def tables(self) -> Sequence[Table]:
-        """Tables of the model; SetupError if no model is prepared."""
+        """Return the tables of the model. Raises SetupError if no model is prepared."""
 
     @property
     @abstractmethod
     def parts(self) -> Sequence[TableStrategy]:
-        """Strategies of sharding and cache entries; SetupError if no model is prepared."""
+        """Return the strategies of the ``sharding`` and ``cache`` entries.
+
+        Raises:
+            SetupError: no model is prepared.
+        """
 
     @abstractmethod
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """Return the lookups of ``rows`` by feature; DataError for a wrong feature."""
+        """Return the lookups of ``rows`` for each feature. Raises DataError for invalid values."""
 
 
 class Reader(ABC):
     """Iterates over one epoch of one rank's batches.
 
-    Every batch has ``batch_size`` rows, and every rank gets the same number of batches. The last
-    rows, which do not fill a batch on every rank, are left out; evaluation reads them with one rank
-    and ``batch_size`` 1.
+    Every batch has ``batch_size`` rows, and every rank gets the same number of batches. Training
+    skips the last rows if they do not fill a batch on every rank. Evaluation reads those rows with
+    one rank and ``batch_size`` 1.
 
-    A ``state_dict`` taken after batch i continues at batch i + 1 in a new reader, whatever was
-    prefetched. Another number of ranks splits the remaining rows again.
+    A ``state_dict`` taken after batch i continues at batch i + 1 in a new reader, even if later
+    batches were prefetched. With another number of ranks, the remaining rows are split over the
+    new ranks.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same on every rank."""
+        """Return the number of batches in a whole epoch. It is the same on every rank."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Rows]:
@@ -76,29 +81,31 @@ class Reader(ABC):
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterable[Rows]]:
         """Yield every ``num_workers``-th block of adjacent batches, from block ``worker`` on.
 
-        Each block is iterated before the next. ``state_dict`` is the position after the last
-        yielded batch, with the batches of other workers before it.
+        The caller exhausts each block before it requests the next. ``state_dict`` is the position
+        after the last yielded batch, counting the batches of all workers.
 
-        By default each batch is a block, and all are read. Override it to skip other workers'
-        batches unread; begin a block with each file or row group.
+        By default each batch is a block, and every worker reads all batches. Override this method
+        to skip the batches of other workers without reading them, for example with one block per
+        file or row group.
         """
         for number, rows in enumerate(self):
             if number % num_workers == worker:
                 yield (rows,)
 
     def num_blocks(self) -> int | None:
-        """Return the number of blocks, None if unknown; override it together with ``blocks``."""
+        """Return the number of blocks; None if unknown. Override it together with ``blocks``."""
         return None
 
     def skip(self, num_batches: int) -> int:
-        """Skip batches as if they had been read; return their number.
+        """Skip batches without reading them, and return the number of skipped batches.
 
-        At the end of the epoch it is smaller, and the position returns to the start.
+        Fewer than ``num_batches`` are skipped if the epoch ends. The position then returns to the
+        start.
         """
         return sum(1 for _ in islice(self, num_batches))
 
     def num_left(self) -> int | None:
-        """Return the number of batches to the end of the epoch, None if unknown."""
+        """Return the number of remaining batches in the epoch; None if unknown."""
         return None
 
     @abstractmethod
@@ -107,17 +114,22 @@ class Reader(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Move to a position; DataError if it belongs to other data or another batch size."""
+        """Move to a position from ``state_dict``.
+
+        Raises:
+            DataError: the position belongs to other data or another batch size.
+        """
 
 
 class Dataset(Plugin, ABC):
     """Table of training rows.
 
     Attributes:
-        row_options: options that select and order rows without changing them. Scoring a checkpoint
-            may change them, resuming a run may not.
-        trained_schema: ``schema`` of missing training data, set before ``to_score``.
-        trained_kinds: ``kinds`` of missing training data; empty for old checkpoints.
+        row_options: names of options that only select and order rows. They may change when a
+            checkpoint is scored, but not when a run is resumed.
+        trained_schema: ``schema`` from the checkpoint, set before ``to_score`` if the training data
+            is missing.
+        trained_kinds: ``kinds`` from the checkpoint, set likewise; empty for old checkpoints.
     """
 
     kind: ClassVar[str] = "dataset"
@@ -126,7 +138,7 @@ class Dataset(Plugin, ABC):
     trained_kinds: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make errors of each method name the plugin, even if a wrapper calls it."""
+        """Wrap the methods of a subclass so that their errors name the plugin."""
         super().__init_subclass__(**options)
         guard_overrides(cls)
 
@@ -143,7 +155,7 @@ class Dataset(Plugin, ABC):
         """Return the columns of ``reader``."""
 
     def left_out(self) -> Mapping[str, str]:
-        """Return unused columns of the data, each with a short reason.
+        """Return the unused columns of the data. Maps each column to a short reason.
 
         Raises:
             DataError: the data is missing or wrong.
@@ -151,10 +163,10 @@ class Dataset(Plugin, ABC):
         return {}
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """Return wrong options, as seen from the columns of the data without reading rows.
+        """Return options that contradict the columns of the data. Reads no rows.
 
-        Each item is a path of keys, such as ``("columns", "devise")``, and a message. Ignore
-        missing data, which ``prepare`` reports.
+        Each item is a path of keys, such as ``("columns", "devise")``, and a message. Do not
+        report missing data: ``prepare`` does.
         """
         return ()
 
@@ -177,7 +189,7 @@ class Dataset(Plugin, ABC):
         """Return a reader of this rank's share of a split.
 
         Raises:
-            DataError: there is no such split, or it has too few rows for a batch on every rank.
+            DataError: the split does not exist or has too few rows for one batch on every rank.
         """
 
     def session_reader(
@@ -186,7 +198,7 @@ class Dataset(Plugin, ABC):
         """Return a ``reader`` with the same states that also yields the session column.
 
         Raises:
-            DataError: as ``reader``, or the dataset has no sessions.
+            DataError: ``reader`` would raise it, or the dataset has no sessions.
         """
         raise DataError(
             f"{self.name} has no sessions for the rows of the {split} split; use a dataset with "
@@ -194,7 +206,10 @@ class Dataset(Plugin, ABC):
         )
 
     def label_mean(self) -> float | None:
-        """Return the stored mean label of the training split, for the initial bias of the model."""
+        """Return the mean label of the training split, for the initial bias of the model.
+
+        None if the data does not store it.
+        """
         return None
 
     def session_keys(self) -> SessionKeys | None:
@@ -207,7 +222,7 @@ class Dataset(Plugin, ABC):
         Yields the columns of ``schema`` and of ``session_keys``.
 
         Raises:
-            DataError: there is no such split, or the dataset has no sessions.
+            DataError: the split does not exist, or the dataset has no sessions.
         """
         raise DataError(
             f"{self.name} has no sessions, so its {split} split cannot be scanned; use a dataset "
@@ -215,7 +230,7 @@ class Dataset(Plugin, ABC):
         )
 
     def keys(self) -> Mapping[str, str]:
-        """Return the key columns of predictions, with their names in the output."""
+        """Return the key columns of predictions. Maps each column to its name in the output."""
         keys = self.session_keys()
         names = () if keys is None else (keys.session, keys.timestamp)
         return {name: name for name in names}
@@ -225,23 +240,24 @@ class Dataset(Plugin, ABC):
         return {}
 
     def kinds(self) -> Mapping[str, str]:
-        """Return a word for the values of each column, such as the type.
+        """Return a short description of each column's values, such as their type.
 
-        Checkpoints store it, as ids of values of another kind would not match.
+        Checkpoints store it. Scoring rejects data with other descriptions, because its ids would
+        have another meaning.
         """
         return {}
 
     def storage(self) -> Storage | None:
-        """Return the option ``storage`` if there is one."""
+        """Return the option ``storage``; None if the dataset has no such option."""
         option = getattr(self.options, "storage", None)
         return option if isinstance(option, Storage) else None
 
     def to_score(self, location: str) -> Dataset:
-        """Return a dataset with the same columns and options over another table, for scoring.
+        """Return a dataset that reads another table with the same columns and options, for scoring.
 
         Its ``scan("train")`` yields every row in stored order, without row filters, with the
-        columns of ``schema`` and ``keys``. A missing label is 0. If the training data is gone, the
-        columns are those of ``trained_schema``.
+        columns of ``schema`` and ``keys``. A missing label is 0. If the training data is missing,
+        ``trained_schema`` defines the columns.
 
         Args:
             location: path or URL of the table.
@@ -253,11 +269,11 @@ class Dataset(Plugin, ABC):
 
 
 class DatasetWrapper(Dataset):
-    """Reorders the rows of another dataset in ``dataset.wrap``.
+    """Wrapper around a dataset that reorders its rows, configured in ``dataset.wrap``.
 
-    A wrapper overrides ``reader``, which training and the planner's sample use; evaluation,
-    profiles and ``recd analyze`` read the inner dataset. It keeps each row once with all columns,
-    unless ``rows_together`` is above 1.
+    A wrapper overrides ``reader``. Training and the planner's sample use the wrapper; evaluation,
+    profiles and ``recd analyze`` read the inner dataset. The wrapper must yield each row exactly
+    once with all columns, unless ``rows_together`` is above 1.
 
     Attributes:
         inner: the wrapped dataset.
@@ -269,21 +285,21 @@ class DatasetWrapper(Dataset):
 
     @property
     def rows_together(self) -> int:
-        """Training rows that replace one row of ``inner``; batch sizes are multiples of it."""
+        """Number of training rows per row of ``inner``. Batch sizes must be multiples of it."""
         return 1
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:
-        """Return a wrapper with the same options around ``inner``."""
+        """Return a copy of this wrapper around ``inner``."""
         wrapped = type(self)(self.options).placed(self.stands_at)
         wrapped.inner = inner
         wrapped.lookups = lookups
         return wrapped
 
     def check(self) -> None:
-        """Check the setup before training reads; ``lookups`` is set.
+        """Check the setup before training starts. ``lookups`` is already set.
 
         Raises:
-            RecdError: the wrapper cannot run; the caller adds the line of its entry.
+            RecdError: the wrapper cannot run. The caller adds the line of its entry.
         """
 
     def session_reader(
@@ -297,7 +313,7 @@ class DatasetWrapper(Dataset):
     def label_mean(self) -> float | None:
         return self.inner.label_mean() if self.rows_together == 1 else None
 
-    # Everything else is the inner dataset's.
+    # All other methods delegate to the inner dataset.
 
     def prepare(self) -> None:
         self.inner.prepare()
