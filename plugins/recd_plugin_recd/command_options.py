@@ -1,4 +1,4 @@
-"""Options that several commands have, in the same words."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from recd_plugins.api import cli_options
 
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    """Refuse an empty name, which would pass for none given."""
+    """Reject an empty column name. It would be treated as a missing option."""
     if name == "":
         raise click.BadParameter("an empty name; leave it out for the default")
     return name
@@ -17,31 +17,31 @@ def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> st
 session = click.option(
     "--session",
     callback=_named,
-    help="The column of the session.  [default: session_id; a dataset knows its own]",
+    help="Session column.  [default: session_id; a dataset defines its own]",
 )
 timestamp = click.option(
     "--timestamp",
     callback=_named,
-    help="The column of the time.  [default: ts; a dataset knows its own]",
+    help="Time column.  [default: ts; a dataset defines its own]",
 )
 nulls = click.option(
     "--nulls",
     type=click.Choice(["error", "empty"]),
     default="error",
     show_default=True,
-    help="What a null in place of a list of ids is.",
+    help="How to handle a null instead of a list of ids.",
 )
 row_group_rows = click.option(
     "--row-group-rows",
     type=cli_options.AT_LEAST_1,
     default=8192,
     show_default=True,
-    help="Most rows of a row group, which ends where a session ends.",
+    help="Maximum number of rows in a row group. A row group ends at a session boundary.",
 )
-force = click.option("--force", is_flag=True, help="Replace DST where it is a table.")
+force = click.option("--force", is_flag=True, help="Replace DST if it is a table.")
 figures = click.option(
     "--json",
     "json_path",
     type=cli_options.OUTPUT,
-    help="Write figures here.",
+    help="Write the figures as JSON to this file.",
 )

@@ -1,4 +1,4 @@
-"""``recd convert-layout``: a table anew in another layout, with the same rows in the same order."""
+"""``recd convert-layout``: rewrites a table in another layout, with its rows in the same order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Conversion:
 
     Attributes:
         source: a Parquet file or a folder of them.
-        target: of the same kind; a folder keeps the names of files and of folders below it.
+        target: a file or a folder, like the source. Files and subfolders keep their names.
         layout: of the features.
         session, timestamp: columns of the source.
         row_group_rows: most rows of a row group.
-        compression_level: of zstd.
-        nulls: what becomes of a null in place of a list.
-        popularity: JSON object of how often each feature is read, for the order of columns.
+        compression_level: zstd compression level.
+        nulls: how to handle a null instead of a list.
+        popularity: path of a JSON object with the read count of each feature. Sets the column
+            order.
     """
 
     source: Path
@@ -57,12 +58,13 @@ class ConvertedTable:
 def convert(
     conversion: Conversion, *, force: bool, start: Callable[[int], Callable[[int], None]]
 ) -> ConvertedTable:
-    """Write ``target``, which appears when it is complete.
+    """Convert the source and write ``target``, which appears only once it is complete.
 
     Args:
-        conversion: from where to where.
+        conversion: source, target and layout.
         force: replace a target that is a table.
-        start: gets the number of rows, and returns what gets how many more are written.
+        start: called with the total number of rows. Returns a callback that receives the number of
+            newly written rows.
     """
     from recd_plugin_recd.sessions import ParquetSource, check_target
     from recd_plugins.api import Piece, folders, parquet, parquet_writer
@@ -78,7 +80,7 @@ def convert(
     with folders.scratch_folder(target) as scratch:
         new = scratch / "table" / target.name
         layouts: list_dict.Layout | dict[str, list_dict.Layout] = conversion.layout
-        # A file with rows is first, because it decides on the layouts of all.
+        # A file with rows comes first because it decides the layouts of all files.
         with_rows = {unit.file for unit in table.units}
         for number in sorted(range(len(table.files)), key=lambda number: number not in with_rows):
             file = table.files[number]
@@ -110,7 +112,7 @@ def convert(
 
 
 def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
-    """Return the features that a JSON object ``{"feature": count}`` names, by falling counts."""
+    """Return the features in a JSON object ``{"feature": count}``, most frequently read first."""
     try:
         counts = json.loads(path.read_text(encoding="utf-8"))
         order = sorted(counts, key=lambda name: -counts[name])
@@ -133,22 +135,22 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
     "--layout",
     type=click.Choice(["list", "list_dict"]),
     required=True,
-    help="How lists of ids are stored: each row's, or each distinct one once in a row group.",
+    help="How to store lists of ids: one list per row, or each distinct list once per row group.",
 )
-@click.option("--session", default="session_id", show_default=True, help="Column of the session.")
-@click.option("--timestamp", default="ts", show_default=True, help="Column of the time.")
+@click.option("--session", default="session_id", show_default=True, help="Session column.")
+@click.option("--timestamp", default="ts", show_default=True, help="Time column.")
 @command_options.row_group_rows
 @click.option(
     "--compression-level",
     type=click.IntRange(1, 19),
     default=3,
     show_default=True,
-    help="Of zstd; 9 saves some percent and takes several times longer.",
+    help="zstd compression level. 9 saves a few percent and takes several times longer.",
 )
 @click.option(
     "--popularity",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="How often each feature is read, as a JSON object: the order of columns.",
+    help="JSON object with the read count of each feature. Sets the column order.",
 )
 @command_options.nulls
 @command_options.force
@@ -163,8 +165,8 @@ def convert_layout(
 ) -> None:
     """Write the table SRC with its lists in another layout as DST.
 
-    SRC is a Parquet file or a folder of them; DST becomes the same. Rows keep their order, files
-    their names and metadata. With list_dict, features that hardly repeat stay lists.
+    SRC is a Parquet file or a folder of them; DST is of the same type. The order of rows, file
+    names and metadata do not change. With list_dict, features that rarely repeat stay plain lists.
     """
     conversion = Conversion(source, target, layout, **options)
     with progress_bars.progress_bars() as add_bar:

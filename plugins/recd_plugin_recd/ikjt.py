@@ -1,4 +1,4 @@
-"""Converters that store equal rows once (RecD, section 4.2), and the plain one."""
+"""Converters to deduplicated tensors (RecD, section 4.2) and to plain KeyedJaggedTensors."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from recd_plugins.api import Batch, InverseKeyedJaggedTensor, dedup
 
 
-#: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
+#: auto compares neighbours only if that stores at most this many times the ids of comparing all.
 _NEARLY_ALL = 1.01
 
 
 @dataclass(frozen=True)
 class DedupGroup:
-    """Features that share an inverse lookup, or a single one that is left plain.
+    """Features that share an inverse lookup, or a single feature that stays plain.
 
     Attributes:
         features: their names.
-        dedupe_factor: ids of the sample over ids in its unique rows, 1.0 where it has no ids.
+        dedupe_factor: ids in the sample divided by ids in its unique rows; 1.0 if the sample has no
+            ids.
         deduplicated: whether the group becomes an IKJT.
     """
 
@@ -44,25 +45,29 @@ class DedupGroup:
 
 
 class IkjtConverter(Converter):
-    """InverseKeyedJaggedTensor: equal rows stored once, features that change together as one."""
+    """Converts rows to an InverseKeyedJaggedTensor that stores equal rows once."""
 
     name = "recd.ikjt"
 
     class Options(PluginOptions):
-        """Which features share their inverse lookup."""
+        """Which features share an inverse lookup."""
 
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="auto: features whose equal rows coincide in the first batch form a group; "
-            "or lists of features, each list one group, all other features plain",
+            description="auto: group features whose equal rows coincide in the first batch. "
+            "Or lists of features: each list is one group, and all other features"
+            " stay plain.",
         )
         min_dedupe_factor: float = Field(
-            default=1.5, ge=1.0, description="with auto, groups under this factor stay plain"
+            default=1.5,
+            ge=1.0,
+            description="With auto, groups with a lower DedupeFactor stay plain.",
         )
         compare: Literal["auto", "neighbours", "all"] = Field(
             default="auto",
-            description="neighbours: rows merge with the row before only, which is less work; all: "
-            "with every equal row; auto: neighbours if in the first batch all saves little more",
+            description="neighbours: compare each row only with the previous one, which is "
+            "faster. all: compare all rows of the batch. auto: neighbours unless "
+            "all saves clearly more in the first batch.",
         )
 
         @field_validator("groups")
@@ -86,7 +91,7 @@ class IkjtConverter(Converter):
         return dedup.Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Decide on groups."""
+        """Choose the deduplication groups from a sample."""
         groups, least = self.options.groups, 0.0
         if groups == "auto":
             groups, least = self._coinciding(sample, schema), self.options.min_dedupe_factor
@@ -106,7 +111,7 @@ class IkjtConverter(Converter):
 
     @property
     def neighbours_only(self) -> bool:
-        """Whether rows merge with the row before only."""
+        """Whether rows are compared only with the previous row."""
         return self._deduplicate.neighbours_only
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -118,7 +123,7 @@ class IkjtConverter(Converter):
         }
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows; the first ones are the sample if ``fit`` was not called."""
+        """Convert rows. If ``fit`` was not called, the first rows serve as its sample."""
         from recd_plugins.api import Batch, arrow, from_columns
 
         if self._groups is None:
@@ -144,7 +149,7 @@ class IkjtConverter(Converter):
         return from_columns.ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
-        """Compare neighbours only if these are nearly all of the equal rows."""
+        """Switch to comparing neighbours if that finds nearly all equal rows."""
         from recd_plugins.api import dedup
 
         groups = [group.features for group in self.report() if group.deduplicated]
@@ -156,7 +161,7 @@ class IkjtConverter(Converter):
                 self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
-        """Group features with the same inverse lookup."""
+        """Group features that have the same inverse lookup."""
         groups: dict[bytes, list[str]] = {}
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
@@ -164,7 +169,7 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Refuse an option that names something else than a sparse feature."""
+    """Reject an option that names anything other than a sparse feature."""
     for name in names:
         if name not in schema.sparse:
             meant = (
@@ -175,10 +180,10 @@ def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> 
 
 
 class ListDictConverter(IkjtConverter):
-    """InverseKeyedJaggedTensor straight from layout list_dict, without a look at ids.
+    """Builds an InverseKeyedJaggedTensor from layout list_dict without comparing ids.
 
-    Features that the table holds as lists are deduplicated by their ids. Where a batch spans row
-    groups, equal lists of two of them stay two unique rows.
+    Features stored as plain lists are deduplicated by comparing ids. If a batch spans two row
+    groups, equal lists of the two groups stay separate unique rows.
     """
 
     name = "recd.list_dict"
@@ -207,6 +212,6 @@ class ListDictConverter(IkjtConverter):
 
 
 class KjtConverter(PlainConverter):
-    """Plain KeyedJaggedTensor: every row as it is."""
+    """Builds a plain KeyedJaggedTensor that stores every row."""
 
     name = "recd.kjt"

@@ -41,10 +41,10 @@ from recd_plugins.api import (
     Unit,
 )
 
-#: Makes the rows of events from their places.
+#: Builds the rows of events from their places.
 RowsOf = Callable[[NDArray[np.int64]], pa.RecordBatch]
 
-# Rows whose lists are made at once.
+# Number of rows whose lists are built at once.
 _UNIT_ROWS = 2048
 # Seconds since 1970 reach this in the year 5138, milliseconds did in 1973.
 _LATEST_SECOND = 1e11
@@ -56,9 +56,12 @@ class RefreshOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     per: Literal["event", "request", "session"] = Field(
-        default="event", description="At every event, at every request, or once a session."
+        default="event",
+        description="Refresh at every event, at every request, or once per session.",
     )
-    impressions: PositiveInt = Field(default=10, description="Events of a session in a request.")
+    impressions: PositiveInt = Field(
+        default=10, description="Number of session events in one request."
+    )
 
 
 class SplitOptions(BaseModel):
@@ -68,18 +71,18 @@ class SplitOptions(BaseModel):
 
     by: Literal["time", "leave_one_out"] = Field(
         default="time",
-        description="The last events of the log, test_fraction of them; or the last one of each "
-        "user who has two, with all that was known right before it.",
+        description="time: the last test_fraction of the log's events. "
+        "leave_one_out: the last event of each user who has at least two.",
     )
     validation: bool = Field(
         default=False,
-        description="Of leave_one_out: keep the last event but one of users who have three out of "
-        "training, too.",
+        description="For leave_one_out: also exclude the second-to-last event of users "
+        "with at least three events from training.",
     )
     measure: Literal["test", "validation"] = Field(
         default="test",
-        description="Of leave_one_out: whether the test split is the last events, or these last "
-        "but one; to choose options by.",
+        description="For leave_one_out: test on each user's last event, or on the "
+        "second-to-last one to tune options.",
     )
 
     @model_validator(mode="after")
@@ -96,52 +99,64 @@ class Interactions(Dataset):
     free_options = frozenset({"path", "prefetch"})
 
     class Options(PluginOptions):
-        path: Path = Field(description="The file: .inter, .tsv, .csv, .dat or any text.")
-        user: str = Field(default="user_id", description="Column of the user.")
-        item: str = Field(default="item_id", description="Column of the item.")
+        path: Path = Field(description="The file: .inter, .tsv, .csv, .dat or any text file.")
+        user: str = Field(default="user_id", description="User column.")
+        item: str = Field(default="item_id", description="Item column.")
         value: str | None = Field(
-            default="rating", description="Column of the value that positive_threshold is for."
+            default="rating", description="Column of the value to compare with positive_threshold."
         )
         label: str | None = Field(
-            default=None, description="Column of a label, 0 or 1, in place of a value."
+            default=None, description="Column of a label, 0 or 1. Used instead of a value."
         )
         timestamp: str = Field(default="timestamp", description="Column of the time since 1970.")
-        timestamp_unit: Literal["s", "ms"] = Field(default="s", description="Its unit.")
+        timestamp_unit: Literal["s", "ms"] = Field(
+            default="s", description="Unit of the timestamp."
+        )
         separator: str | None = Field(
             default=None,
             min_length=1,
-            description="Between columns; null goes by suffix: tab in .inter, .tsv and .data, "
-            "comma in .csv, :: in .dat.",
+            description="Column separator. null chooses it from the suffix: tab for .inter, "
+            ".tsv and .data, comma for .csv, :: for .dat.",
         )
         header: bool | list[str] | None = Field(
             default=None,
-            description="Whether the first line names the columns, or the names; null: as true, "
-            "but .dat and .data have none. Without names: user_id, item_id, rating, timestamp.",
+            description="true if the first line names the columns, or a list of names. null "
+            "means true, except for .dat and .data. Default names: user_id, "
+            "item_id, rating, timestamp.",
         )
         session_gap_minutes: float = Field(
             default=30, gt=0, description="A pause longer than this ends a session."
         )
         positive_threshold: float = Field(
-            default=4, description="A value from here on is positive: label 1, liked."
+            default=4, description="Values of at least this are positive (label 1, liked)."
         )
-        history: PositiveInt = Field(default=50, description="Items in a history, the last ones.")
+        history: PositiveInt = Field(
+            default=50,
+            description="Maximum number of items in a history. The latest items are kept.",
+        )
         refresh: RefreshOptions = Field(
             default=RefreshOptions(), description="When the user's features are refreshed."
         )
         test_fraction: float = Field(
-            default=0.1, ge=0, lt=1, description="Share of events for the test split, the last."
+            default=0.1,
+            ge=0,
+            lt=1,
+            description="Fraction of events in the test split, taken from the end.",
         )
         test: SplitOptions = Field(
-            default=SplitOptions(), description="Which events are the test split."
+            default=SplitOptions(), description="Which events form the test split."
         )
         order: Literal["session", "time", "shuffled"] = Field(
             default="session",
-            description="Order of rows: session after session, by time, or rows that share the "
-            "user's features one after the other, in another order of these in each epoch.",
+            description="Order of rows. session: one session after another, by time. "
+            "shuffled: rows that share user features stay adjacent, and these "
+            "groups are shuffled in each epoch.",
         )
-        seed: int = Field(default=0, ge=0, description="Seed of order shuffled.")
+        seed: int = Field(default=0, ge=0, description="Seed for order shuffled.")
         prefetch: NonNegativeInt = Field(
-            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+            default=4,
+            description="Number of batches to prefetch in a thread. 0 reads in the trainer's "
+            "thread.",
         )
 
         @model_validator(mode="after")
@@ -153,7 +168,7 @@ class Interactions(Dataset):
             return self
 
     options: Options
-    #: The dataset that is trained on where this log is scored, which may lack outcomes.
+    #: The training dataset when this log is scored. The scored log may lack outcomes.
     _trained: Interactions | None = None
 
     def prepare(self) -> None:
@@ -217,9 +232,9 @@ class Interactions(Dataset):
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
     def to_score(self, location: str) -> Interactions:
-        """Return a dataset of every event of a log, in the order of its file.
+        """Return a dataset of every event of a log, in file order, for scoring.
 
-        An event with an empty outcome is a candidate, unknown to all other rows.
+        An event with an empty outcome is a candidate. The features of other rows ignore it.
         """
         values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
         scored = type(self)(type(self.options).model_validate(values))
@@ -227,7 +242,7 @@ class Interactions(Dataset):
         return scored
 
     def kinds(self) -> Mapping[str, str]:
-        """Return the kinds of ids, ``numbers`` or ``text``; nothing if the log is missing."""
+        """Return ``numbers`` or ``text`` for each id column; empty if the log is missing."""
         try:
             return self._events.kinds
         except DataError:
@@ -271,7 +286,7 @@ class Interactions(Dataset):
 
     @cached_property
     def _identity(self) -> dict[str, object]:
-        """Identify the data in a state: the file may move, but not change."""
+        """Return what identifies the data in a saved state. The file may move but not change."""
         content = hashlib.sha256()
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())
@@ -295,7 +310,7 @@ class Interactions(Dataset):
         return outcomes == 1
 
     def _places(self, split: Split) -> NDArray[np.int64]:
-        """Return the events of a split in the order of reading."""
+        """Return the indices of a split's events in reading order."""
         log = self._log
         if self._trained is not None:
             return np.argsort(log.file_rows)
@@ -324,7 +339,7 @@ class Interactions(Dataset):
             yield Rows(rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return rows of the file, numbered from 0 behind its header."""
+        """Return the file's row numbers, counted from 0 after the header."""
         runs = np.split(file_rows, np.flatnonzero(np.diff(file_rows) != 1) + 1)
         return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
 

@@ -1,4 +1,4 @@
-"""``recd init``: registry files of models in the image of the RecD paper's (section 6.1)."""
+"""``recd init``: registry files of models similar to those of the RecD paper (section 6.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Width of embeddings, rows of a table of sequences and of others, and hidden layers."""
+    """Embedding width, rows of sequence and other tables, and hidden layer sizes."""
 
     embedding_dim: int
     sequence_rows: int
@@ -28,7 +28,7 @@ class ModelSizes:
 
 
 def sizes_of(name: ModelName, scale: float) -> ModelSizes:
-    """Return widths in proportion to ``scale`` and rows in proportion to its square."""
+    """Scale widths by ``scale`` and table rows by its square."""
     if name == "papercal":
         return ModelSizes(16, 100_000, 100_000, (64,), (128, 64))
     return ModelSizes(
@@ -142,16 +142,17 @@ def rm_registry(
 
     Args:
         name: rm1, rm2 and rm3 of the RecD paper (section 6.1), or PAPERCAL's demo.
-        folder: where the table will be, in a folder named after all that fixes it.
+        folder: parent folder of the table. The table's own folder is named after its generation
+            options.
         rows: rows of the table.
-        scale: of the widths, see ``sizes_of``; above 0, at most 1. Groups and numbers of features
-            stay.
+        scale: scale of the widths, in (0, 1], see ``sizes_of``. Feature groups and counts do not
+            change.
         layout: order of the table's rows.
         converter: with ``recd.kjt`` nothing is deduplicated.
         batch_size: rows in a batch of one rank.
         ranks: processes.
-        steps: stop after so many steps; None trains one epoch.
-        architecture: how the features' vectors meet.
+        steps: number of training steps; None trains one epoch.
+        architecture: how to combine the feature vectors.
     """
     sizes = sizes_of(name, scale)
     scaled = "" if name == "papercal" else f"-scale{scale:g}"
@@ -162,7 +163,7 @@ def rm_registry(
         feed_forward = 4 * sizes.embedding_dim  # four times as wide, as usual
         pooling = ("recd.transformer", f"layers: 1, heads: 2, feed_forward: {feed_forward}")
     converter_comment, converter_entry = _CONVERTERS[converter]
-    # By NE of rm1, and of papercal, over 16,384 rows at the default scale.
+    # Chosen by normalized entropy of rm1 and papercal, over 16,384 rows at the default scale.
     learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
     (other_architecture,) = _ARCHITECTURES.keys() - {architecture}
     title = (
@@ -243,21 +244,21 @@ _PARAMETERS: list[click.Parameter] = [
         type=cli_options.AT_LEAST_1,
         default=16_384,
         show_default=True,
-        help="Rows of the table.",
+        help="Number of rows in the table.",
     ),
     click.Option(
         ["--batch-size"],
         type=cli_options.AT_LEAST_1,
         default=256,
         show_default=True,
-        help="Rows in a batch of one rank.",
+        help="Number of rows in one rank's batch.",
     ),
     click.Option(
         ["--ranks"],
         type=cli_options.AT_LEAST_1,
         default=2,
         show_default=True,
-        help="Processes to train on.",
+        help="Number of processes that train.",
     ),
     click.Option(
         ["--layout"],
@@ -271,23 +272,23 @@ _PARAMETERS: list[click.Parameter] = [
         type=click.Choice(["recd.ikjt", "recd.partial_ikjt", "recd.kjt"]),
         default="recd.ikjt",
         show_default=True,
-        help="How rows become tensors; recd.kjt deduplicates nothing.",
+        help="How to convert rows to tensors. recd.kjt does not deduplicate.",
     ),
     click.Option(
         ["--architecture"],
         type=click.Choice(["dlrm", "dcn"]),
         default="dlrm",
         show_default=True,
-        help="How the features' vectors meet: by dot products, or in a cross network.",
+        help="How to combine the feature vectors: dot products or a cross network.",
     ),
     click.Option(
         ["--data", "folder"],
         type=cli_options.OUTPUT_FOLDER,
         default=Path(".data"),
         show_default=True,
-        help="Folder in which the first run generates the table.",
+        help="Folder of the table. The first run generates it.",
     ),
-    click.Option(["--force"], is_flag=True, help="Replace FILE where it exists."),
+    click.Option(["--force"], is_flag=True, help="Replace FILE if it exists."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""``recd generate``: tables of user sessions as Parquet files, whole or not at all."""
+"""``recd generate``: writes tables of user sessions as Parquet files, atomically."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from recd_plugins.api import DataError, cli_options, file_utils, folders, progress_bars
 
-#: Key of the Parquet metadata under which a file says how it was generated, as JSON.
+#: Key of the Parquet metadata that stores the generation options as JSON.
 PROVENANCE = b"recd.papercal"
 
 
 class TableOptions(BaseModel):
-    """Options that determine a generated table, bit for bit."""
+    """Options that determine a generated table bit for bit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rows: PositiveInt = Field(description="Rows of the table; PAPERCAL's have 12.9 KB in memory.")
-    seed: int = Field(default=0, ge=0, description="Seed of every draw.")
+    rows: PositiveInt = Field(description="Number of rows. A PAPERCAL row takes 12.9 KB in memory.")
+    seed: int = Field(default=0, ge=0, description="Seed of the random generator.")
     layout: Literal["clustered", "interleaved", "stream"] = Field(
         default="clustered",
-        description="clustered: by session; interleaved: the same rows by time; stream: by time, "
-        "cut from a stream with a million rows in flight.",
+        description="clustered: one session after another. interleaved: the same rows "
+        "sorted by time. stream: sorted by time, cut from a stream with a "
+        "million rows in flight.",
     )
     row_group_rows: PositiveInt = Field(
         default=2048, description="Rows of a Parquet row group, the unit of reading."
     )
-    files: PositiveInt = Field(default=1, description="Parquet files in the folder.")
+    files: PositiveInt = Field(default=1, description="Number of Parquet files in the folder.")
     shape: Literal["papercal", "rm1", "rm2", "rm3"] = Field(
         default="papercal",
-        description="Which features: papercal, or those of the models of the paper's section 6.1.",
+        description="Set of features: papercal, or one of the models in section 6.1 of the paper.",
     )
     scale: float = Field(
-        default=1.0, gt=0, le=1, description="Shortens the lists of rm1, rm2 and rm3."
+        default=1.0, gt=0, le=1, description="Scale of the list lengths of rm1, rm2 and rm3."
     )
 
     @model_validator(mode="after")
@@ -52,7 +53,7 @@ class TableOptions(BaseModel):
 def write_table(
     folder: Path, options: TableOptions, progress: Callable[[int], None] = lambda _rows: None
 ) -> None:
-    """Generate ``folder``, which appears when it is complete; ``progress`` gets rows written."""
+    """Generate ``folder``, which appears only once complete. ``progress`` gets rows written."""
     from recd_plugin_recd import papercal
 
     _check_free(folder)
@@ -80,20 +81,20 @@ def write_table(
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
-    """Return how the table in ``folder`` was generated, None if it was not generated here."""
+    """Return the generation options of the table in ``folder``, or None if it is not generated."""
     try:
         metadata = pq.read_schema(folder / "part-00000.parquet").metadata or {}
         found = file_utils.parse_json(metadata.get(PROVENANCE, b"null"))
-    except (ValueError, OSError):  # Arrow's errors of damage are ValueErrors
+    except (ValueError, OSError):  # Arrow raises ValueError for damaged files.
         return None
     return found if isinstance(found, dict) else None
 
 
 def provenance_of(options: TableOptions) -> dict[str, Any]:
-    """Return the ``provenance`` of a table with these options."""
+    """Return the ``provenance`` of a table generated with these options."""
     from recd_plugin_recd import papercal
 
-    # PAPERCAL's own tables say what they said before there were other shapes.
+    # For PAPERCAL, keep the provenance format from before other shapes existed.
     unsaid = {"shape", "scale"} if options.shape == "papercal" else set()
     return {"version": papercal.VERSION, **options.model_dump(exclude=unsaid)}
 
@@ -136,21 +137,22 @@ def _write_file(
     type=click.Choice(["papercal", "rm1", "rm2", "rm3"]),
     default="papercal",
     show_default=True,
-    help="Which features: PAPERCAL's, or those of the models of `recd init`.",
+    help="Set of features: PAPERCAL's, or those of a `recd init` model.",
 )
 @click.option(
     "--scale",
     type=click.FloatRange(min=0, max=1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Shortens the lists of rm1, rm2 and rm3.",
+    help="Scale of the list lengths of rm1, rm2 and rm3.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["clustered", "interleaved", "stream"]),
     default="clustered",
     show_default=True,
-    help="By session, the same rows by time, or a cut by time out of a dense stream.",
+    help="clustered: one session after another. interleaved: the same rows "
+    "sorted by time. stream: a time slice of a dense stream.",
 )
 @click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
 @click.option(
@@ -158,10 +160,10 @@ def _write_file(
     type=cli_options.AT_LEAST_1,
     default=2048,
     show_default=True,
-    help="Rows of a Parquet row group, the unit in which readers read.",
+    help="Number of rows in a Parquet row group, the unit of reading.",
 )
 @click.option("--files", type=cli_options.AT_LEAST_1, default=1, show_default=True)
-@click.option("--force", is_flag=True, help="Replace FOLDER where it exists.")
+@click.option("--force", is_flag=True, help="Replace FOLDER if it exists.")
 def generate(folder: Path, force: bool, **options: Any) -> None:
     """Generate a table of user sessions as Parquet files in FOLDER.
 

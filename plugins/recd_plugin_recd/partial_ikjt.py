@@ -1,4 +1,4 @@
-"""Ids that a row shares with the row before stored once (RecD, section 7)."""
+"""Converter that stores ids shared with the previous row once (RecD, section 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Dedupe factors of a feature in the first batch, and whether it becomes a partial IKJT."""
+    """DedupeFactors of a feature in the first batch, and whether it becomes a partial IKJT."""
 
     exact: float
     partial: float
@@ -26,7 +26,7 @@ class Choice:
 
 
 class PartialIkjtConverter(Converter):
-    """PartialInverseKeyedJaggedTensor: ids shared with the row before stored once, in sessions."""
+    """Builds a PartialInverseKeyedJaggedTensor, storing ids shared with the previous row once."""
 
     name = "recd.partial_ikjt"
 
@@ -35,22 +35,30 @@ class PartialIkjtConverter(Converter):
 
         features: Literal["auto"] | list[str] = Field(
             default="auto",
-            description="auto: features that the first batch shows to gain by it; or their names",
+            description="auto: features that store fewer ids this way in the first batch. Or "
+            "a list of feature names.",
         )
         max_shift: int = Field(
-            default=8, ge=0, le=64, description="ids by which a row may have moved on from the last"
+            default=8,
+            ge=0,
+            le=64,
+            description="Maximum number of positions that a list may shift from one row to "
+            "the next.",
         )
         min_gain: float = Field(
             default=1.2,
             ge=1.0,
-            description="with auto, the least partial dedupe factor in multiples of the exact one",
+            description="With auto, minimum ratio of the partial to the exact DedupeFactor.",
         )
         min_dedupe_factor: float = Field(
-            default=1.5, ge=1.0, description="with auto, features and groups under it stay plain"
+            default=1.5,
+            ge=1.0,
+            description="With auto, features and groups with a lower DedupeFactor stay plain.",
         )
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="of features that are not stored partially: as recd.ikjt's; [] for none",
+            description="Deduplication groups of the remaining features, as in recd.ikjt; [] "
+            "for none.",
         )
 
         @model_validator(mode="after")
@@ -76,7 +84,7 @@ class PartialIkjtConverter(Converter):
         return RowPacker(self.options.max_shift)
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Decide on each feature."""
+        """Choose the storage of each feature from a sample."""
         from recd_plugins.api import arrow
 
         if self.options.features != "auto":
@@ -96,7 +104,7 @@ class PartialIkjtConverter(Converter):
         return partial | dict(self._exact.dedupe_factors())
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows; the first ones are the sample if ``fit`` was not called."""
+        """Convert rows. If ``fit`` was not called, the first rows serve as its sample."""
         if self._choices is None:
             self.fit(rows, schema)
         batch = self._exact.convert(rows, self._rest(schema))
@@ -106,7 +114,7 @@ class PartialIkjtConverter(Converter):
     def _packed(
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
-        """Pack features by their distinct lists where storage has these, else by all rows."""
+        """Pack the distinct lists of features if the storage has them, otherwise all rows."""
         from recd_plugins.api import BrokenListError, arrow, from_columns
 
         found = {name: arrow.dictionary_column(rows, name) for name in names}

@@ -43,7 +43,7 @@ _LISTS = pa.list_(pa.int64())
 
 
 class SessionParquet(Dataset):
-    """Parquet files of impressions, best clustered by session; a PAPERCAL table on demand."""
+    """Parquet files of impressions, ideally clustered by session. Can generate a PAPERCAL table."""
 
     name = "recd.session_parquet"
     # What the columns and files are, identity and schema say.
@@ -54,43 +54,41 @@ class SessionParquet(Dataset):
 
     class Options(PluginOptions):
         path: Path | object_stores.Url = Field(
-            description="A Parquet file, or a folder with *.parquet at any depth; or a URL of one: "
-            "s3://bucket/folder, gs://, or what fsspec has."
+            description="A Parquet file, a folder with *.parquet files at any depth, or a URL"
+            " of either: s3://bucket/folder, gs://, or any fsspec scheme."
         )
         test_path: Path | object_stores.Url | None = Field(
-            default=None, description="The same for the test split; null has none."
+            default=None, description="Path or URL of the test split; null means no test split."
         )
-        storage: Storage = Field(
-            default=Storage(), description="How the store of a URL is reached."
-        )
+        storage: Storage = Field(default=Storage(), description="Storage options for a URL.")
         where: list[Condition] = Field(
             default=[],
-            description="Conditions that rows have to meet, all of them: [column, op, value].",
+            description="Conditions that every row must meet: [column, op, value].",
         )
         session: str = Field(default="session_id", description="Column of the session id.")
-        timestamp: str = Field(default="ts", description="Column of the time.")
+        timestamp: str = Field(default="ts", description="Time column.")
         label: str = Field(default="label", description="Column of the label, 0 or 1.")
         sparse: list[str] | None = Field(
             default=None,
-            description="Names or patterns of columns of ids; null takes every list of integers.",
+            description="Names or patterns of id columns; null selects every list of integers.",
         )
         dense: list[str] | None = Field(
             default=None,
-            description="Names or patterns of columns of numbers; null takes every float column.",
+            description="Names or patterns of number columns; null selects every float column.",
         )
-        shuffle: bool = Field(
-            default=False, description="Read row groups in another order in each epoch."
-        )
+        shuffle: bool = Field(default=False, description="Shuffle row groups in each epoch.")
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
         prefetch: NonNegativeInt = Field(
-            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+            default=4,
+            description="Number of batches to prefetch in a thread. 0 reads in the trainer's "
+            "thread.",
         )
         generate: TableOptions | None = Field(
-            default=None, description="Generate this table at path where it is missing."
+            default=None, description="Generate this table at path if it is missing."
         )
 
     options: Options
-    #: The dataset whose model scores this table; None where this one is trained on.
+    #: The dataset that the model was trained on, if this table is scored; else None.
     _trained: SessionParquet | None = None
 
     def prepare(self) -> None:
@@ -99,7 +97,7 @@ class SessionParquet(Dataset):
         for split in self.splits():
             table = self._table_of(split)
             self._columns(table)
-            # The rows that the filter keeps, which readers find counted then.
+            # Number of rows that pass the filter. Readers store it here after counting.
             if table.num_to_count:
                 with progress_bars.progress_bars() as add_bar:
                     table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
@@ -108,7 +106,7 @@ class SessionParquet(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Return the features, in the order of the file."""
+        """Return the features, in file order."""
         if self._trained is not None:
             return self._trained.schema()
         if self.trained_schema is not None:
@@ -182,11 +180,11 @@ class SessionParquet(Dataset):
         return self.options.session, self.options.timestamp
 
     def session_keys(self) -> SessionKeys | None:
-        """Return None for a table to be scored that lacks session or time."""
+        """Return the session keys, or None for a table to score that lacks session or time."""
         return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Return session and time, where they are there."""
+        """Return the session and time columns that the table has."""
         return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
@@ -197,7 +195,7 @@ class SessionParquet(Dataset):
         return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """Give rows to be scored labels of 0; their own, if any, are not read."""
+        """Give rows to score a label of 0. Their own labels are not read."""
         for each in rows:
             if self._trained is None:
                 yield each

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size",
     type=cli_options.AT_LEAST_1,
-    help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
+    help="Rows in a training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
 @command_options.session
 @command_options.timestamp
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     type=cli_options.AT_LEAST_1,
     default=128,
     show_default=True,
-    help="Memory for a sample of whole sessions.",
+    help="Memory for the sample, which consists of whole sessions.",
 )
 @command_options.nulls
 @click.option(
     "--json",
     "json_path",
     type=cli_options.OUTPUT_OR_TERMINAL,
-    help="Write the report as JSON; - writes it to the terminal, and nothing else.",
+    help="Write the report as JSON to this file; - writes only the JSON to the terminal.",
 )
 @click.option(
     "--html",
     "html_path",
     type=cli_options.OUTPUT,
-    help="Write the report as a page with plots.",
+    help="Write the report as an HTML page with plots.",
 )
 @click.pass_obj
 def analyze(
@@ -57,7 +57,8 @@ def analyze(
 ) -> None:
     """Measure duplication in a table and recommend features to deduplicate.
 
-    PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    PATH is a Parquet file, a folder of them, or a registry file. With a registry file, the command
+    reads its dataset.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Size(click.ParamType[int]):
-    """A number of bytes, as 2GB, 512MB or 1.5GiB."""
+    """A number of bytes, written as 2GB, 512MB or 1.5GiB."""
 
     name = "size"
 
@@ -45,14 +45,14 @@ class Size(click.ParamType[int]):
     type=Size(),
     default="2GB",
     show_default=True,
-    help="What the process may take, Python and libraries included.",
+    help="Maximum memory of the process, including Python and libraries.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["list", "list_dict"]),
     default="list",
     show_default=True,
-    help="How lists of ids are stored.",
+    help="Layout in which lists of ids are stored.",
 )
 @command_options.row_group_rows
 @command_options.nulls
@@ -62,24 +62,24 @@ class Size(click.ParamType[int]):
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Share of the sessions that stay, whole ones, chosen by a hash.",
+    help="Fraction of sessions to keep. A hash selects whole sessions.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Of the choice of the sessions that stay.",
+    help="Seed that selects the sessions to keep.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["embedded", "spark"]),
     default="embedded",
     show_default=True,
-    help="What sorts; spark needs the extra of that name and Java.",
+    help="Sort engine. spark needs the extra of the same name and Java.",
 )
 @command_options.force
-@click.option("--check", is_flag=True, help="Write nothing: tell whether SRC is clustered.")
+@click.option("--check", is_flag=True, help="Only check whether SRC is clustered. Writes nothing.")
 @command_options.figures
 @click.pass_obj
 def cluster(
@@ -94,9 +94,9 @@ def cluster(
 ) -> None:
     """Sort the rows of SRC by session and time into the Parquet table DST.
 
-    SRC is a Parquet file, a folder of them, or a registry file, whose dataset is read. Partitions
-    (dt=.../hour=...) stay folders, and each is sorted by itself. Started again after it was killed,
-    the same command goes on where it was.
+    SRC is a Parquet file, a folder of them, or a registry file. With a registry file, the command
+    reads its dataset. Partitions (dt=.../hour=...) stay folders, and each is sorted separately. If
+    the command is killed, run it again to resume.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.cluster import job

@@ -20,46 +20,56 @@ if TYPE_CHECKING:
     from recd_plugin_recd.sessions import SessionTable
 
 _path = click.Path(path_type=Path)
-_servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
+_servers = click.option("--servers", required=True, help="Kafka bootstrap servers: HOST:PORT,...")
 _topic = click.option("--topic", required=True)
 _config = click.option(
     "--config",
     multiple=True,
     metavar="KEY=VALUE",
-    help="More configuration of librdkafka, such as credentials.",
+    help="Additional librdkafka configuration, such as credentials.",
 )
 
 
 @click.group()
 def logs() -> None:
-    """Rows in a log: sharded by session, compressed in blocks, with checksums."""
+    """Write and read logs that are sharded by session, compressed in blocks and checksummed."""
 
 
 @logs.command()
 @click.argument("source", type=_path)
 @click.argument("folder", type=cli_options.OUTPUT_FOLDER, callback=cli_options.new_place)
 @command_options.session
-@click.option("--shards", type=click.IntRange(1, 99_999), help="Shards of the log.  [default: 16]")
+@click.option(
+    "--shards", type=click.IntRange(1, 99_999), help="Number of shards of the log.  [default: 16]"
+)
 @click.option(
     "--key",
     type=click.Choice(["session", "message"]),
-    help="What decides the shard of a row: its session, or chance.  [default: session]",
+    help="Choose the shard of a row by its session, or at random.  [default: session]",
 )
 @click.option(
     "--block-size",
     type=click.FloatRange(min=0.001, max=1024),
     default=4,
     show_default=True,
-    help="MB of rows that make a block; each shard gathers as many in memory.",
+    help="Block size in MB of rows. Each shard buffers up to one block in memory.",
 )
 @click.option(
     "--sort/--no-sort",
     default=True,
     show_default=True,
-    help="Bring the rows of a session together inside a block.",
+    help="Group the rows of each session within a block.",
 )
-@click.option("--level", type=click.IntRange(1, 22), default=1, show_default=True, help="zstd's.")
-@click.option("--append", is_flag=True, help="Add to the log in FOLDER, sharded as it is.")
+@click.option(
+    "--level",
+    type=click.IntRange(1, 22),
+    default=1,
+    show_default=True,
+    help="zstd compression level.",
+)
+@click.option(
+    "--append", is_flag=True, help="Append to the log in FOLDER, with its current sharding."
+)
 @click.pass_obj
 def write(
     plugins_dir: Path | None,
@@ -75,7 +85,8 @@ def write(
 ) -> None:
     """Write the rows of SOURCE to the log in FOLDER.
 
-    SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    SOURCE is a Parquet file, a folder of them, or a registry file. With a registry file, the
+    command reads its dataset.
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
     from recd_plugin_recd.sessions import plain_schema
@@ -115,12 +126,12 @@ def write(
 
 
 def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
-    """Open a table with a column of the session, or a registry's dataset, which knows its own."""
+    """Open a table with a session column, or a registry file's dataset."""
     from recd_plugin_recd.sessions import open_source
 
     if path.suffix in (".yaml", ".yml"):
         return open_source(path, session=given, plugins_dir=plugins_dir)
-    # A log needs no time: its rows stay in the order in which they come.
+    # A log needs no time column: its rows stay in input order.
     session = given or usual
     return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
 
@@ -130,7 +141,7 @@ def _each_batch(
     write: Callable[[pa.RecordBatch], None],
     progress: Callable[[int], None],
 ) -> int:
-    """Hand all rows of a source to ``write``, features as lists; return their number."""
+    """Pass all rows of a source to ``write``, with features as lists. Return the number of rows."""
     from recd_plugin_recd.sessions import check_no_nulls, plain_rows, plain_schema
 
     written, schema = 0, plain_schema(source.schema)
@@ -149,17 +160,17 @@ def _each_batch(
 @click.option(
     "--offsets",
     type=cli_options.OUTPUT_PATH,
-    help="Read what is new since this file was written, then update it.",
+    help="Read only rows added since this offsets file was written, then update it.",
 )
-@click.option("--skip-damaged", is_flag=True, help="Succeed although rows were lost.")
-@click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
+@click.option("--skip-damaged", is_flag=True, help="Exit with status 0 even if rows were lost.")
+@click.option("--force", is_flag=True, help="Replace DESTINATION if it exists.")
 def read(
     source: Path, destination: Path, offsets: Path | None, skip_damaged: bool, force: bool
 ) -> None:
     """Write the rows of the log SOURCE to a Parquet file.
 
-    Damaged blocks are reported on stderr and left out; all other rows are written. The exit status
-    is then 1, with --skip-damaged 0.
+    Damaged blocks are reported on stderr and skipped. All other rows are written. If a block is
+    damaged, the exit status is 1, or 0 with --skip-damaged.
     """
     from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
     from recd_plugins.api import file_utils
@@ -173,7 +184,7 @@ def read(
     start = consumer.state()
     if destination.exists():
         done = provenance(destination)
-        # A run that was killed before it wrote its offsets has written this file.
+        # A run that was killed before it saved its offsets has already written this file.
         if offsets is not None and not force and done is not None and done.get("from") == start:
             consumer.load(done["to"])
             consumer.commit()
@@ -214,11 +225,13 @@ def _show(damages: list[Damage]) -> None:
 
 @logs.command()
 @click.argument("path", type=_path)
-@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write the report here.")
+@click.option(
+    "--json", "json_path", type=cli_options.OUTPUT, help="Write the report as JSON to this file."
+)
 def stat(path: Path, json_path: Path | None) -> None:
     """Show statistics of each shard of the log PATH, and verify all checksums.
 
-    The exit status is 1 where a block is damaged or a segment is missing or replaced.
+    The exit status is 1 if a block is damaged or a segment is missing or replaced.
     """
     from rich.table import Table
 
@@ -277,8 +290,8 @@ def produce(
 ) -> None:
     """Send the rows of SOURCE to a Kafka topic, sessions as partition keys.
 
-    SOURCE has the same meaning as in recd logs write. A killed run has sent
-    a part of the rows; the next run sends them again.
+    SOURCE has the same meaning as in recd logs write. If a run is killed, the next run sends all
+    rows again.
     """
     from recd_plugin_recd.logs.kafka import KafkaProducer
 
@@ -294,7 +307,7 @@ def produce(
 @click.argument("folder", type=cli_options.OUTPUT_FOLDER)
 @_servers
 @_topic
-@click.option("--group", required=True, help="Whose offsets are read and committed.")
+@click.option("--group", required=True, help="Kafka consumer group that stores the offsets.")
 @click.option(
     "--partition", "partitions", type=cli_options.COUNT_FROM_0, multiple=True, help="[default: all]"
 )
@@ -311,8 +324,8 @@ def consume(
 ) -> None:
     """Write new messages of a Kafka topic to Parquet files in FOLDER, then exit.
 
-    Offsets are committed when a file is in its place. However often this is killed and run again,
-    every row is in one file once.
+    Offsets are committed after a file is complete. Every row is written exactly once, even if the
+    command is killed and run again.
     """
     from recd_plugin_recd.logs.kafka import KafkaConsumer
 

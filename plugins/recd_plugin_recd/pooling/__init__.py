@@ -1,4 +1,4 @@
-"""Pooling plugins: a sequence of embeddings to one vector a row."""
+"""Pooling plugins: reduce a sequence of embeddings to one vector per row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _SelfAttentionPooling(Pooling):
-    """Pools the features of all groups in one attention."""
+    """Pools the features of all groups in one attention call."""
 
     always_trained = True
 
@@ -36,7 +36,9 @@ class AttentionPooling(_SelfAttentionPooling):
     name = "recd.attention"
 
     class Options(PluginOptions):
-        heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
+        heads: int = Field(
+            default=2, gt=0, description="Number of attention heads. Must divide embedding_dim."
+        )
 
     options: Options
 
@@ -55,7 +57,7 @@ def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
 
 
 class DinPooling(TargetPooling):
-    """Target attention: the item's vector weighs a sequence, whose weighted sum is pooled.
+    """Target attention: pools a sequence with weights from the item's vector.
 
     After Deep Interest Network (arXiv 1706.06978), with scaled dot products as scores.
     """
@@ -65,14 +67,16 @@ class DinPooling(TargetPooling):
 
     class Options(PluginOptions):
         target: str = Field(
-            min_length=1, description="Feature of the item; its vector asks for the weights."
+            min_length=1, description="Item feature. Its vector is the attention query."
         )
         weights: Literal["softmax", "sigmoid"] = Field(
             default="softmax",
-            description="softmax: weights of a row sum to 1. sigmoid: each value has a weight of "
-            "its own, so that many that match count for more.",
+            description="softmax: the weights of a row sum to 1. sigmoid: weights are "
+            "independent, so that more matches give a larger result.",
         )
-        heads: int = Field(default=1, gt=0, description="Heads; they divide embedding_dim.")
+        heads: int = Field(
+            default=1, gt=0, description="Number of attention heads. Must divide embedding_dim."
+        )
 
     options: Options
 
@@ -104,15 +108,18 @@ class TransformerPooling(_SelfAttentionPooling):
     name = "recd.transformer"
 
     class Options(PluginOptions):
-        layers: int = Field(default=1, gt=0, description="Layers of the encoder.")
-        heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
+        layers: int = Field(default=1, gt=0, description="Number of encoder layers.")
+        heads: int = Field(
+            default=2, gt=0, description="Number of attention heads. Must divide embedding_dim."
+        )
         feed_forward: int | None = Field(
             default=None,
             gt=0,
-            description="Hidden size of the feed-forward network; null takes 4 * embedding_dim.",
+            description="Hidden size of the feed-forward network; null means 4 * embedding_dim.",
         )
         norm: Literal["pre", "post"] = Field(
-            default="pre", description="Norm before each half of a layer, or after it."
+            default="pre",
+            description="Layer normalization before (pre) or after (post) each sublayer.",
         )
 
     options: Options

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModulePreprocessing(Preprocessing):
-    """Preprocessing by the scriptable module of the same name, which takes the options."""
+    """Base of plugins that run the scriptable module of the same name with the plugin's options."""
 
     @cached_property
     def module(self) -> nn.Module:
@@ -30,18 +30,18 @@ class ModulePreprocessing(Preprocessing):
 
 
 class BoxCox(ModulePreprocessing):
-    """Make (y^lambda1 - 1) / lambda1 of y = x + lambda2, as Caffe2's BatchBoxCox does."""
+    """Compute (y^lambda1 - 1) / lambda1 for y = x + lambda2, like Caffe2's BatchBoxCox."""
 
     name = "recd.box_cox"
     scope = "id"
     takes = ("numbers",)
 
     class Options(PluginOptions):
-        lambda1: float = Field(
-            allow_inf_nan=False, description="the exponent; with 0 the result is log(y)"
-        )
+        lambda1: float = Field(allow_inf_nan=False, description="Exponent. 0 computes log(y).")
         lambda2: float = Field(
-            default=0.0, allow_inf_nan=False, description="added to numbers, so that y > 0"
+            default=0.0,
+            allow_inf_nan=False,
+            description="Constant that is added to the numbers to make them positive.",
         )
 
     options: Options
@@ -52,7 +52,7 @@ Border = Id | Annotated[StrictFloat, Field(ge=-(2**63), lt=2**63)]
 
 
 class Bucketize(ModulePreprocessing):
-    """Replace a value by the number of its bucket, as TorchArrow's bucketize does."""
+    """Replace a value by its bucket index, like TorchArrow's bucketize."""
 
     name = "recd.bucketize"
     scope = "id"
@@ -61,8 +61,8 @@ class Bucketize(ModulePreprocessing):
     class Options(PluginOptions):
         borders: tuple[Border, ...] = Field(
             min_length=1,
-            description="ascending; a value's bucket is the number of borders below it, so that a "
-            "border itself is the last value of its bucket",
+            description="Bucket borders, ascending. A value's bucket is the number of borders"
+            " below it, so a value equal to a border is in the lower bucket.",
         )
 
         @field_validator("borders")
@@ -79,15 +79,15 @@ Bound = Id | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 
 
 class Clamp(ModulePreprocessing):
-    """Move values outside [lower, upper] to the nearer bound, as TorchArrow's clamp does."""
+    """Clamp values to [lower, upper], like TorchArrow's clamp."""
 
     name = "recd.clamp"
     scope = "id"
     takes: tuple[Literal["ids", "numbers"], ...] = ("ids", "numbers")
 
     class Options(PluginOptions):
-        lower: Bound | None = Field(default=None, description="smaller values become this")
-        upper: Bound | None = Field(default=None, description="larger values become this")
+        lower: Bound | None = Field(default=None, description="Lower bound.")
+        upper: Bound | None = Field(default=None, description="Upper bound.")
 
         @model_validator(mode="after")
         def _in_order(self) -> Self:
@@ -105,12 +105,12 @@ class Clamp(ModulePreprocessing):
 
 
 class FirstX(ModulePreprocessing):
-    """Keep the first x ids of each row, as TorchArrow's firstx does."""
+    """Keep the first x ids of each row, like TorchArrow's firstx."""
 
     name = "recd.first_x"
 
     class Options(PluginOptions):
-        x: int = Field(ge=0, lt=2**31, description="ids that a row keeps, from its start")
+        x: int = Field(ge=0, lt=2**31, description="Maximum number of ids per row.")
 
     options: Options
 
@@ -119,7 +119,7 @@ class FirstX(ModulePreprocessing):
 
 
 class Logit(ModulePreprocessing):
-    """Make log(x / (1 - x)) of numbers from 0 to 1, as Caffe2's Logit does."""
+    """Compute log(x / (1 - x)) of numbers from 0 to 1, like Caffe2's Logit."""
 
     name = "recd.logit"
     scope = "id"
@@ -127,24 +127,24 @@ class Logit(ModulePreprocessing):
 
     class Options(PluginOptions):
         eps: float = Field(
-            default=1e-6, gt=0, lt=0.5, description="numbers are moved into [eps, 1 - eps] first"
+            default=1e-6, gt=0, lt=0.5, description="Numbers are clamped to [eps, 1 - eps] first."
         )
 
     options: Options
 
 
 class MapId(ModulePreprocessing):
-    """Map chosen ids to fixed ones; others become a default, or stay."""
+    """Map selected ids to fixed ids. Other ids become a default or stay unchanged."""
 
     name = "recd.map_id"
     scope = "id"
 
     class Options(PluginOptions):
         mapping: tuple[tuple[Id, Id], ...] = Field(
-            min_length=1, description="pairs of an id and what it becomes"
+            min_length=1, description="Map from id to new id."
         )
         default: Id | None = Field(
-            default=None, description="what other ids become; null leaves them as they are"
+            default=None, description="Replacement of all other ids; null keeps them."
         )
 
         @field_validator("mapping")
@@ -158,27 +158,34 @@ class MapId(ModulePreprocessing):
 
 
 class NGram(ModulePreprocessing):
-    """Make one id of each n neighbouring ids of a row: a 63-bit hash of them in order."""
+    """Hash each run of n consecutive ids of a row to one 63-bit id. Order matters."""
 
     name = "recd.ngram"
 
     class Options(PluginOptions):
-        n: int = Field(default=2, ge=2, le=16, description="neighbours that become one id")
+        n: int = Field(
+            default=2, ge=2, le=16, description="Number of consecutive ids in an n-gram."
+        )
         salt: int = Field(
-            default=0, ge=-(2**63), lt=2**63, description="another salt gives other collisions"
+            default=0,
+            ge=-(2**63),
+            lt=2**63,
+            description="Salt of the hash. A different salt gives different collisions.",
         )
 
     options: Options
 
 
 class Onehot(ModulePreprocessing):
-    """Make of each value v as many zeros as there are classes, with a 1 at place v."""
+    """Encode each value v as a one-hot list of length classes, with a 1 at index v."""
 
     name = "recd.onehot"
     takes = ("ids", "numbers")
 
     class Options(PluginOptions):
-        classes: int = Field(ge=1, le=2**20, description="values from 0 to classes - 1")
+        classes: int = Field(
+            ge=1, le=2**20, description="Number of classes. Values range from 0 to classes - 1."
+        )
 
     options: Options
 
@@ -188,17 +195,23 @@ class Onehot(ModulePreprocessing):
 
 
 class SigridHash(ModulePreprocessing):
-    """Hash ids of any size into [0, buckets), as TorchArrow's sigrid_hash does."""
+    """Hash ids of any size into [0, buckets), like TorchArrow's sigrid_hash."""
 
     name = "recd.sigrid_hash"
     scope = "id"
 
     class Options(PluginOptions):
         buckets: int = Field(
-            gt=0, le=2**48, description="ids become 0 to buckets - 1; the rows of the table"
+            gt=0,
+            le=2**48,
+            description="Number of buckets, equal to the rows of the table. Ids become 0 to "
+            "buckets - 1.",
         )
         salt: int = Field(
-            default=0, ge=-(2**63), lt=2**63, description="another salt gives other collisions"
+            default=0,
+            ge=-(2**63),
+            lt=2**63,
+            description="Salt of the hash. A different salt gives different collisions.",
         )
 
     options: Options
