@@ -1,4 +1,4 @@
-"""FlexShard (arXiv 2301.02959): rows of sequence tables in tiers, by how often they are read."""
+"""FlexShard (arXiv 2301.02959): tiers for rows of sequence tables, by access frequency."""
 
 from __future__ import annotations
 

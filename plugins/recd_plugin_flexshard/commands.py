@@ -1,4 +1,4 @@
-"""``recd plan --tiers`` and ``recd simulate``."""
+"""Implements ``recd plan --tiers`` and ``recd simulate``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and the plans of its sharding entries with tiers, by entry."""
+    """A prepared model, and one tier plan per sharding entry."""
 
     candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]
@@ -66,13 +66,19 @@ class TiersPlan(PlanMode):
                 ["--budget", "memory_ratio"],
                 type=cli_options.ABOVE_0,
                 metavar="RATIO",
-                help="memory of a rank over that of row-wise, in place of the entries' own.",
+                help=(
+                    "memory budget as a multiple of row-wise sharding, instead of the "
+                    "entries' own budget."
+                ),
             ),
             click.Option(
                 ["--overlap"],
                 type=cli_options.SHARE,
                 metavar="SHARE",
-                help="how much of the other collectives' time work hides, 0 to 1, likewise.",
+                help=(
+                    "share of the other collectives' time that compute hides, 0 to 1, "
+                    "instead of the entries' own."
+                ),
             ),
         ]
 
@@ -102,24 +108,27 @@ class TiersPlan(PlanMode):
 @click.option(
     "--batch-size",
     type=cli_options.AT_LEAST_1,
-    help="Rows of a rank, in place of training.batch_size.",
+    help="Rows per rank, instead of training.batch_size.",
 )
 @click.option(
-    "--steps", type=cli_options.AT_LEAST_1, default=3, show_default=True, help="Batches of a rank."
+    "--steps", type=cli_options.AT_LEAST_1, default=3, show_default=True, help="Batches per rank."
 )
 @click.option(
     "--data",
     is_flag=True,
-    help="Play the registry's own batches, as its converter gives them, in place of drawn ones.",
+    help="Use the registry's own batches after its converter, instead of randomly drawn ones.",
 )
 @click.option(
     "--profile",
     "profile_path",
     type=click.Path(path_type=Path),
-    help="Draw batches from this access profile, in place of the one that was planned for.",
+    help="Draw batches from this access profile, instead of the one used for planning.",
 )
 @click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the whole report here."
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    help="Write the whole report to this file.",
 )
 @click.pass_obj
 def simulate(
@@ -134,9 +143,10 @@ def simulate(
     profile_path: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Play batches through the tiers of rows of REGISTRY, on any number of ranks, without them.
+    """Simulate the traffic of tiers for REGISTRY on any number of ranks, without starting them.
 
-    Shows what each rank sends, modelled times, memory and balance, next to plain row-wise tables.
+    Shows bytes sent per rank, modelled times, memory and balance, compared with plain row-wise
+    tables.
 
     \b
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
@@ -183,6 +193,6 @@ def _source(
         access = profile.covering(planned.name, planned.num_embeddings)
         factor = planned.dedupe_factor if access.batch_size is None else access.dedupe_factor
         demand = TableDemand.from_access(access, planned.embedding_dim, factor)
-        # A profile may know other features.
+        # A profile may cover other features.
         demands.append(replace(demand, features=planned.features))
     return DrawnBatches(plan, demands, str(profile_path))

@@ -1,4 +1,4 @@
-"""Options of the sharding plugins."""
+"""Options of the tier plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 
 
 def read_budget(budget: Any) -> dict[str, float]:
-    """Return a budget as ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
+    """Parse a budget into ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
     if isinstance(budget, str) and (multiple := _MULTIPLE.fullmatch(budget.strip())):
@@ -32,71 +32,92 @@ def read_budget(budget: Any) -> dict[str, float]:
 
 
 class OtherCluster(BaseModel):
-    """A cluster to plan tiers for, in place of the one that trains."""
+    """A cluster to plan tiers for, instead of the one that trains."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     topology: str = Field(
         default="machine",
-        description="Name or file of a topology, as recd plan --topology takes it.",
+        description="Name or file of a topology, as for recd plan --topology.",
     )
-    nodes: Count | None = Field(default=None, description="Nodes; null takes the topology's.")
+    nodes: Count | None = Field(
+        default=None, description="Number of nodes; null uses the topology's."
+    )
     ranks_per_node: Count | None = Field(
-        default=None, description="Ranks of a node; null takes the topology's."
+        default=None, description="Ranks per node; null uses the topology's."
     )
     batch_size: Count | None = Field(
-        default=None, description="Rows of a rank; null takes training.batch_size."
+        default=None, description="Rows per rank; null uses training.batch_size."
     )
 
 
 class TierOptions(AccessOptions):
-    """Options of all three plugins."""
+    """Options shared by all three tier plugins."""
 
     budget: str | Annotated[StrictInt, Field(gt=0)] = Field(
         default="memory_neutral",
-        description="Memory of a rank for these tables: memory_neutral (what plain row-wise "
-        "takes), a multiple of that as 1.5x, or bytes as 2GiB.",
+        description=(
+            "Memory budget of a rank for these tables: memory_neutral (the same as "
+            "plain row-wise), a multiple of that such as 1.5x, or bytes such as "
+            "2GiB."
+        ),
     )
     memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="M: memory that a copied row takes, over that of its weights; null takes what "
-        "the topology has measured, else 6.",
+        description=(
+            "M: memory of a copied row divided by the memory of its weights. null "
+            "uses the measured value of the topology, or else 6."
+        ),
     )
     saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="c: embeddings that need not be held for a read of a row that is on every "
-        "rank; null takes what the topology has measured, else 1.",
+        description=(
+            "c: embeddings that need not be held per access to a row with a copy on "
+            "every rank. null uses the measured value of the topology, or else 1."
+        ),
     )
     dedupe: Literal["data", "none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default="data",
-        description="Dedupe factors to plan with: those of the data, none, or one number.",
+        description=(
+            "Deduplication factors to plan with: measured from the data, none, or one number."
+        ),
     )
     minimise: Literal["time", "bytes"] = Field(
         default="time",
-        description="Seconds of all collectives: no row goes where it takes more time than it "
-        "saves; or bytes of the all-to-all between all ranks.",
+        description=(
+            "Goal of the plan. time: seconds of all collectives; a row gets no copy "
+            "that costs more time than it saves. bytes: the bytes of the all-to-all "
+            "between all ranks."
+        ),
     )
     sync: Literal["auto", "dense", "sparse"] = Field(
         default="auto",
-        description="How gradients of copies are summed: of all rows (dense), of those that a step "
-        "touches (sparse), or of each tier as costs less.",
+        description=(
+            "How gradients of copies are summed: for all rows (dense), only for "
+            "rows that a step touches (sparse), or whichever is cheaper for each "
+            "tier."
+        ),
     )
     coalesce: bool = Field(
         default=False,
-        description="Send each id of a table once a batch and rank, and plan with that.",
+        description=(
+            "Send each distinct id of a table once per batch and rank, and plan accordingly."
+        ),
     )
     overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         default=0.0,
-        description="The share of the other collectives' time that other work hides.",
+        description="Share of the other collectives' time that compute hides.",
     )
     retier_every: Count | None = Field(
         default=None,
-        description="Choose the rows of the tiers anew after so many steps, from the reads in "
-        "them; null keeps them.",
+        description=(
+            "Choose the tiers' rows again after so many steps, from recent "
+            "accesses. null keeps the rows."
+        ),
     )
     plan_for: OtherCluster | None = Field(
         default=None,
-        description="Choose the tiers for this cluster, whatever trains; null: for what trains.",
+        description="Plan the tiers for this cluster. null uses the cluster that trains.",
     )
 
     @field_validator("budget", mode="before")

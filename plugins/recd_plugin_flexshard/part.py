@@ -1,4 +1,4 @@
-"""Strategy of tables with tiers of rows, from plan to report (FlexShard, arXiv 2301.02959)."""
+"""Planning, execution and reporting of tables with row tiers (FlexShard, arXiv 2301.02959)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import StepCost, stage_costs
 
-# Gradients of touched rows take the last two kinds.
+# Only touched-row gradients use the last two collectives.
 _GRADIENTS: tuple[stage_costs.CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
 _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
     "cold": ("all_to_all",),
@@ -27,7 +27,7 @@ _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
 
 
 class TieredPart(TableStrategy):
-    """Copies of often read rows, laid over row-wise tables."""
+    """Adds copies of frequently accessed rows to row-wise tables."""
 
     def __init__(self, plan: TierPlan) -> None:
         self.plan = plan
@@ -41,12 +41,12 @@ class TieredPart(TableStrategy):
         return dict.fromkeys(self._tables, why)
 
     def sharded_share(self, table: str) -> float:
-        """Return the share of cold rows in the ids that a batch looks up."""
+        """Return the fraction of looked-up ids that belong to cold rows."""
         tiers = self._tables.get(table)
         return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the memory of copies with optimizer state, and of their gradients."""
+        """Return the memory per rank for copies, their optimizer state and their gradients."""
         from recd_plugin_flexshard.runtime.collection import overlay_bytes
 
         hot, flex = Counter[int](), Counter[int]()
@@ -61,7 +61,7 @@ class TieredPart(TableStrategy):
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return one embedding for an id of a hot row, and two of a flex row."""
+        """Return the bytes of one embedding per hot id and two per flex id."""
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
@@ -76,8 +76,8 @@ class TieredPart(TableStrategy):
     ) -> Iterable[tuple[slice, StepCost]]:
         """Yield the cost of hot and flex rows on every rank (FlexShard, table 2).
 
-        Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
-        flex rows for each rank of a node, and those of a sum over all ranks once.
+        Ids of flex rows are spread evenly over the ranks of the node. Links between nodes carry
+        flex gradients once per rank of a node, and hot gradients once.
         """
         from recd_plugins.api import StepCost, step_costs
 
@@ -109,7 +109,7 @@ class TieredPart(TableStrategy):
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),
-                # All hot rows of a module are one lookup, and so are all flex rows.
+                # All hot rows of a module share one lookup, as do all flex rows.
                 lookups=(bool(tiers.hot) + bool(tiers.flex)) / len(self._tables),
                 bytes_in_node=in_node
                 + (local - 1) / local * flex * (step_costs.ID_BYTES + 2 * sent_width),
@@ -119,7 +119,7 @@ class TieredPart(TableStrategy):
         )
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Return the collectives of flex rows, and of gradients of touched rows."""
+        """Return the collectives of flex rows and of touched-row gradients."""
         from recd_plugins.api import step_costs
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]

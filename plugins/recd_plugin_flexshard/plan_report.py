@@ -1,4 +1,4 @@
-"""Report of ``recd plan --tiers``: tiers of each sharding entry, and its alternatives."""
+"""Report of ``recd plan --tiers``: the tiers of each sharding entry, and alternatives."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COLLECTIVE_NAMES = {
     "ar_global": "all-reduce, all ranks",
     "ar_cross": "all-reduce, across nodes",
 }
-# Tables with a line each; of more, those with the most accesses.
+# Maximum number of tables with a line each; others are omitted, least accessed first.
 _LINES = 16
 
 
 @dataclass(frozen=True)
 class TierRows:
-    """Rows and shares of accesses by tier, of one table or of several together."""
+    """Rows and access shares by tier, of one table or summed over several."""
 
     name: str
     rows: int
@@ -68,7 +68,7 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The plan of one sharding entry; plans of other strategies, or why they fail."""
+    """The plan of one sharding entry, with plans or errors of the alternative strategies."""
 
     field: str
     plugin: str
@@ -99,7 +99,7 @@ class EntryTiers:
 
 @dataclass(frozen=True)
 class TiersReport:
-    """The tiers of all sharding entries that have some; ``what_if`` replaces cost options."""
+    """Report on all sharding entries with tiers; ``what_if`` overrides cost options."""
 
     topology: str
     spec: topologies.TopologySpec
@@ -118,7 +118,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
-    """Return ``plan`` with other cost options, if any, and its alternatives."""
+    """Return ``plan`` recomputed with other cost options, if any, and its alternatives."""
     demands, cluster = plan.demands, plan.cluster
     options = replace(plan.options, **what_if)
     if "memory_ratio" in what_if:
@@ -138,7 +138,7 @@ def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]
 
 
 def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
-    """Return a topology with the collectives that are planned with."""
+    """Return a topology as JSON values, with the collectives used for planning."""
     return {
         "name": name,
         **spec.model_dump(),
@@ -149,7 +149,7 @@ def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
 
 
 def rows_by_tier(plan: TierPlan) -> dict[str, dict[str, int]]:
-    """Return the rows of each tier, by table."""
+    """Return the number of rows per tier for each table."""
     return {t.name: {"hot": t.hot, "flex": t.flex, "cold": t.cold} for t in plan.tables}
 
 
@@ -215,7 +215,7 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
 
 
 def _tables(entry: EntryTiers) -> Table:
-    """Table 5 of FlexShard."""
+    """Return the tables' tiers as in table 5 of FlexShard."""
     table = _new_table(
         "Rows by tier (DP: data-parallel), share of ids",
         *("table", "rows", "ids", "DP", "", "flex", "", "row-wise"),
@@ -262,7 +262,7 @@ def _strategies(entry: EntryTiers) -> Table:
 
 
 def _times(entry: EntryTiers) -> Table:
-    """Table 6 of FlexShard."""
+    """Return the collective times as in table 6 of FlexShard."""
     columns = {"row-wise": entry.plan.row_wise_seconds} | {
         _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
     }
@@ -271,7 +271,7 @@ def _times(entry: EntryTiers) -> Table:
         name: [getattr(each, field) for each in columns.values()]
         for field, name in COLLECTIVE_NAMES.items()
     }
-    # Nothing hides the all-to-all of all ranks.
+    # The global all-to-all is never hidden.
     for overlap in sorted({0.0, entry.plan.options.overlap, 1.0}):
         name = f"exposed at {overlap:.0%} overlap" if overlap else "total"
         lines[name] = [each.exposed(overlap) for each in columns.values()]

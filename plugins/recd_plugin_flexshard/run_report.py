@@ -29,7 +29,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes of all ranks in one step; ``observed`` is None in a run too short to tell."""
+    """Bytes per step over all ranks; ``observed`` is None if the run is too short."""
 
     tier: Tier
     collective: str
@@ -45,7 +45,7 @@ class TierBytes:
 
 
 class OtherTables(NamedTuple):
-    """Tables without tiers in tiered collections; predicted bytes, deduplicated and plain."""
+    """Predicted bytes of untiered tables in tiered collections, deduplicated and plain."""
 
     names: tuple[str, ...] = ()
     predicted: float = 0.0
@@ -57,10 +57,10 @@ NO_OTHERS = OtherTables()
 
 @dataclass(frozen=True)
 class TierReport(Section):
-    """Traffic of the tiers of a run, against all rows row-wise.
+    """Traffic of the tiers of a run, compared with row-wise sharding of all rows.
 
-    The cold tier includes other tables of its collections; ``plain_row_wise`` is for batches that
-    are not deduplicated.
+    The cold tier includes the untiered tables of its collections. ``plain_row_wise`` assumes
+    batches without deduplication.
     """
 
     name: ClassVar[str] = "tiers"
@@ -84,7 +84,7 @@ class TierReport(Section):
             parts = [traffic(plan)[tier] for plan in plans]
             predicted = others.predicted if tier == "cold" else 0.0
             predicted += sum(p.cluster.world_size * traffic(p)[tier].bytes for p in plans)
-            # Entries of one collection sum alike: touched rows if one of them does.
+            # All entries of a collection use the same sync: sparse if one of them does.
             collective = max((part.collective for part in parts), key="sparse".__eq__)
             seen = None if observed is None else observed.get(tier, 0.0)
             tiers.append(TierBytes(tier, collective, parts[0].group, seen, predicted))
@@ -98,7 +98,7 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """Saved share of ``plain_row_wise``, observed and predicted."""
+        """Return the observed and predicted saving relative to ``plain_row_wise``."""
         cold = self.tiers[TIERS.index("cold")]
         if not self.plain_row_wise:
             return None, 0.0
@@ -164,7 +164,7 @@ class TierReport(Section):
 
 
 def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
-    """Return the bytes of all ranks with every row in the cold tier."""
+    """Return the bytes per step over all ranks if every row were in the cold tier."""
     demands, options = plan.demands, plan.options
     if not deduplicated:
         demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
@@ -207,7 +207,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
 
 
 def tiered_modules(model: nn.Module) -> dict[str, ShardedTieredEmbeddingCollection]:
-    """Return the sharded modules with tiers, by path."""
+    """Return the sharded modules with tiers, keyed by path."""
     return {
         path: module
         for path, module in model.named_modules()

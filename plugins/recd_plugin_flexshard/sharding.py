@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class TieredSharding(Sharding):
-    """Cold rows are the user's row-wise table; copies of hot and flex rows are laid over it."""
+    """Base of the tier plugins: row-wise tables, with copies of hot and flex rows."""
 
     strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
 
     class Options(TierOptions):
-        """The options that all have."""
+        """Options of all tier plugins."""
 
     options: TierOptions
     _planned: tuple[tuple[Sequence[Table], PlanContext], TierPlan] | None = None
@@ -50,7 +50,7 @@ class TieredSharding(Sharding):
         return None if plan is None else TieredPart(plan)
 
     def _plan(self, tables: Sequence[Table], setting: PlanContext) -> TierPlan | None:
-        """Plan once for a setting."""
+        """Plan the tiers, once per context."""
         if not tables:
             return None
         if pooled := [table for table in tables if table.pooled]:
@@ -91,25 +91,27 @@ class TieredSharding(Sharding):
 
 
 class TwoTier(TieredSharding):
-    """Replicate frequently read rows of sequence tables, shard the rest row-wise (FlexShard)."""
+    """Replicates frequently read rows of sequence tables, shards the rest row-wise (FlexShard)."""
 
     name = "flexshard.two_tier"
     strategy: ClassVar[Literal["two_tier"]] = "two_tier"
 
 
 class ThreeTier(TieredSharding):
-    """Rows of sequence tables on every rank, once in every node, or row-wise (FlexShard)."""
+    """Places rows of sequence tables on every rank, in every node, or row-wise (FlexShard)."""
 
     name = "flexshard.three_tier"
     strategy: ClassVar[Literal["three_tier"]] = "three_tier"
 
     class Options(TierOptions):
-        """Options of the plugins of this package."""
+        """Options of this plugin."""
 
         stop: Literal["dp_flex", "dp_rw"] = Field(
             default="dp_flex",
-            description="The last row on every rank takes less memory there than in the flex tier "
-            "(dp_flex), or than row-wise (dp_rw).",
+            description=(
+                "End of the rows on every rank: while they take less memory there than "
+                "in the flex tier (dp_flex), or than row-wise (dp_rw)."
+            ),
         )
 
         def cost_options(self) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class ThreeTier(TieredSharding):
 
 
 class Joint(TieredSharding):
-    """Two or three tiers of rows, whichever is best for the topology and deduplicated data."""
+    """Chooses the best two or three tiers of rows for the topology and deduplicated data."""
 
     name = "flexshard.joint"
     strategy: ClassVar[Literal["joint"]] = "joint"
@@ -128,6 +130,6 @@ class Joint(TieredSharding):
             return []
         offers: list[dict[str, Any]] = [{}, {"coalesce": True}]
         if setting.nodes > 1:
-            # A coalesced table may take more than a plain one before a row is copied.
+            # A coalesced table may need more memory than a plain one even without copied rows.
             offers += [{**each, "budget": "2x"} for each in offers]
         return offers

@@ -1,4 +1,4 @@
-"""The report of ``recd simulate``: in a terminal, and as JSON."""
+"""The report of ``recd simulate``, for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
 
 
 def _spread(by_rank: Counts) -> dict[str, float]:
-    """Return the mean over ranks of a step, and the rank with most, the mean over steps."""
+    """Return per-step averages: the mean over ranks, and the maximum."""
     return {"mean": float(by_rank.mean()), "max": float(by_rank.max(1).mean())}
 
 
 def render(
     topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
 ) -> RenderableType:
-    """Return the terminal report; arguments as ``as_json``."""
+    """Return the report for a terminal; see ``as_json`` for the arguments."""
     parts: list[RenderableType] = [topology_line(topology, spec)]
     for field, played in entries.items():
         plan = played.plan

@@ -1,4 +1,4 @@
-"""Plans of tiers for the tables of a model, from their data and the topology."""
+"""Tier plans for the tables of a model, from their data and the topology."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
     from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs, topologies
 
-#: The name of ``TierMemory`` in a topology.
+#: Name of the ``TierMemory`` section in a topology.
 SECTION = "tiers"
-# Plans with the share of gradients of the one before: a third one changes it by 0.2 % at most.
+# Planning is repeated with the gradient share of the previous plan; a third pass changes 0.2 %.
 _ROUNDS = 2
 
 
 class TierMemory(BaseModel):
-    """The section ``tiers`` of a topology: measured memory of copied rows."""
+    """The ``tiers`` section of a topology: measured memory of copied rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        description="M: bytes that a replicated row takes on a rank, over those of its weights."
+        description="M: bytes per rank of a replicated row, divided by the bytes of its weights."
     )
     saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
-        description="c: embeddings that a rank need not hold for an access of a replicated row."
+        description="c: embeddings that a rank need not hold per access to a replicated row."
     )
 
     def multiplier(self, world_size: int) -> float:
-        """Return M with the row that stays in the table, which the cost model leaves out."""
+        """Return M including the row that stays in the table, which the cost model leaves out."""
         return self.memory_multiplier + 1 / world_size
 
 
 def memory_of(known: PlanContext | topologies.TopologySpec) -> TierMemory | None:
-    """Return the measured memory of copied rows, if any."""
+    """Return the measured memory of copied rows, or None."""
     found = known.sections.get(SECTION)
     assert found is None or isinstance(found, TierMemory), "the package declares it"
     return found
@@ -105,7 +105,7 @@ def plan_tables(
 def _gradient_share(
     known: Mapping[str, data_profiles.DistinctGradients], plan: TierPlan, world_size: int
 ) -> float:
-    """Return the share of cold rows' gradients that is sent, where equal ones are sent once."""
+    """Return the fraction of cold rows' gradients that is sent with gradient deduplication."""
     from recd_plugins.api import step_costs
 
     options, of_all, of_sent = plan.options, 0.0, 0.0
@@ -115,7 +115,7 @@ def _gradient_share(
             kept = tiers.shares_sent[2]
             differ = gradients.share(kept, world_size, coalesced=options.coalesce)
             share = min(1.0, differ + step_costs.NUMBER_BYTES / (dim * options.wire_bytes))
-        # Where all rows are copied, the share of the first cold ones.
+        # If all rows are copied, use the share of the first cold rows.
         cold = dim * max(tiers.cold_sent, 1e-9)
         of_all += cold
         of_sent += share * cold
@@ -147,7 +147,9 @@ def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, Tie
             ranks=setting.ranks_per_node,
             device=setting.device_type,
         )
-    except RecdError as error:  # that of a file names its own lines, not the entry's
+    except (
+        RecdError
+    ) as error:  # the file's error refers to its own lines, not to those of the entry
         raise SetupError(f"the option plan_for: {error}") from error
     batch_size = other.batch_size or setting.batch_size
     rates = collectives_of(spec.collective_rates)
@@ -168,14 +170,14 @@ def _demands(
         else:  # counted after deduplication
             factor = access.dedupe_factor
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
-        # No sample follows a distribution. And a profile may know other features.
+        # A distribution has no samples to count, and a profile may cover other features.
         counted = distinct.get(table.name) if access.samples > 1 else None
         demands.append(replace(demand, features=len(table.features), distinct=counted))
     return demands
 
 
 def _dedupe_factor(options: TierOptions, table: Table, setting: PlanContext) -> float:
-    """Return ids of a table's features over the ids that are looked up."""
+    """Return the ids of a table's features divided by the ids that are looked up."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe
     known = setting.data.profile()

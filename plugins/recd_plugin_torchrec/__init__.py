@@ -1,4 +1,4 @@
-"""TorchRec's own shardings, train pipelines, optimizers and metrics and FBGEMM's cache, by name."""
+"""TorchRec's shardings, train pipelines, optimizers, metrics and UVM cache as plugins."""
 
 from __future__ import annotations
 

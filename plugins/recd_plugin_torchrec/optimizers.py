@@ -1,4 +1,4 @@
-"""Optimizers by which FBGEMM trains rows in the backward pass."""
+"""FBGEMM's fused optimizers, which update rows in the backward pass."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import Field, field_validator, model_validator
 
 from recd_plugins.api import Optimizer, PluginOptions, RowUpdate, Table
 
-_LEAST, _MOST = 1.2e-38, 1e9  # what is less is 0 as a float32, which kernels compute with
+_LEAST, _MOST = 1.2e-38, 1e9  # Smaller values are 0 in float32, the dtype of the kernels.
 
 
 class FusedOptimizer(Optimizer):
-    """An optimizer whose options are arguments of FBGEMM's kernel."""
+    """An optimizer whose options are passed to FBGEMM's kernel."""
 
     class Options(PluginOptions):
         learning_rate: float = Field(
@@ -26,11 +26,11 @@ class FusedOptimizer(Optimizer):
                 raise ValueError(f"{rate} is 0 as a float32, which kernels compute with")
             return rate
 
-    #: Of ``torchrec.optim``.
+    #: The matching class in ``torchrec.optim``.
     optimizer: ClassVar[str]
 
     def update(self, table: Table) -> RowUpdate:  # noqa: ARG002
-        """The same for every table."""
+        """Return the same update for every table."""
         from torchrec import optim
 
         arguments = self.arguments(self.options.model_dump())
@@ -50,27 +50,33 @@ class Sgd(FusedOptimizer):
 
 
 class Adagrad(FusedOptimizer):
-    """Adagrad, with a sum of squares for each number."""
+    """Adagrad with one sum of squares per scalar."""
 
     name = "torchrec.adagrad"
     optimizer = "Adagrad"
 
     class Options(FusedOptimizer.Options):
-        eps: float = Field(default=1e-8, ge=_LEAST, le=_MOST, description="Added to what divides.")
+        eps: float = Field(
+            default=1e-8, ge=_LEAST, le=_MOST, description="Added to the denominator (epsilon)."
+        )
 
 
 class RowWiseAdagrad(FusedOptimizer):
-    """Adagrad, with one sum of squares a row."""
+    """Adagrad with one sum of squares per row."""
 
     name = "torchrec.rowwise_adagrad"
     optimizer = "RowWiseAdagrad"
 
     class Options(Adagrad.Options):
         weight_decay: float = Field(
-            default=0.0, ge=0, le=_MOST, description="Of rows that are read. On CUDA alone."
+            default=0.0,
+            ge=0,
+            le=_MOST,
+            description="Weight decay of the rows in a batch. Needs CUDA.",
         )
         weight_decay_mode: Literal["l2", "decouple"] = Field(
-            default="l2", description="Whether the decay is of the gradient (l2) or of the update."
+            default="l2",
+            description="Apply weight decay to the gradient (l2) or to the update (decouple).",
         )
 
         @model_validator(mode="after")
@@ -88,7 +94,7 @@ class RowWiseAdagrad(FusedOptimizer):
 
 
 class Adam(FusedOptimizer):
-    """Adam, of the rows that are read. Needs CUDA."""
+    """Adam for the rows in a batch. Needs CUDA."""
 
     name = "torchrec.adam"
     optimizer = "Adam"
@@ -97,26 +103,29 @@ class Adam(FusedOptimizer):
         beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment.")
         weight_decay: float = Field(
-            default=0.0, ge=0, le=_MOST, description="Of rows that are read, decoupled."
+            default=0.0,
+            ge=0,
+            le=_MOST,
+            description="Decoupled weight decay of the rows in a batch.",
         )
 
 
 class PartialRowWiseAdam(Adam):
-    """Adam, with one second moment a row. Needs CUDA."""
+    """Adam with one second moment per row. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_adam"
     optimizer = "PartialRowWiseAdam"
 
 
 class Lamb(Adam):
-    """Adam, whose steps are as long as the row says. Needs CUDA."""
+    """LAMB: Adam with the step scaled to the norm of the row. Needs CUDA."""
 
     name = "torchrec.lamb"
     optimizer = "LAMB"
 
 
 class PartialRowWiseLamb(Adam):
-    """LAMB, with one second moment a row. Needs CUDA."""
+    """LAMB with one second moment per row. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_lamb"
     optimizer = "PartialRowWiseLAMB"

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 class CoalesceOptions(PluginOptions):
     coalesce: bool = Field(
-        default=False, description="Send each id of a table once a batch and rank."
+        default=False, description="Send each distinct id once per batch and rank."
     )
 
 
 class TypedSharding(Sharding):
-    """Tables of one sharding type of TorchRec."""
+    """A plugin for one TorchRec sharding type."""
 
     sharding_type: ClassVar[str]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """One sharding type for each of ``tables``."""
+        """Return constraints with one sharding type for each of ``tables``."""
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {
@@ -37,7 +37,7 @@ class TypedSharding(Sharding):
 
 
 class CoalescingSharding(TypedSharding):
-    """A sharding type whose ids may be coalesced."""
+    """A sharding type that can coalesce ids."""
 
     class Options(CoalesceOptions):
         pass
@@ -50,7 +50,7 @@ class CoalescingSharding(TypedSharding):
 
 
 def _saves(tables: Sequence[Table], setting: PlanContext) -> bool:
-    """Whether coalescing may send less: of pooled tables, fewer rows than ranks send sums."""
+    """Return whether coalescing may send less. Only for pooled tables with fewer rows than sums."""
     profile, batch_size = setting.data.profile(), setting.batch_size
     uncoalesced = replace(profile, distinct={})
 
@@ -64,7 +64,7 @@ def _saves(tables: Sequence[Table], setting: PlanContext) -> bool:
 
 
 class TableWise(CoalescingSharding):
-    """Each table whole on one rank, which the planner chooses."""
+    """Table-wise: each table is on one rank, which the planner chooses."""
 
     name = "torchrec.table_wise"
     sharding_type = "table_wise"
@@ -86,30 +86,30 @@ class TableWise(CoalescingSharding):
 
 
 class RowWise(CoalescingSharding):
-    """The rows of each table split evenly over all ranks."""
+    """Row-wise: the rows of each table are split evenly over all ranks."""
 
     name = "torchrec.row_wise"
     sharding_type = "row_wise"
 
 
 class ColumnWise(CoalescingSharding):
-    """The columns of each table split into equal parts, which the planner places."""
+    """Column-wise: tables are split into equal parts by columns; the planner places the parts."""
 
     name = "torchrec.column_wise"
     sharding_type = "column_wise"
 
     class Options(CoalesceOptions):
-        shards: int = Field(default=2, ge=2, description="Parts of a table.")
+        shards: int = Field(default=2, ge=2, description="Parts per table.")
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """One sharding type and the width of a part for each of ``tables``.
+        """Return constraints with the sharding type and part width for each of ``tables``.
 
         Raises:
             SetupError: a table's columns do not split into that many parts of 4, 8, 12, ...
         """
         shards = cast(ColumnWise.Options, self.options).shards
         for table in tables:
-            # FBGEMM's kernels take rows of whole groups of four scalars.
+            # FBGEMM's kernels need rows of a multiple of four scalars.
             if table.embedding_dim % (4 * shards):
                 raise SetupError(
                     f"{self.name}: table {table.name} has {table.embedding_dim} columns, which "
@@ -123,7 +123,7 @@ class ColumnWise(CoalescingSharding):
 
 
 class DataParallel(TypedSharding):
-    """Each table whole on every rank, its gradients averaged. For small tables."""
+    """Data-parallel: every rank has a copy of each table. For small tables."""
 
     name = "torchrec.data_parallel"
     sharding_type = "data_parallel"
@@ -131,15 +131,17 @@ class DataParallel(TypedSharding):
 
 
 class Planner(CoalescingSharding):
-    """TorchRec's planner decides, as for tables that no entry names."""
+    """Lets TorchRec's planner decide, as for tables without a sharding entry."""
 
     name = "torchrec.planner"
 
     class Options(CoalesceOptions):
         replicate: bool = Field(
             default=False,
-            description="Small tables may be on every rank: of deduplicated batches on CPU, and of "
-            "sequences.",
+            description=(
+                "Allow small tables on every rank: sequence tables, and tables of "
+                "deduplicated batches on CPU."
+            ),
         )
 
         @model_validator(mode="after")
@@ -151,7 +153,7 @@ class Planner(CoalescingSharding):
             return self
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:  # noqa: ARG002
-        """None: the planner is free."""
+        """Return no constraints: the planner is free."""
         return {}
 
     @property
@@ -160,7 +162,7 @@ class Planner(CoalescingSharding):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Offer tables coalesced or on every rank, where that may send less."""
+        """Offer coalesced tables or tables on every rank, if that may send less."""
         offered = [{"coalesce": True}] if _saves(tables, setting) else []
         return [*offered, {"replicate": True}] if _some_are_small(tables, setting) else offered
 
@@ -189,23 +191,24 @@ def _some_are_small(tables: Sequence[Table], setting: PlanContext) -> bool:
 
 
 class Uvm(Cache):
-    """FBGEMM's UVM caching: tables in host memory, their hot rows in GPU memory."""
+    """FBGEMM's UVM caching: tables are in host memory, hot rows in GPU memory."""
 
     name = "torchrec.uvm"
 
     class Options(PluginOptions):
         load_factor: float = Field(
-            default=0.2, gt=0, le=1, description="Rows in GPU memory, as a share of the table."
+            default=0.2, gt=0, le=1, description="Rows in GPU memory as a share of the table."
         )
         algorithm: Literal["lru", "lfu"] = Field(
-            default="lru", description="Which rows stay: last used, or most used."
+            default="lru",
+            description="Which rows stay in GPU memory: the last used or the most used.",
         )
 
     def check(self, device: torch.device) -> None:
-        """Refuse a device that is not CUDA.
+        """Raise an error unless the device is CUDA.
 
         Raises:
-            SetupError: says what to do.
+            SetupError: the device is not CUDA.
         """
         if device.type != "cuda":
             raise SetupError(
@@ -215,7 +218,7 @@ class Uvm(Cache):
             )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """The caching kernel and its parameters for each of ``tables``."""
+        """Return constraints with the caching kernel and its parameters for each of ``tables``."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams

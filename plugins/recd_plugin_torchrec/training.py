@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Base(Pipeline):
-    """One batch after the other: only the copy to the device overlaps (TrainPipelineBase)."""
+    """TrainPipelineBase: only the copy of the next batch to the device overlaps with compute."""
 
     name = "torchrec.base"
 
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """TorchRec's pipeline, started anew with each iterator."""
+        """Return TorchRec's pipeline, which restarts with each iterator."""
         from torchrec.distributed.train_pipeline import TrainPipelineBase
 
         class BasePipeline(TrainPipelineBase):
@@ -39,7 +39,7 @@ class Base(Pipeline):
 
 
 class SparseDist(Pipeline):
-    """The input dist of the next batch overlaps as well (TrainPipelineSparseDist)."""
+    """TrainPipelineSparseDist: the input dist of the next batch overlaps as well."""
 
     name = "torchrec.sparse_dist"
 
@@ -52,7 +52,7 @@ class SparseDist(Pipeline):
         return pipeline
 
 
-# Metrics that keep only sums, which are added over ranks.
+# Metrics that keep only sums, which can be added over ranks.
 _CLASSES = {
     "calibration": "CalibrationMetric",
     "ctr": "CTRMetric",
@@ -68,7 +68,7 @@ _TASK = "label"
 
 
 class RecMetrics(Metric):
-    """Metrics of torchrec.metrics over the whole split: calibration, CTR, errors, ..."""
+    """Metrics of torchrec.metrics over the whole split, such as calibration, CTR and errors."""
 
     name = "torchrec.rec_metrics"
 
@@ -85,12 +85,16 @@ class RecMetrics(Metric):
                 "precision",
                 "recall",
             ]
-        ] = Field(default=["calibration"], min_length=1, description="Modules of torchrec.metrics.")
+        ] = Field(
+            default=["calibration"],
+            min_length=1,
+            description="Names of metric modules in torchrec.metrics.",
+        )
 
     options: Options
 
     def start(self) -> dict[str, dict[str, Tensor]]:
-        """Return empty sums by name of the metric."""
+        """Return empty sums for each metric."""
         return {name: {} for name in self.options.names}
 
     def update(
@@ -110,7 +114,7 @@ class RecMetrics(Metric):
         return state
 
     def results(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, float]:
-        """Return lifetime values by TorchRec's names, without task and window."""
+        """Return lifetime values under TorchRec's names, without task and window."""
         found = {}
         for name in self.options.names:
             seen = [state[name] for state in states if state[name]]

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 REQUIRES_API = 5
 
-#: A candidate per group; None leaves its tables to the planner.
+#: Maps each group to its candidate; None uses TorchRec's planner.
 Choices = tuple[choosing.Candidate | None, ...]
 
 _PLANNER = "the planner"
-# Factors of rows, and of ids per row, within which tables are grouped.
+# Tables are grouped if their rows, and their ids per row, differ by less than these factors.
 _ROWS, _IDS = 10.0, 4.0
-# Smaller savings are within the error of estimates.
+# Smaller savings are within the error of the estimates.
 _LEAST_GAIN = 0.03
 # For pooled tables: coalescing that was estimated to save 6 % took 13 to 17 % more.
 _LEAST_GAIN_POOLED = 0.1
@@ -57,12 +57,12 @@ _STAGES = {
 
 
 class Auto(Chooser):
-    """Give each table the candidate with the shortest estimated step."""
+    """Chooses the candidate with the shortest estimated step for each table."""
 
     name = "auto"
 
     def choose(self, question: choosing.SearchContext) -> choosing.Choice:
-        """Search from the planner's choice for all tables."""
+        """Search choices, starting with the planner for all tables."""
         groups = groups_of(question)
         evaluations = Evaluations(question, groups)
         best = best_choices(evaluations, groups)
@@ -80,7 +80,7 @@ def register_shardings() -> Sequence[type[Sharding]]:
 
 @dataclass(frozen=True)
 class Group:
-    """Similar tables, which get one choice: one of the plugins' candidates, or the planner."""
+    """Similar tables that get the same choice: a candidate of a plugin, or the planner."""
 
     tables: tuple[Table, ...]
     offers: tuple[choosing.Candidate, ...]
@@ -102,7 +102,7 @@ class Group:
 
 
 def groups_of(question: choosing.SearchContext) -> list[Group]:
-    """Group similar tables, in the order of their first tables."""
+    """Group similar tables, ordered by the first table of each group."""
     alike: dict[tuple[Any, ...], list[Table]] = {}
     profile = question.setting.data.profile()
     for table in question.tables:
@@ -137,7 +137,7 @@ class Evaluations:
         return self.made[choices]
 
     def settle(self, choices: Choices) -> bool:
-        """Evaluate on all data; return whether that was done before."""
+        """Evaluate a choice on all data. Return whether it had been evaluated before."""
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
@@ -145,14 +145,14 @@ class Evaluations:
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
-        """Return the seconds of a step without some groups."""
+        """Return the time of a step without some groups, in seconds."""
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
     def _evaluation(self, choices: Choices, *, fast: bool) -> choosing.Evaluation:
         names = (group.names for group in self._groups)
         found = self._question.evaluate(_offered(zip(names, choices, strict=True)), fast=fast)
-        without = cache(found.without)  # asked for the same tables again and again
+        without = cache(found.without)  # the search evaluates the same tables repeatedly
         return replace(found, without=lambda names: without(frozenset(names)))
 
 
@@ -209,13 +209,13 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """Return the better choices; new ones must save enough."""
+    """Return the better choice. A new choice must save at least the minimum."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 
 
 def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, number: int) -> bool:
-    """Return whether another choice for a group may save enough."""
+    """Return whether another choice for a group could save enough."""
     whole = evaluations(best).total
     if whole == float("inf"):
         return True
@@ -226,7 +226,7 @@ def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, n
 def _may_be_better(
     evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
-    """Return whether choices could improve on ``best``, judged by ``tried`` ones."""
+    """Return whether a choice could beat ``best``, given the evaluated ones."""
     for other in tried:
         differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
         if evaluations(other).seconds is None:
@@ -259,7 +259,7 @@ class GroupChoice:
 
     Attributes:
         tables: table names.
-        pooled: whether they are looked up in bags.
+        pooled: whether the tables are looked up in bags.
         offer: the chosen candidate; None for the planner.
         others: other choices with the shortest step in seconds, shortest first.
         refused: candidates without a plan, with the reason.
@@ -274,18 +274,18 @@ class GroupChoice:
 
 @dataclass(frozen=True)
 class Chosen(choosing.Choice):
-    """The choice of ``auto``, with its report.
+    """Result of ``auto`` with its report.
 
     Attributes:
-        groups: choices by group.
-        others: names of tables of other entries.
+        groups: the choice of each group.
+        others: names of tables in other sharding entries.
         seconds: step time of the tables.
-        busiest: the work of the rank that sends most.
+        busiest: the work of the rank that sends the most bytes.
         planner: seconds of a step with the planner's choice for all tables; None without a plan.
-        costs: costs of the machine.
+        costs: cost rates of the machine.
         num_trials: number of plans tried.
         compute: time of the model's compute, if known.
-        measured: whether costs were measured; else no milliseconds are shown.
+        measured: whether costs were measured. Otherwise the report shows no milliseconds.
     """
 
     name: ClassVar[str] = "auto"
@@ -308,15 +308,15 @@ class Chosen(choosing.Choice):
         return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
 
     def with_compute(self, compute: stage_costs.StageTimes) -> Chosen:
-        """Return a copy with the time of the model's compute."""
+        """Return a copy that includes the model's compute time."""
         return replace(self, compute=compute)
 
     def milliseconds(self, seconds: float) -> float:
-        """Return milliseconds of a step by its seconds without compute."""
+        """Return milliseconds per step for ``seconds`` without compute."""
         return 1000 * (seconds + (0.0 if self.compute is None else self.compute.total))
 
     def limits(self) -> dict[str, float]:
-        """Return milliseconds of the step by limiting resource, largest first."""
+        """Return milliseconds per step by limiting resource, largest first."""
         found = dict.fromkeys((*_LINKS.values(), *_STAGES.values()), 0.0)
         for name, words in _LINKS.items():
             found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
@@ -333,7 +333,7 @@ class Chosen(choosing.Choice):
         )
 
     def lines(self) -> str:
-        """Return the section ``sharding``, or the lines that replace the entry."""
+        """Return the lines of the ``sharding`` section, or those that replace the entry."""
         every = [*self.others, *(name for each in self.groups for name in each.tables)]
         lines = [
             entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
@@ -370,7 +370,7 @@ class Chosen(choosing.Choice):
         }
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return the report for the terminal."""
+        """Return the report for a terminal."""
         from rich.text import Text
 
         return [
@@ -474,7 +474,7 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
 
 
 def entry_line(offer: choosing.Candidate, patterns: Sequence[str]) -> str:
-    """Return an item of the section ``sharding``."""
+    """Return one item of the ``sharding`` section."""
     options = f", options: {offer.written}" if offer.options else ""
     tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no surrogate pairs
     return f"  - {{use: {offer.use}, tables: {tables}{options}}}"

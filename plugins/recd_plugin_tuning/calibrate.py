@@ -15,38 +15,40 @@ from recd_plugins.api import SetupError, cli_options, consoles, file_utils, impo
 if TYPE_CHECKING:
     from recd_plugin_tuning.cluster import MeasuredCluster
 
-# More ranks than that say no more of one machine.
+# More ranks on one machine add no information.
 _MOST_RANKS = 8
-# For the start, and for what ends ranks where the watch cannot.
+# Timeout of the start, and of hangs that the watchdog cannot end.
 _TIMEOUT = timedelta(minutes=5)
-# Seconds without a new round: it is said who waits for whom, and ranks end.
+# Seconds without a new round until rank 0 reports which ranks are stuck and all ranks exit.
 _NOTICE, _HANG = 20.0, 60.0
 
 
 @click.command()
 @click.option(
-    "-o", "--output", type=cli_options.OUTPUT, required=True, help="The topology, a YAML file."
+    "-o", "--output", type=cli_options.OUTPUT, required=True, help="Topology file to write (YAML)."
 )
 @click.option(
     "--ranks",
     type=cli_options.AT_LEAST_1,
-    help="Processes to start: as many as training will; without it one a GPU or a core, at most "
-    f"{_MOST_RANKS}. Under torchrun its ranks count.",
+    help="Processes to start: as many as in training. Default: one per GPU or core, at most "
+    f"{_MOST_RANKS}. Leave it out under torchrun.",
 )
 @click.option(
     "--ranks-per-node",
     type=cli_options.AT_LEAST_1,
-    help="Ranks that make a node: this machine pretends to be several nodes.",
+    help="Ranks per node: lets one machine stand in for several nodes.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where tables will live; auto takes CUDA where there is a device for each rank.",
+    help="Where tables will live; auto uses CUDA if every rank has a device.",
 )
-@click.option("--quick", is_flag=True, help="10 to 20 seconds in place of one or two minutes.")
-@click.option("--force", is_flag=True, help="Replace the file.")
+@click.option(
+    "--quick", is_flag=True, help="Measure for 10 to 20 seconds instead of one or two minutes."
+)
+@click.option("--force", is_flag=True, help="Overwrite the file.")
 @cli_options.report_options("Write every measurement here.", "Write a picture of collectives here")
 def calibrate(
     output: Path,
@@ -58,12 +60,12 @@ def calibrate(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Measure the cluster that this runs on, and write it as a topology.
+    """Measure this cluster and write the result as a topology file.
 
-    Collectives by size, in nodes and between them, and what a rank does by itself: copies, lookups,
-    matrix products. `training.topology` and `recd plan --topology` take the file.
-    Without torchrun it starts ranks on this machine; under torchrun all ranks take part, and rank 0
-    writes.
+    Measures collectives by size, within and between nodes, and the local work of a rank: copies,
+    lookups and matrix products. Pass the file to `training.topology` or `recd plan --topology`.
+    Without torchrun, the command starts ranks on this machine. Under torchrun, all ranks take
+    part and rank 0 writes the file.
 
     \b
     recd calibrate -o cluster.yaml --ranks 2
@@ -131,7 +133,7 @@ def _default_ranks(device: str) -> int:
 
 
 def _kind(device: str, ranks: int) -> str:
-    """``cpu`` or ``cuda``."""
+    """Return ``cpu`` or ``cuda``."""
     from recd_plugins.api import devices
 
     lack = "" if device == "cpu" else devices.lack_for_cuda(ranks)
@@ -157,7 +159,7 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
 
 
 def _comment(found: MeasuredCluster, quick: bool) -> str:
-    """The first line of the file."""
+    """Return the first line of the file."""
     how = f"recd calibrate {version('recd-plugins-core')}{' --quick' if quick else ''}"
     line = f"Measured by {how} on {time.strftime('%Y-%m-%d')}."
     return line if found.spec.nodes > 1 else f"{line} One node: rates between nodes are assumed."

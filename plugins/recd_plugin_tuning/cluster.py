@@ -1,4 +1,4 @@
-"""Measure a cluster: collectives and the work of ranks, and the topology of these."""
+"""Measures collectives and local work of a cluster, and builds its topology."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TABLES, _ROWS, _DIM = 4, 64, 16
 
 def dense_seconds(device: torch.device, effort: Effort) -> float:
     """Time the fixed cost of a step of two layers under DistributedDataParallel. Collective."""
-    # Draws no random numbers: a run that starts with it goes on with its generators.
+    # Uses no global random state, so that a training run in this process is not affected.
     layers = nn.Sequential(
         nn.Linear(_DIM, _DIM, device="meta"), nn.ReLU(), nn.Linear(_DIM, 1, device="meta")
     ).to_empty(device=device)
@@ -146,19 +146,19 @@ class MeasuredCluster:
 
     @property
     def collective(self) -> float:
-        """Seconds of each collective of a sharded module in a step."""
+        """Return the seconds that a sharded module spends in each collective per step."""
         return max(0.0, self.module - self.work.lookup["lookups"]) / step_costs.COLLECTIVES
 
     @property
     def spec(self) -> topologies.TopologySpec:
-        """The topology, of medians."""
+        """Return the topology with median rates."""
         machine, rates = self.machine, {name: s.median for name, s in self.work.rates.items()}
         changed: dict[str, Any] = {"ddr_bandwidth": rates["copy"], "flops": rates["matmul"]}
         if "device_copy" in rates:
             changed["hbm_bandwidth"] = rates["device_copy"]
             changed["hbm_to_ddr_bandwidth"] = rates["to_device"]
         collectives = fit_rates(self.sweeps)
-        # Rates count all bytes of a rank, bandwidths those that leave it.
+        # Rates count all bytes of a rank; bandwidths count only the bytes that leave it.
         ranks, world = machine.ranks_per_node, machine.world_size
         in_node = 0.0
         if ranks > 1:
@@ -166,14 +166,14 @@ class MeasuredCluster:
             changed["intra_node_bandwidth"] = 1 / in_node
         if machine.nodes > 1:
             left = 1 / collectives.a2a_global.bytes_per_second - in_node * (ranks - 1) / world
-            # At most as fast as within a node.
+            # Never faster than within a node.
             across = max(in_node, left * world / (world - ranks))
             changed["inter_node_bandwidth"] = 1 / across
         spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
 
     def _costs(self, spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-        """Return measured costs, with lower bounds where unmeasured."""
+        """Return measured costs; those without a measurement keep their lower bounds."""
         least, rates, world = spec.least_costs, spec.collective_rates, spec.world_size
         reduced = {}
         if world > 1:
@@ -206,7 +206,7 @@ class MeasuredCluster:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "topology": self.spec.model_dump(exclude_none=True),
             "collectives": {
@@ -244,7 +244,7 @@ def measure_cluster(
         machine = topologies.this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
     memory: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(memory, (machine.ddr_bytes, machine.hbm_bytes or 0))
-    # The memory of the node with the least.
+    # Use the smallest memory of all nodes.
     least = {"ddr_bytes": min(host for host, _ in memory)}
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
@@ -261,12 +261,12 @@ _UNITS = {
 
 
 def render(found: MeasuredCluster) -> RenderableType:
-    """Return tables of collectives and work, with the middle half of rounds or ranks."""
+    """Return tables of collectives and local work with medians and quartiles."""
     return Group(_collectives(found), _work(found))
 
 
 def far_apart(found: MeasuredCluster) -> str:
-    """Return a message about measurements whose middle half spans a factor of 2, or nothing."""
+    """Return a warning if the quartiles of a measurement differ by a factor of 2, else nothing."""
     largest = {NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in _sending(found)}
     works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
     timed = {str(each): spread for each, spread in found.work.timed.items()}
@@ -280,7 +280,7 @@ def far_apart(found: MeasuredCluster) -> str:
 
 
 def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.CollectiveRate]]:
-    """Collectives that send anything: not of a rank alone in its node, or a node alone."""
+    """Return the collectives that send data: not those of a single rank or a single node."""
     spec = found.machine
     sends = {"a2a_intra": spec.ranks_per_node > 1, "ar_cross": spec.nodes > 1}
     return (each for each in fit_rates(found.sweeps) if sends.get(each[0], spec.world_size > 1))
@@ -323,7 +323,7 @@ def _work(found: MeasuredCluster) -> Table:
 
 @plots.plot_style()
 def plot(found: MeasuredCluster, path: Path) -> None:
-    """Plot seconds of collectives by size with their fit."""
+    """Plot the time of collectives over size, with the fitted lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")

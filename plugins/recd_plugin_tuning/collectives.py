@@ -1,4 +1,4 @@
-"""Measure collectives of the ranks of a process group."""
+"""Measures the collectives of a process group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def node_groups() -> Iterator[NodeGroups]:
         rank % per_node
     ]
     yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
-    # Their threads cost time. Skipped after an error, when other ranks may not answer.
+    # Shut the groups down to end their threads. Skipped after an error: other ranks may not answer.
     for group in (whole, inside, across):
         dist.destroy_process_group(group)
 
@@ -63,7 +63,7 @@ _LARGEST = 3
 # Rows and columns of matrix products beside a collective, and the number timed alone.
 _PRODUCT, _PRODUCTS = 256, 8
 
-#: Seconds by bytes of a rank, of each collective.
+#: Maps each collective to its seconds by bytes per rank.
 Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
 _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 
@@ -71,7 +71,7 @@ _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 def sweep(
     groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> dict[str, dict[int, MiddleHalf]]:
-    """Time each collective by size, all groups of a kind at once. Collective."""
+    """Time each collective by size, in all groups of the same type at once. Collective."""
     kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
         "a2a_global": (_all_to_all, groups.everyone),
         "a2a_intra": (_all_to_all, groups.node),
@@ -126,7 +126,7 @@ def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effor
 
 
 def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
-    """Return latency and bandwidth of each collective, by the faster rounds.
+    """Fit latency and bandwidth of each collective to the faster rounds.
 
     gloo's all-reduce polls, so ranks that share cores slow each other down in this benchmark.
     """
@@ -141,8 +141,8 @@ def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
 def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:
     """Fit latency and bandwidth to seconds by bytes.
 
-    The bandwidth is the median slope between the largest sizes: shaped links pass some bytes at
-    once.
+    The bandwidth is the median slope between the largest sizes: rate-limited links let the first
+    bytes pass in a burst.
     """
     sizes = sorted(seconds)
     slopes = [

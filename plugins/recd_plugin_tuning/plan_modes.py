@@ -1,4 +1,4 @@
-"""``recd plan --auto`` and ``--scaling``, and measurements."""
+"""Implements ``recd plan --auto`` and ``--scaling``, and the measurements of ``--calibrate``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _GLOBAL_BATCH = 65_536
 
 
 class AutoPlan(plan_modes.TablesPlan):
-    """The plan of the tables with ``auto`` in place of the first sharding entry.
+    """Plan that uses ``auto`` instead of the first sharding entry.
 
-    ``--calibrate`` trains the file as it is.
+    ``--calibrate`` trains with the registry's own sharding.
     """
 
     flag = "--auto"
@@ -40,7 +40,7 @@ class AutoPlan(plan_modes.TablesPlan):
 
 
 class ScalingPlan(PlanMode):
-    """Predicted step times from one node to all of a topology."""
+    """Predicted step times for 1 node up to all nodes of a topology."""
 
     flag = "--scaling"
     help = (
@@ -57,14 +57,14 @@ class ScalingPlan(PlanMode):
                 type=click.Path(path_type=Path),
                 multiple=True,
                 metavar="REGISTRY",
-                help="another registry file of the same data and model. Can be repeated.",
+                help="another registry file with the same data and model. Can be repeated.",
             ),
             click.Option(
                 ["--global-batch"],
                 type=click.IntRange(min=1),
                 default=_GLOBAL_BATCH,
                 show_default=True,
-                help="rows of all ranks, for strong scaling.",
+                help="global batch size in rows, for strong scaling.",
             ),
         ]
 
@@ -97,7 +97,7 @@ class ScalingPlan(PlanMode):
 
 
 class Calibrated(plan_modes.Measurement):
-    """Measures like ``recd calibrate --quick``, or steps of the registry's model."""
+    """Measures the cluster (``recd calibrate --quick``) or training steps of the model."""
 
     def cluster(self, device: torch.device) -> topologies.TopologySpec:
         """Measure for 10 to 20 seconds."""

@@ -1,4 +1,4 @@
-"""``recd profile``: how often each row of a table is read."""
+"""``recd profile``: counts how often each row of a table is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Combine decorators."""
+    """Combine several click decorators into one."""
     return lambda command: reduce(lambda made, option: option(made), options, command)
 
 
@@ -63,14 +63,14 @@ def _written(command: Callable[..., AccessProfile]) -> Any:
     """Write and show the profile that ``command`` returns."""
 
     @_options(
-        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
+        click.option("--force", is_flag=True, help="Overwrite FILE if it exists."),
         click.option(
             "-o",
             "--output",
             type=cli_options.OUTPUT,
             required=True,
             metavar="FILE",
-            help="Write it here.",
+            help="Profile file to write.",
         ),
         _shown,
     )
@@ -96,15 +96,15 @@ _of_distribution = _options(
     click.option(
         "--in-order",
         is_flag=True,
-        help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
+        help="Read row 0 most, row 1 next, and so on. By default rows are shuffled.",
     ),
-    click.option("--seed", type=cli_options.COUNT_FROM_0, help="Shuffles rows; 0 without it."),
-    click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
+    click.option("--seed", type=cli_options.COUNT_FROM_0, help="Seed of the shuffle. Default: 0."),
+    click.option("--table", required=True, metavar="NAME", help="Name of the table in the model."),
 )
 
 
 def _seed_of(seed: int | None, in_order: bool) -> int | None:
-    """Return the seed that shuffles rows; None keeps their order."""
+    """Return the seed of the row shuffle, or None to keep the order."""
     if in_order and seed is not None:
         raise click.UsageError("--seed shuffles rows, --in-order does not: use one of them")
     return None if in_order else seed or 0
@@ -112,10 +112,10 @@ def _seed_of(seed: int | None, in_order: bool) -> int | None:
 
 @click.group()
 def profile() -> None:
-    """Count how often each row of a table is read, or take it from a distribution.
+    """Count how often each row of a table is read, or assume a distribution.
 
-    A profile is a Parquet file. Plugins that treat rows by how often they are read take it, and
-    recd simulate plays it.
+    A profile is a Parquet file. Plugins use it to find hot rows, and recd simulate draws batches
+    from it.
 
     \b
     recd profile registry registry.yaml -o profile.parquet
@@ -128,13 +128,13 @@ def profile() -> None:
 @profile.command("registry", short_help="Count the training rows of a registry's data.")
 @click.argument("registry", type=_INPUT)
 @click.option(
-    "--rows", type=cli_options.AT_LEAST_1, help="Read the first so many rows of the data, not all."
+    "--rows", type=cli_options.AT_LEAST_1, help="Read only the first so many rows of the data."
 )
 @click.option(
     "--tables",
     multiple=True,
     metavar="PATTERN",
-    help="Tables to profile, a name or glob; all without it. Can be repeated.",
+    help="Table to profile, a name or glob. Default: all tables. Can be repeated.",
 )
 @click.option(
     "--table",
@@ -142,20 +142,29 @@ def profile() -> None:
     multiple=True,
     type=(str, cli_options.AT_LEAST_1, str),
     metavar="NAME ROWS FEATURES",
-    help="A table of a model of your own, its rows, and the features that look it up, with commas "
-    "between them; in place of the tables of the file's model: section. Can be repeated.",
+    help=(
+        "Table of your own model: its rows and the features that look it up, "
+        "separated by commas. Replaces the tables of the file's model: section. "
+        "Can be repeated."
+    ),
 )
 @click.option(
     "--bound",
     type=cli_options.AT_LEAST_1,
-    help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
-    "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
+    help=(
+        "Rows per table that are counted exactly. If more rows are read, the "
+        "most read ones keep counts with an error bound. By default all tables "
+        "share 33,554,432 rows."
+    ),
 )
 @click.option(
     "--all-rows",
     is_flag=True,
-    help="Count every row of the data. Without it only what is sent counts: where the converter of "
-    "REGISTRY deduplicates, the unique rows of batches of training.batch_size.",
+    help=(
+        "Count every row of the data. By default only looked-up rows count: if "
+        "the converter of REGISTRY deduplicates, these are the unique rows of "
+        "batches of training.batch_size."
+    ),
 )
 @_written
 @click.pass_obj
@@ -168,7 +177,7 @@ def registry_command(
     bound: int | None,
     all_rows: bool,
 ) -> AccessProfile:
-    """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
+    """Count the training rows of REGISTRY's data after preprocessing."""
     from recd_plugins.api import measure_access, transforms
 
     imports.silence_upstream()
@@ -182,29 +191,35 @@ def registry_command(
         )
 
 
-@profile.command("distribution", short_help="A table that is read as a distribution says.")
+@profile.command("distribution", short_help="Create the profile of a table from a distribution.")
 @click.argument(
     "form",
     type=click.Choice(list(_OPTIONS_OF)),
     metavar="FORM",
 )
 @click.option("--rows", type=cli_options.AT_LEAST_1, required=True, help="Rows of the table.")
-@click.option("--length", type=cli_options.ABOVE_0, required=True, help="Accesses of a sample: L.")
+@click.option(
+    "--length", type=cli_options.ABOVE_0, required=True, help="Mean accesses per sample (L)."
+)
 @click.option(
     "--exponent",
     type=cli_options.ABOVE_0,
-    help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.  "
-    "[default: 1.0]",
+    help=(
+        "For zipf and zipf-mandelbrot: row k is read in proportion to (k + "
+        "shift)^-exponent.  [default: 1.0]"
+    ),
 )
 @click.option(
-    "--shift", type=click.FloatRange(min=0), default=0.0, help="Of zipf-mandelbrot.", metavar="Q"
+    "--shift", type=click.FloatRange(min=0), default=0.0, help="For zipf-mandelbrot.", metavar="Q"
 )
 @click.option(
     "--scale",
     type=cli_options.ABOVE_0,
-    help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
+    help="For exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
 )
-@click.option("--cap", type=cli_options.ABOVE_0, help="No row is read more often a sample.")
+@click.option(
+    "--cap", type=cli_options.ABOVE_0, help="Upper bound of the accesses of one row per sample."
+)
 @_of_distribution
 @_written
 def distribution_command(
@@ -219,7 +234,7 @@ def distribution_command(
     seed: int | None,
     in_order: bool,
 ) -> AccessProfile:
-    """Make the profile of a table that is read as FORM says.
+    """Create the profile of a table whose rows are read with distribution FORM.
 
     FORM is zipf, zipf-mandelbrot, exponential or half-normal.
     """
@@ -243,19 +258,21 @@ def distribution_command(
     return AccessProfile({table: made}, f"{form} ({parameters})")
 
 
-@profile.command("reuse", short_help="From a text file of histograms of reuse.")
+@profile.command("reuse", short_help="Create a profile from a text file of reuse histograms.")
 @click.argument("histograms", type=_INPUT)
-@click.option("--name", help="Which histogram of the file, where it has several.")
+@click.option("--name", help="Histogram to read, if the file has several.")
 @click.option(
-    "--rows", type=cli_options.AT_LEAST_1, help="Rows of the table; without it those that are read."
+    "--rows",
+    type=cli_options.AT_LEAST_1,
+    help="Rows of the table. Default: the rows that are read.",
 )
 @click.option(
     "--read-rows",
     type=cli_options.AT_LEAST_1,
-    help="Rows that are read at all, in place of the histogram's; the shape stays.",
+    help="Number of rows that are read, instead of the histogram's. The shape stays.",
 )
 @click.option(
-    "--length", type=cli_options.ABOVE_0, help="Accesses of a sample, in place of the histogram's."
+    "--length", type=cli_options.ABOVE_0, help="Accesses per sample, instead of the histogram's."
 )
 @_of_distribution
 @_written
@@ -269,7 +286,7 @@ def reuse_command(
     seed: int | None,
     in_order: bool,
 ) -> AccessProfile:
-    """Make the profile of a table from a text file with histograms of how often rows are read."""
+    """Create the profile of a table from a text file of reuse histograms."""
     from recd_plugins.api import AccessProfile, distributions
 
     drawn = _seed_of(seed, in_order)
@@ -285,14 +302,12 @@ def reuse_command(
     return AccessProfile({table: made}, f"{name} of {histograms}")
 
 
-@profile.command("merge", short_help="Add up profiles of the same tables.")
+@profile.command("merge", short_help="Merge profiles of the same tables.")
 @click.argument("profiles", nargs=-1, required=True, type=_INPUT)
-@click.option(
-    "--bound", type=cli_options.AT_LEAST_1, help="Keep the counts of at most so many rows a table."
-)
+@click.option("--bound", type=cli_options.AT_LEAST_1, help="Keep at most so many rows per table.")
 @_written
 def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
-    """Add up PROFILES of the same tables, for example of several days."""
+    """Merge PROFILES of the same tables by adding their counts, for example over several days."""
     from recd_plugins.api import AccessProfile
 
     def add(made: AccessProfile, path: Path) -> AccessProfile:
@@ -315,7 +330,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 
 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
-    """Return the tables of the command line, else of the registry's model."""
+    """Return the tables of the command line, or else those of the registry's model."""
     if own:
         return [
             Table(
@@ -359,7 +374,7 @@ def as_json(profile: AccessProfile) -> dict[str, Any]:
 
 
 def render(profile: AccessProfile) -> RenderableType:
-    """Return the report for a terminal, a line per table."""
+    """Return the report for a terminal, with one line per table."""
     from rich.console import Group
 
     from recd_plugins.api import text_table
@@ -419,7 +434,7 @@ def _figures(table: TableAccess) -> dict[str, Any]:
 
 @plots.plot_style()
 def plot(profile: AccessProfile, path: Path) -> None:
-    """Plot the share of accesses over the share of rows, for the most read tables."""
+    """Plot the share of accesses against the share of rows for the most read tables."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")

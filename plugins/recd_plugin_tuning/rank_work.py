@@ -1,4 +1,4 @@
-"""Time the work of ranks by themselves: lookups, products, copies, operators."""
+"""Times local work of ranks: lookups, matrix products, copies and operators."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from recd_plugins.api import doing, step_costs, unique_ids, use_row_wise_adagrad
 
-#: Fewest rounds of each measurement.
+#: Minimum number of rounds of each measurement.
 LEAST_ROUNDS = 3
 # Turns of consecutive steps, and seconds of each.
 _TURNS, _TURN_SECONDS = 3, 0.3
-# Smaller collectives take mostly latency.
+# Latency dominates smaller collectives.
 _LATENCY_BYTES = 1 << 16
 
 
@@ -37,7 +37,7 @@ class Effort:
     """Limits of a measurement.
 
     Attributes:
-        sizes: bytes of a rank in collectives.
+        sizes: bytes per rank in collectives.
         rounds: maximum rounds.
         seconds: no round starts after this, beyond ``LEAST_ROUNDS``.
         most_seconds: sizes whose first rounds would take longer are skipped.
@@ -49,9 +49,9 @@ class Effort:
     most_seconds: float
 
 
-#: One or two minutes.
+#: Takes one or two minutes.
 FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0)
-#: 10 to 20 seconds.
+#: Takes 10 to 20 seconds.
 QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
@@ -65,7 +65,7 @@ class MiddleHalf:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Compute them from one or more values."""
+        """Return the median and quartiles of one or more values."""
         low, median, high = np.percentile(values, (25, 50, 75)).tolist()
         return cls(median, low, high)
 
@@ -73,7 +73,7 @@ class MiddleHalf:
 def rounds(
     run: Callable[[], object], device: torch.device, effort: Effort
 ) -> tuple[list[float], list[float]]:
-    """Return seconds of ``run`` by round, on this rank and on the slowest. Collective."""
+    """Time rounds of ``run`` on this rank and on the slowest rank. Collective."""
     own: list[float] = []
     slowest: list[float] = []
     while len(own) < LEAST_ROUNDS or (len(own) < effort.rounds and sum(slowest) < effort.seconds):
@@ -91,7 +91,7 @@ def rounds(
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return seconds of a step without barriers between steps. Collective."""
+    """Return the time of a step without barriers between steps, in seconds. Collective."""
 
     def turn(steps: int) -> float:
         with doing("measuring", long=False):
@@ -105,21 +105,21 @@ def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Eff
             dist.all_gather_object(ranks, time.perf_counter() - start)
         return fmean(ranks) / steps
 
-    first = turn(LEAST_ROUNDS)  # the same on all ranks, so that all make as many steps
+    first = turn(LEAST_ROUNDS)  # The same on all ranks, so that all run the same number of steps.
     least = max(_TURN_SECONDS, effort.seconds / 2)
     steps = max(LEAST_ROUNDS, round(least / first)) if effort.seconds else LEAST_ROUNDS
     return median(turn(steps) for _ in range(_TURNS))
 
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
-    """Return whether there is time for a larger size."""
-    if last_size <= _LATENCY_BYTES:  # latency says nothing of the bandwidth
+    """Return whether time remains for a larger size."""
+    if last_size <= _LATENCY_BYTES:  # Small sizes measure latency, not bandwidth.
         return True
     return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
-    """Synchronize the device."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -167,12 +167,12 @@ class Lookup:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids and updated rows."""
+        """Return calls, bytes, ids and updated rows."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """Return a function that runs it once."""
+        """Return a function that runs the lookup once."""
         on_cuda = device.type == "cuda"
         where = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
@@ -205,12 +205,12 @@ class Product:
 
     @property
     def work(self) -> tuple[float]:
-        """Operations: one product forward and two backward."""
+        """Return the operations of one forward and two backward products."""
         return (6.0 * _PRODUCTS_AT_ONCE * self.rows * self.inner * self.columns,)
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """Return a function that runs it once."""
-        # Draws no random numbers: a run that starts with it goes on with its generators.
+        """Return a function that runs the products once."""
+        # Uses no global random state, so that a training run in this process is not affected.
         leaf = partial(torch.ones, device=device, requires_grad=True)
         values = [leaf(self.rows, self.inner) for _ in range(_PRODUCTS_AT_ONCE)]
         weights = [leaf(self.inner, self.columns) for _ in values]
@@ -223,10 +223,10 @@ class Product:
         return run
 
 
-#: Work that costs are fitted to.
+#: Measurements that costs are fitted to.
 Timed = Lookup | Product
 
-#: Tables larger than processor caches, and few rows with repeated ids to separate ids from rows.
+#: Tables larger than processor caches, and small ones with repeated ids to separate both costs.
 LOOKUPS = (
     Lookup(1 << 11, 16, 1 << 20),
     Lookup(1 << 14, 16, 1 << 20),
@@ -243,7 +243,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Return the amount of each of ``WORKS``, and a function that does it once."""
+    """Return the amount of each measurement in ``WORKS``, and a function that runs it once."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))
@@ -277,12 +277,12 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
     return found
 
 
-# Warm-up seconds, in which the heap grows.
+# Seconds of warm-up, while the heap grows.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# Seconds to measure the share of processors.
+# Seconds to measure the CPU share.
 _SHARING_SECONDS = 0.3
-# Bytes touched before each round, as training steps find cold caches.
+# Bytes touched before each round to evict caches, as between training steps.
 _OTHER_BYTES = 1 << 23
 _MOST_ROUNDS = 200
 
@@ -305,13 +305,13 @@ class WorkRates:
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
-    """Time each kind of work on all ranks at once. Collective."""
+    """Time each measurement on all ranks at once. Collective."""
     works, products = works_of(device), PRODUCTS[device.type]
     fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
     runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
-    for turn in range(_TURNS):  # a short slowdown affects one turn
+    for turn in range(_TURNS):  # so that a short slowdown affects only one turn
         for words, run in runs.items():
             if not turn:
                 say(words)
@@ -336,13 +336,13 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return the mean seconds of a round by rank. Collective.
+    """Return the mean seconds per round of each rank. Collective.
 
     The mean includes waiting of ranks that share cores.
     """
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
-    # Continue until all are done, so that no rank has a core for itself.
+    # Continue until all are done, so that no rank gets a core to itself.
     others = dist.barrier(async_op=True)
     assert others is not None
     while not others.is_completed():
@@ -355,7 +355,7 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 
 
 def alone_share(device: torch.device, effort: Effort) -> float:
-    """Return the share of time that a rank is on processors: 1 if none is shared. Collective."""
+    """Return the share of wall time with a CPU: 1 if cores are not shared. Collective."""
     _, run = works_of(device)["operators"]
     dist.barrier()
     start, processor = time.perf_counter(), time.process_time()
@@ -367,7 +367,7 @@ def alone_share(device: torch.device, effort: Effort) -> float:
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return seconds of rounds, ``least`` in total or ``_MOST_ROUNDS`` rounds."""
+    """Time at least ``least`` seconds in total or ``_MOST_ROUNDS`` rounds."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
     while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):

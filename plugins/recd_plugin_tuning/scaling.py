@@ -27,15 +27,15 @@ from recd_plugins.api import (
     wrapped_dataset,
 )
 
-#: Each rank has a fixed number of rows, or all of them together.
+#: Weak scaling fixes the rows per rank, strong scaling the global batch.
 Scaling = Literal["weak", "strong"]
-#: The line of plain TorchRec.
+#: Label of plain TorchRec.
 STOCK = "stock"
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """The plan of a side on a number of ranks; without a plan it has a ``problem``."""
+    """Plan of one variant for a number of ranks, or the ``problem`` that prevents a plan."""
 
     ranks: int
     batch_size: int
@@ -45,11 +45,11 @@ class ScalingPoint:
 
     @property
     def milliseconds(self) -> float | None:
-        """Milliseconds of a step."""
+        """Return milliseconds per step."""
         return None if self.seconds is None else 1000 * self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         seconds = self.seconds
         return {
             "ranks": self.ranks,
@@ -66,14 +66,14 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """Points of every side.
+    """Report of ``recd plan --scaling``: predicted step times of every variant.
 
     Attributes:
         topology: name of the topology.
         spec: the topology with the most nodes.
         batch_size: rows of a rank under weak scaling.
         global_batch: rows of all ranks under strong scaling.
-        points: by kind of scaling and side, in the order of ranks.
+        points: maps the type of scaling and the variant to points, in the order of ranks.
     """
 
     topology: str
@@ -185,7 +185,7 @@ def render(report: ScalingReport) -> RenderableType:
 
 
 def _problems(report: ScalingReport) -> Iterator[Text]:
-    """Yield the first problem of each side."""
+    """Yield the first problem of each variant."""
     for kind, sides in report.points.items():
         for name, points in sides.items():
             for point in points:
@@ -218,7 +218,7 @@ def _table(report: ScalingReport, kind: Scaling) -> Table:
 
 @plots.plot_style()
 def plot(report: ScalingReport, path: Path) -> None:
-    """Plot milliseconds of a step over ranks, of both kinds of scaling."""
+    """Plot milliseconds per step against ranks, for weak and strong scaling."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 

@@ -37,11 +37,11 @@ from recd_plugins.api import (
 )
 
 SIDES: tuple[Variant, ...] = ("baseline", "plugins")
-# Predictions are checked on stages of at least this share of the step.
+# Predictions are checked for stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
-# Steps of one batch size in a round, before and in the measurement.
+# Steps per batch size in a round: warm-up steps, then measured steps.
 _LEAD, _MEASURED = 1, 4
-# Shorter stages are lost in the noise.
+# Shorter stages cannot be told from noise.
 _LEAST_SECONDS = 1e-4
 _COMMUNICATION: tuple[stage_costs.Stage, ...] = ("all_to_all", "all_reduce")
 
@@ -66,7 +66,7 @@ class CalibrationPoint:
 
     @property
     def measured(self) -> stage_costs.StageTimes:
-        """Mean over ranks."""
+        """Return the mean over ranks."""
         return stage_costs.StageTimes.mean(self.ranks)
 
 
@@ -79,7 +79,7 @@ class Calibration:
 
     @property
     def worst_factor(self) -> float:
-        """Largest factor between predicted and measured stages of points that check."""
+        """Return the largest factor between predicted and measured stages of the check points."""
         factors = [1.0]
         for point in self.points:
             measured, predicted = point.measured, step_costs.predict_stages(point.works, self.costs)
@@ -91,7 +91,7 @@ class Calibration:
         return max(factors)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "costs": self.costs.model_dump(),
             "worst_factor": self.worst_factor,
@@ -111,7 +111,7 @@ class Calibration:
         }
 
     def table(self) -> TextTable:
-        """Return predicted and measured stages of the points that check."""
+        """Return predicted and measured stages of the check points."""
         points = [point for point in self.points if not point.fitted]
         caption = (
             f"stages of at least {MEANINGFUL_SHARE:.0%} of a step agree within a factor of "
@@ -136,7 +136,7 @@ def calibrate(
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
-        registry: ``training.ranks`` of it are started.
+        registry: its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
         spec: the topology; its lower bounds remain for work that no step does.
         rounds: number of rounds over variants and batch sizes.
@@ -188,7 +188,7 @@ def works_of(
 def fit(
     points: Sequence[CalibrationPoint], costs: stage_costs.StageCosts
 ) -> stage_costs.StageCosts:
-    """Fit costs to measured points; ``costs`` remain for work that no point does."""
+    """Fit costs to measured points. ``costs`` remain for work that does not occur in any point."""
     fitted: dict[str, Any] = {}
     for stage in stage_costs.STAGES:
         before = getattr(costs, stage)
@@ -219,7 +219,7 @@ def _equations(point: CalibrationPoint, stage: stage_costs.Stage) -> list[tuple[
 
 
 def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
-    """Return three batch sizes, multiples of ``together``."""
+    """Return three batch sizes, all multiples of ``together``."""
     count = batch_size // together
     small, middle, large = max(1, count // 4), max(2, count // 2), max(3, count)
     return together * small, together * middle, together * large

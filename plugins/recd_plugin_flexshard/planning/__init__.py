@@ -1,4 +1,4 @@
-"""FlexShard's cost model, and plans of tiers by it. NumPy alone: no torch, no TorchRec."""
+"""FlexShard's cost model and tier plans. Uses only NumPy, neither torch nor TorchRec."""
 
 from recd_plugin_flexshard.planning.costs import (
     PAPER,

@@ -26,8 +26,8 @@ Sync = Literal["dense", "sparse"]
 class Collective:
     """Latency and bandwidth of a collective.
 
-    Bytes are those that a rank puts in, its own part included: forward and backward in an
-    all-to-all of embeddings, once in an all-reduce.
+    Bytes are the input of one rank, including the part that it keeps. An all-to-all of embeddings
+    counts forward and backward, an all-reduce once.
     """
 
     bytes_per_second: float
@@ -54,14 +54,14 @@ class Collectives:
     ar_cross: Collective
 
 
-#: Bandwidths consistent with FlexShard's table 6: 4 nodes of 8 A100-40GB, NVLink 3, 200 Gb/s RoCE.
+#: Bandwidths fitted to FlexShard's table 6: 4 nodes of 8 A100-40GB, NVLink 3, 200 Gb/s RoCE.
 PAPER_FLAT = Collectives(
     a2a_global=Collective(24.2e9),
     a2a_intra=Collective(77.8e9),
     ar_global=Collective(118e9),
     ar_cross=Collective(10.9e9),
 )
-#: The same with latencies, which fit the table better.
+#: The same with latencies, which fits the table better.
 PAPER = Collectives(
     a2a_global=Collective(25.6e9, 7.5e-3),
     a2a_intra=Collective(84e9, 1.5e-3),
@@ -72,7 +72,7 @@ PAPER = Collectives(
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """``nodes`` of ``ranks_per_node`` ranks, each with ``batch_size`` samples a step."""
+    """Number of nodes, ranks per node, and samples per rank and step (``batch_size``)."""
 
     nodes: int
     ranks_per_node: int
@@ -94,7 +94,7 @@ class CollectiveSeconds:
     ar_cross: float
 
     def exposed(self, overlap: float = 0.0) -> float:
-        """Return the total, with a share of all but the global all-to-all hidden."""
+        """Return the total, with a share of all but the global all-to-all hidden by compute."""
         return self.a2a_global + (1 - overlap) * (self.a2a_intra + self.ar_global + self.ar_cross)
 
 
@@ -103,20 +103,22 @@ class CostOptions:
     """Parameters of the cost model, and the goal and budget of a plan.
 
     Attributes:
-        memory_multiplier: M, memory of a copied row over that of its weights. 6 fits FlexShard's
-            table 5: the row, twice that for the optimizer, three times for DDP.
+        memory_multiplier: M, memory of a copied row divided by the memory of its weights. 6 fits
+            FlexShard's table 5: the row itself, twice as much for the optimizer and three times for
+            DDP.
         saved_activations: c, embeddings that need not be held for an access of a hot row.
-        wire_bytes: bytes of a scalar in all-to-alls and in the sparse sync.
-        gradient_share: sent share of cold rows' gradients; below 1 if equal ones travel once.
-        coalesce: a row that a batch accesses several times is sent once.
-        overlap: share of the time of all but the global all-to-all that other work hides.
-        minimise: ``time``: no row goes where it takes more time than it saves. ``bytes``: as many
-            copies as memory allows, for the fewest bytes in the global all-to-all.
+        wire_bytes: bytes per scalar in all-to-alls and in the sparse sync.
+        gradient_share: fraction of cold rows' gradients that is sent; below 1 with gradient
+            deduplication.
+        coalesce: whether a row that a batch accesses several times is sent once.
+        overlap: share of the time of all but the global all-to-all that compute hides.
+        minimise: ``time``: no copy costs more time than it saves. ``bytes``: as many copies as
+            memory allows, for the fewest bytes in the global all-to-all.
         stop: last hot row of ``three_tier``: it takes less memory than in the flex tier
             (``dp_flex``) or row-wise (``dp_rw``).
         sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
-        memory_ratio: budget over the memory of plain row-wise sharding.
-        memory_bytes: budget in bytes of a rank, in place of ``memory_ratio``.
+        memory_ratio: budget as a multiple of plain row-wise sharding.
+        memory_bytes: budget in bytes per rank, instead of ``memory_ratio``.
     """
 
     memory_multiplier: float = 6.0
@@ -133,31 +135,31 @@ class CostOptions:
 
     @property
     def plain(self) -> CostOptions:
-        """Options for plain batches."""
+        """Return options for plain batches."""
         return replace(self, coalesce=False, gradient_share=1.0)
 
     @property
     def row_wise_bytes(self) -> float:
-        """Bytes of the global all-to-all for an element of a row, forward and backward."""
+        """Return the bytes of the global all-to-all per element of a row, forward and backward."""
         return (1 + self.gradient_share) * self.wire_bytes
 
     @property
     def flex_bytes(self) -> float:
-        """Bytes of the all-to-all in a node for an element of a row."""
+        """Return the bytes of the node's all-to-all per element of a row."""
         return 2 * self.wire_bytes
 
     @property
     def exposed(self) -> float:
-        """Weight of the time of all but the global all-to-all; never 0, to break ties."""
+        """Return the weight of all times but the global all-to-all's; never 0, to break ties."""
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
     def activation_bytes(self, lookups: float, sent: float) -> float:
-        """Return the bytes of row-wise embeddings, where they are read and where they arrive."""
+        """Return the bytes of row-wise embeddings, on the sending and the receiving rank."""
         return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 
 def log_unread(probabilities: Floats) -> Floats:
-    """Return the logarithm of the share of samples that do not access rows: 0 to -inf."""
+    """Return the log of the share of samples that do not access a row: 0 to -inf."""
     with np.errstate(divide="ignore"):
         return np.log1p(-np.minimum(probabilities, 1.0))
 
@@ -165,9 +167,9 @@ def log_unread(probabilities: Floats) -> Floats:
 def rows_sent(
     probabilities: Floats, batch_size: float, dedupe_factor: float = 1.0, coalesce: bool = False
 ) -> Floats:
-    """Return ``w``, how often a batch of one rank has each row sent.
+    """Return ``w``, the number of times that a batch of one rank sends each row.
 
-    ``B p`` with ``B = batch_size / dedupe_factor``, and coalesced ``1 - (1 - p) ** B``.
+    ``B p`` with ``B = batch_size / dedupe_factor``; ``1 - (1 - p) ** B`` with coalescing.
     """
     batch = batch_size / dedupe_factor
     if not coalesce:
@@ -177,10 +179,10 @@ def rows_sent(
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Bytes and exposed seconds of one element of a row.
+    """Bytes and exposed seconds per element of a row.
 
-    Sent ``w`` times it takes ``row_wise_static`` bytes and ``w a2a_global`` seconds when cold,
-    ``flex_static`` and ``w a2a_intra + ar_cross`` when flex, ``hot_static - w saved`` and
+    A row that is sent ``w`` times takes ``row_wise_static`` bytes and ``w a2a_global`` seconds when
+    cold, ``flex_static`` and ``w a2a_intra + ar_cross`` when flex, ``hot_static - w saved`` and
     ``ar_global`` when hot.
     """
 
@@ -201,7 +203,7 @@ class RowCosts:
             row_wise_static=SCALAR_BYTES / cluster.world_size,
             flex_static=copy / node,
             hot_static=copy,
-            # Coalesced, both embeddings of a row come on top of the one of each id.
+            # With coalescing, a row's two embeddings add to the one of each id.
             saved=SCALAR_BYTES * options.saved_activations * (2 if options.coalesce else 1),
             a2a_global=options.row_wise_bytes / by.a2a_global.bytes_per_second,
             a2a_intra=exposed * options.flex_bytes / by.a2a_intra.bytes_per_second,
@@ -211,10 +213,10 @@ class RowCosts:
 
 
 def breakpoints(cluster: ClusterShape, options: CostOptions) -> dict[str, float]:
-    """Return the accesses of a row by a sample from which another tier is better for it.
+    """Return the accesses per sample from which another tier is better for a row.
 
-    ``mem_...`` compares memory, ``comm_...`` time (FlexShard, section 4); ``dp`` is the hot tier,
-    ``rw`` the cold one. ``inf``: never better.
+    ``mem_...`` compares memory, and ``comm_...`` compares time (FlexShard, section 4); ``dp`` is
+    the hot tier, ``rw`` the cold one. ``inf``: never better.
     """
     costs = RowCosts.of(cluster, options)
     sent = {
@@ -243,7 +245,7 @@ class Syncs:
 
     @property
     def sparse(self) -> tuple[Literal["hot", "flex"], ...]:
-        """Tiers with a sparse sync."""
+        """Return the tiers with a sparse sync."""
         tiers: tuple[Literal["hot", "flex"], ...] = ("hot", "flex")
         return tuple(tier for tier in tiers if getattr(self, tier) == "sparse")
 
@@ -269,15 +271,16 @@ class CopyGroup:
 
     @property
     def sent_of_reduced(self) -> float:
-        """Bytes that a rank sends for a byte of a tensor that is all-reduced."""
+        """Return the bytes that a rank sends per byte of an all-reduced tensor."""
         return 2 * (self.members - 1) / self.members
 
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return the ratio of sparse to dense sync traffic for rows with ``w``.
+        """Return the ratio of sparse to dense sync traffic for rows that are sent ``w`` times.
 
-        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients of a row: a rank touches it
-        in a share ``t = 1 - q ** batches`` of steps, any rank in ``u = 1 - q ** (batches n)``. A
-        batch misses the row with ``q = exp(-w / repeats)``, coalesced ``1 - w``.
+        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients per row. A rank touches the
+        row in a fraction ``t = 1 - q ** batches`` of the steps, any rank in ``u = 1 - q ** (batches
+        n)``. A batch misses the row with probability ``q = exp(-w / repeats)``, or ``1 - w`` with
+        coalescing.
         """
         if self.members == 1:
             return np.zeros_like(sent)
@@ -287,15 +290,15 @@ class CopyGroup:
         return (n * touched + (n - 2) * union) / (2 * (n - 1))
 
     def bits(self, rows: float) -> float:
-        """Return the bytes that tell other ranks which of ``rows`` a rank touches."""
+        """Return the bytes of the bitmaps that mark which of ``rows`` a rank touches."""
         return (self.members - 1) * rows / 8
 
     def sent_sparsely(self, rows: float, exchanged: float) -> float:
-        """Return the bytes that a rank sends for ``rows`` with ``exchanged`` gradient bytes."""
+        """Return the bytes that a rank sends for ``rows`` and ``exchanged`` gradient bytes."""
         return self.sent_of_reduced * exchanged + self.bits(rows)
 
     def calls(self, sync: Sync) -> int:
-        """Return the collectives of a sparse sync: bits, gradients and, from 3 ranks on, sums."""
+        """Return the collectives of a sparse sync: bitmaps, gradients, and sums from 3 ranks on."""
         if sync == "dense" or self.members == 1:
             return 0
         return 2 if self.members == 2 else 3
@@ -303,7 +306,7 @@ class CopyGroup:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of a tier on a rank."""
+    """The copies of one tier on a rank."""
 
     group: CopyGroup
     collective: Collective
@@ -312,13 +315,13 @@ class Copies:
     exchanged: float
 
     def sent(self, sync: Sync) -> float:
-        """Return the bytes that a rank sends, the mean over ranks."""
+        """Return the bytes that a rank sends, averaged over ranks."""
         if sync == "dense":
             return self.group.sent_of_reduced * self.reduced
         return self.group.sent_sparsely(self.rows, self.exchanged)
 
     def seconds(self, sync: Sync) -> float:
-        """Return the seconds of the sync; a sparse one is as fast as an all-reduce per byte."""
+        """Return the seconds of the sync. A sparse sync is as fast per byte as an all-reduce."""
         calls = self.group.calls(sync)
         if not calls or not self.rows:
             return self.collective.seconds_for(self.reduced)
@@ -326,32 +329,32 @@ class Copies:
         return (calls - 1) * self.collective.seconds + self.collective.seconds_for(num_bytes)
 
     def cheapest(self, minimise: Literal["time", "bytes"]) -> Sync:
-        """Return the cheaper sync; of equals the dense one."""
+        """Return the cheaper sync, or the dense one if both cost the same."""
         cost = self.sent if minimise == "bytes" else self.seconds
         return "sparse" if cost("sparse") < cost("dense") else "dense"
 
 
-# Steps of a bisection over a range of rows; they end within a thousandth of it.
+# Bisection steps over a range of rows; they end within a thousandth of it.
 _BISECTIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class TableDemand:
-    """A table and the accesses of its rows.
+    """A table and the access frequency of its rows.
 
     Attributes:
-        name: of the table.
+        name: name of the table.
         num_embeddings: rows of the table.
         embedding_dim: scalars of a row.
-        probabilities: float64, mean accesses of a row by one sample, non-increasing; above 1 where
-            a sample accesses a row several times.
-        rows: int64, the rows in the order of ``probabilities``; None: 0, 1, 2 and so on.
-        repeats: int64, how many rows have each probability; None: one each.
-        tail_rows: rows that are in none of these.
-        tail_probability: accesses of each of them.
-        dedupe_factor: rows of a batch over the distinct rows that are looked up.
+        probabilities: float64 ``[n]``, mean accesses per sample to each row, non-increasing; above
+            1 if samples access the row several times.
+        rows: int64 ``[n]``, the rows in the order of ``probabilities``; None means 0, 1, 2, ...
+        repeats: int64 ``[n]``, number of rows with each probability; None means one each.
+        tail_rows: number of rows without a probability of their own.
+        tail_probability: accesses per sample to each tail row.
+        dedupe_factor: rows of a batch divided by the distinct rows that are looked up.
         features: number of features that are looked up in the table.
-        distinct: counted distinct ids of a batch, by its size; None: accesses are independent.
+        distinct: counted distinct ids per batch, by batch size; None assumes independent accesses.
     """
 
     name: str
@@ -372,7 +375,7 @@ class TableDemand:
     ) -> TableDemand:
         """Return the demand of an access profile.
 
-        Known rows that are accessed less than the mean unknown row join the tail.
+        Known rows with fewer accesses than the mean unknown row join the tail.
         """
         probabilities = access.probabilities()
         kept = len(probabilities)
@@ -394,7 +397,7 @@ class TableDemand:
         )
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the accesses of a row in each bin, non-increasing, and the rows of each bin."""
+        """Return the accesses per row of each bin, non-increasing, and the rows per bin."""
         repeats = self.repeats
         if repeats is None:
             repeats = np.ones(len(self.probabilities), dtype=np.int64)
@@ -406,24 +409,24 @@ class TableDemand:
         )
 
     def accesses(self, rows: int) -> float:
-        """Return the mean accesses by one sample to the first ``rows`` rows."""
+        """Return the mean accesses per sample to the first ``rows`` rows."""
         probabilities, repeats = self.bins()
         before = np.cumsum(repeats) - repeats
         return float(probabilities @ np.clip(rows - before, 0, repeats))
 
     @cached_property
     def length(self) -> float:
-        """L: mean accesses by one sample to all rows."""
+        """Return L, the mean accesses per sample to all rows."""
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Return the batch size at which independent accesses have the distinct ids of a batch."""
+        """Return the batch size whose independent accesses would give a batch's distinct ids."""
         counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
         if counted <= 0:
             return float(batch_size)
         probabilities, repeats = self.bins()
         unread = log_unread(probabilities)
-        # One distinct row is the least that a batch has.
+        # A batch has at least one distinct row.
         low, high = (log(min(batch_size, rows)) for rows in (self.dedupe_factor, batch_size))
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
@@ -432,7 +435,7 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the rows of ranks ``start`` to ``stop``, most accessed first, then the tail."""
+        """Return rows ``start`` to ``stop``: the most accessed first, then the tail."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
         known = len(self.rows)

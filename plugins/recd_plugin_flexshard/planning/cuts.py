@@ -1,4 +1,4 @@
-"""Search for the two cuts between tiers (FlexShard, arXiv 2301.02959, section 4)."""
+"""Searches for the two cuts between tiers (FlexShard, arXiv 2301.02959, section 4)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from recd_plugins.api import SetupError
 
 # Relative rounding of sums over all rows.
 _ROUNDING = 1e-10
-# Most accesses of a row by one batch that are told apart.
+# Maximum accesses per row and batch that are distinguished.
 _MOST_REPEATS = 1e4
-# Cuts of whole rows may be off those of fractions of rows: tried on either side, and of all rows.
+# Rounding to whole rows may shift the best cut: cuts on both sides are tried, and one of all rows.
 _TRIED, _SPREAD = 12, 16
 
 
@@ -46,7 +46,7 @@ class Prefix:
 
 
 class Ranking:
-    """Rows of several tables in bins of equal ``w``, most sent first."""
+    """Rows of several tables, grouped into bins of equal ``w`` and sorted by falling ``w``."""
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class Ranking:
         self.table = np.repeat(np.arange(len(tables)), lengths)[order]
         self.dims = np.array([table.embedding_dim for table in tables])[self.table]
         self._coalesce = coalesce
-        if groups is not None and not coalesce:  # else what is sent has the repeats already
+        if groups is not None and not coalesce:  # otherwise the sent rows include the repeats
             repeats_ = _repeats(tables, batch_size, keys)
             groups = (replace(groups[0], repeats=repeats_), replace(groups[1], repeats=repeats_))
         self.groups = groups
         self._ends = np.cumsum(self.rows)
         ones = np.ones(len(self.keys))
         per_row = [ones, self.keys, *(self.exchanged(group) for group in groups or ())]
-        # Of an element of a row in each bin, and the sums over all bins before it.
+        # Values per element of a row in each bin, and their sums over all preceding bins.
         self._per_scalar = per_row
         elements = self.rows * self.dims
         self._sums = [np.concatenate([[0.0], np.cumsum(elements * each)]) for each in per_row]
-        #: Elements that a batch of a rank looks up, and those without deduplication.
+        #: Elements that a batch of one rank looks up, with and without deduplication.
         plain = [table.embedding_dim * batch_size * table.length for table in tables]
         self.plain_lookups = float(sum(plain))
         self.lookups = sum(
@@ -89,11 +89,11 @@ class Ranking:
         self.everything = self.first(int(self._ends[-1]))
 
     def exchanged(self, group: CopyGroup) -> Floats:
-        """Return ``group.exchanged`` by bin."""
+        """Return ``group.exchanged`` for each bin."""
         return group.exchanged(self.keys, self._coalesce)
 
     def first(self, num_rows: int) -> Prefix:
-        """Return the first ``num_rows`` rows, at most all."""
+        """Return the prefix of ``num_rows`` rows, or all rows if there are fewer."""
         num_rows = min(num_rows, int(self._ends[-1]))
         bins, rest = self._place(num_rows)
         sums = [float(total[bins]) for total in self._sums]
@@ -105,17 +105,17 @@ class Ranking:
         return Prefix(num_rows, scalars, sent, tuple(exchanged) or (0.0, 0.0))  # type: ignore[arg-type]
 
     def _place(self, num_rows: int) -> tuple[int, int]:
-        """Return the number of whole bins among the first rows, and rows of the next bin."""
+        """Return the number of whole bins in the prefix, and its rows from the next bin."""
         bins = int(np.searchsorted(self._ends, num_rows, side="right"))
         return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
 
     def key(self, row: int) -> float:
-        """Return the ``w`` of the row at this rank; 0 behind the last one."""
+        """Return ``w`` of the row at this rank, or 0 past the last row."""
         bins, _ = self._place(row)
         return float(self.keys[bins]) if bins < len(self.keys) else 0.0
 
     def by_table(self, values: Floats, stop: Prefix, start: Prefix | None = None) -> list[float]:
-        """Sum ``values``, of a row of each bin, over the rows of each table in a range of ranks."""
+        """Sum ``values``, one per row of each bin, over each table's rows in a range of ranks."""
         first = start.num_rows if start else 0
         before = self._ends - self.rows
         last = int(np.searchsorted(before, stop.num_rows))
@@ -128,12 +128,12 @@ class Ranking:
         return sums
 
     def while_true(self, holds: NDArray[np.bool_]) -> Prefix:
-        """Return the rows before the first bin for which ``holds`` is False."""
+        """Return the number of rows before the first bin for which ``holds`` is False."""
         bins = len(holds) if holds.all() else int(np.argmin(holds))
         return self.first(int(self._ends[bins - 1]) if bins else 0)
 
     def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
-        """Return the longest prefix for which ``holds``, monotonic; ``beyond`` is known to hold."""
+        """Return the longest prefix for which the monotonic ``holds`` is True."""
         if holds(self.everything):
             return self.everything
         low, high = beyond.num_rows if beyond else 0, self.everything.num_rows
@@ -144,7 +144,7 @@ class Ranking:
 
 
 def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
-    """Return how many accesses of a row come together, by the counted distinct ids."""
+    """Return the number of accesses to a row that come together, from the counted distinct ids."""
     known = [
         (table, w, table.bins()[1])
         for table, w in zip(tables, keys, strict=True)
@@ -170,7 +170,7 @@ def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floa
 
 @dataclass(frozen=True)
 class Cuts:
-    """Rows up to ``hot`` are hot, from there to ``flex`` in the flex tier, then cold."""
+    """Tier boundaries: hot rows end at ``hot``, flex rows at ``flex``; the rest is cold."""
 
     hot: Prefix
     flex: Prefix
@@ -178,10 +178,10 @@ class Cuts:
 
 @dataclass(frozen=True)
 class CutModel:
-    """Cost of any cuts of a ranking, and the cuts that memory allows.
+    """Costs of any cuts of a ranking, and the cuts that fit into memory.
 
-    Costs of a row are proportional to its elements, so rows of all tables compare by how often
-    they are sent.
+    Costs of a row are proportional to its elements, so rows of different tables are compared by how
+    often they are sent.
     """
 
     ranking: Ranking
@@ -195,20 +195,20 @@ class CutModel:
 
     @cached_property
     def budget(self) -> float:
-        """Bytes that a rank may use."""
+        """Return the bytes that a rank may use."""
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
         return self.options.memory_ratio * self.plain_memory
 
     @cached_property
     def plain_memory(self) -> float:
-        """Bytes of a rank with all rows row-wise, neither deduplicated nor coalesced."""
+        """Return the bytes per rank with all rows row-wise, not deduplicated or coalesced."""
         lookups = self.ranking.plain_lookups
         static = self.costs.row_wise_static * self.ranking.everything.scalars
         return static + self.options.plain.activation_bytes(lookups, lookups)
 
     def memory(self, cuts: Cuts) -> float:
-        """Return the bytes of a rank: rows of all tiers, and activations."""
+        """Return the bytes per rank for rows of all tiers and activations."""
         costs, hot, everything = self.costs, cuts.hot, self.ranking.everything
         return (
             costs.row_wise_static * everything.scalars
@@ -235,7 +235,7 @@ class CutModel:
         )
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
-        """Return the hot and the flex copies of a rank."""
+        """Return the hot and flex copies of a rank."""
         by, node, wire = (
             self.cluster.collectives,
             self.cluster.ranks_per_node,
@@ -252,11 +252,11 @@ class CutModel:
 
     @cached_property
     def groups(self) -> tuple[CopyGroup, CopyGroup]:
-        """Ranks that hold hot and flex copies."""
+        """Return the groups of ranks that hold hot and flex copies."""
         return self.ranking.groups or (CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster))
 
     def syncs_of(self, cuts: Cuts) -> Syncs:
-        """Return how gradients of the copies are summed."""
+        """Return how the gradients of copies are summed."""
         sync = self.options.sync
         if self.syncs is not None:
             return self.syncs
@@ -267,14 +267,14 @@ class CutModel:
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """This model for each pair of syncs, which fix the cost of a row."""
+        """Return this model once per combination of syncs. The syncs fix the cost of a row."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
         return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
 
     def gradient_seconds(self, tier: Literal["hot", "flex"], sent: Floats) -> Floats:
-        """Return the seconds of an element's gradients in a tier, for rows with ``w``."""
+        """Return the seconds per gradient element in a tier, for rows that are sent ``w`` times."""
         group = self.groups[tier == "flex"]
         dense = self.costs.ar_global if tier == "hot" else self.costs.ar_cross
         if self.syncs is None or getattr(self.syncs, tier) == "dense" or group.members == 1:
@@ -285,38 +285,38 @@ class CutModel:
         return dense * (exchanged + bits) / SCALAR_BYTES
 
     def hot_in_time(self) -> Prefix:
-        """Return the rows that take less time as hot rows than as cold ones."""
+        """Return the rows that take less time hot than cold."""
         w = self.ranking.keys
         saved = w * self.costs.a2a_global - self.gradient_seconds("hot", w)
         return self.ranking.while_true(saved > 0)
 
     def flex_in_time(self) -> Prefix:
-        """Return the rows that take less time in the flex tier than as cold ones."""
+        """Return the rows that take less time in the flex tier than cold."""
         w = self.ranking.keys
         saved = w * (self.costs.a2a_global - self.costs.a2a_intra)
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows that take less memory hot than with ``under`` bytes of an element."""
+        """Return the rows that take less memory hot than with ``under`` bytes per element."""
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
 
     @property
     def plain_seconds(self) -> CollectiveSeconds:
-        """Seconds with all rows row-wise, neither deduplicated nor coalesced."""
+        """Return the seconds with all rows row-wise, neither deduplicated nor coalesced."""
         num_bytes = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         a2a = self.cluster.collectives.a2a_global.seconds_for(num_bytes)
         return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
 
     def a2a_reduction(self, cuts: Cuts) -> float:
-        """Return the share of plain row-wise sharding's global all-to-all that is not sent."""
+        """Return the fraction of plain row-wise sharding's global all-to-all that is saved."""
         plain = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         saved = plain - self.options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
         return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """The fewest and the most hot rows that memory allows beside cold ones."""
+        """Return the minimum and maximum number of hot rows that fit when the rest is cold."""
         least = self.hot_in_memory(self.costs.row_wise_static)
         if not self.fits(least):
             needed = self.memory(Cuts(least, least))
@@ -330,7 +330,7 @@ class CutModel:
         return self._fitting(least, self.fits)
 
     def _fitting(self, least: Prefix, fits: Callable[[Prefix], bool]) -> tuple[Prefix, Prefix]:
-        """Return the shortest and the longest prefix that fit; ``least`` takes least memory."""
+        """Return the shortest and the longest prefix that fit; ``least`` has the lowest memory."""
         most = self.ranking.longest(fits, beyond=least)
         nothing = self.ranking.first(0)
         if fits(nothing):
@@ -341,7 +341,7 @@ class CutModel:
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """Return ``hot`` and all the flex rows that memory allows, up to ``last``."""
+        """Return ``hot`` with as many flex rows, up to ``last``, as memory allows."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)
@@ -349,24 +349,24 @@ class CutModel:
         return Cuts(hot, self.ranking.longest(allowed, beyond=hot))
 
     def best(self, each: Iterable[Cuts]) -> Cuts:
-        """Return the cuts that take the least time, of equals the least memory."""
+        """Return the cuts with the least time, or of equals the one with the least memory."""
         overlap = 1 - self.options.exposed
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
     def two_tier(self) -> Cuts:
         """Return the best cuts without a flex tier.
 
-        With the defaults FlexShard's memory-neutral plan: the most K rows with
-        ``K (M - a) <= c B cum_p(K)``.
+        With the default options, this is FlexShard's memory-neutral plan, the largest K with ``K (M
+        - a) <= c B cum_p(K)``.
         """
         hot = [_clip(each.hot_in_time(), self.hot_that_fit) for each in self.with_each_syncs]
         return self.best(Cuts(each, each) for each in hot)
 
     def three_tier(self) -> Cuts:
-        """Return FlexShard's plan: hot rows that pay in memory, then all flex rows that fit.
+        """Return FlexShard's plan: hot rows that save memory, then all flex rows that fit.
 
-        In the memory-neutral plan ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows, but none
-        that take more time than they save.
+        The memory-neutral plan has ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows. Rows that
+        would cost more time than they save stay cold.
         """
         if self.cluster.nodes == 1:
             raise SetupError(
@@ -379,16 +379,16 @@ class CutModel:
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
 
     def joint(self) -> Cuts:
-        """Return the cuts that take the least time, or send the fewest bytes, within the budget.
+        """Return the cuts with the least time or the fewest bytes within the budget.
 
-        Tiers are intervals of ``w``, so two cuts are enough, up to less than a row if tables have
-        several dimensions. With a sparse sync hot and flex rows may alternate in ``w``: then the
-        cuts need not be the best.
+        Tiers are intervals of ``w``, so two cuts are enough; with several embedding dimensions they
+        are off by less than a row. With a sparse sync, hot and flex rows may alternate in ``w``,
+        and the cuts may not be optimal.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
     def _candidates(self) -> Iterator[Cuts]:
-        """Yield the best cuts of each set of tiers: with latencies, fewer can be better."""
+        """Yield the best cuts of each set of tiers. With latencies, fewer tiers can be better."""
         fewest, most = self.hot_that_fit
         for hot in (self.two_tier().hot, fewest, most):
             yield Cuts(hot, hot)
@@ -400,7 +400,7 @@ class CutModel:
         tried = {*range(max(fewest.num_rows, best - _TRIED), min(most.num_rows, best + _TRIED) + 1)}
         width = most.num_rows - fewest.num_rows
         if width and self.syncs is not None and self.syncs.sparse:
-            # Bisection may find another end than the best one.
+            # Bisection may converge to a local optimum.
             tried |= {fewest.num_rows + round(width ** (n / _SPREAD)) for n in range(_SPREAD)}
         for num_rows in sorted(tried):
             yield self.most_flex(self.ranking.first(num_rows), last)
@@ -415,7 +415,7 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the best hot rows with all flex rows that memory allows, up to ``last``."""
+        """Return the best number of hot rows, each with all flex rows that fit, up to ``last``."""
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 
@@ -437,7 +437,7 @@ class CutModel:
         return float(self.gradient_seconds(tier, np.array([w]))[0])
 
     def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
-        """Return the seconds that a byte of memory saves by flex rows after ``flex``."""
+        """Return the seconds that one more byte of flex rows after ``flex`` saves."""
         if flex.num_rows >= last.num_rows:
             return 0.0
         costs, w = self.costs, self.ranking.key(flex.num_rows)
@@ -454,6 +454,6 @@ def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Return the elements sent for the rows between, 0 if only rounding is left."""
+    """Return the elements sent for the rows in between, or 0 if only rounding remains."""
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

@@ -1,4 +1,4 @@
-"""Plans of tiers: rows of each table by tier, and the traffic of each tier."""
+"""Tier plans: the rows of each table by tier, and the traffic of each tier."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from recd_plugin_flexshard.planning.cuts import CutModel, Cuts, Ranking
 Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
 TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
-#: Ids and sizes are int64; lengths int32, as all converters of this package make them.
+#: Ids and sizes are int64; lengths are int32, as all converters of this package return them.
 ID_BYTES, LENGTH_BYTES = 8, 4
 
 
 @dataclass(frozen=True)
 class TableTiers:
-    """The tiers of a table.
+    """The tiers of one table.
 
     Attributes:
         demand: the table.
-        hot: number of its most accessed rows, on every rank.
-        flex: number of the next rows, once in every node. The rest is cold.
+        hot: number of most accessed rows, with a copy on every rank.
+        flex: number of next rows, with a copy in every node. The rest is cold.
         hot_share, flex_share: shares of the table's accesses.
-        hot_sent, flex_sent, cold_sent: rows that a batch of a rank looks up (``rows_sent``).
-        hot_exchanged, flex_exchanged: rows whose all-reduce sends as much as the sparse sync.
+        hot_sent, flex_sent, cold_sent: rows that a batch of one rank looks up (``rows_sent``).
+        hot_exchanged, flex_exchanged: number of rows whose dense all-reduce would send as much as
+            the sparse sync.
     """
 
     demand: TableDemand
@@ -67,7 +68,7 @@ class TableTiers:
 
     @property
     def shares_sent(self) -> tuple[float, float, float]:
-        """Shares of hot, flex and cold rows in the ids that a batch looks up."""
+        """Return the fractions of looked-up ids that belong to hot, flex and cold rows."""
         sent = (self.hot_sent, self.flex_sent, self.cold_sent)
         total = sum(sent)
         return (sent[0] / total, sent[1] / total, sent[2] / total) if total else (0.0, 0.0, 1.0)
@@ -86,11 +87,11 @@ class TierPlan:
     """Tiers of tables, and their cost on a cluster.
 
     Attributes:
-        a2a_reduction: saved share of plain row-wise sharding's global all-to-all.
-        memory_bytes: bytes of these tables and their activations on a rank.
+        a2a_reduction: saved fraction of plain row-wise sharding's global all-to-all.
+        memory_bytes: bytes per rank for these tables and their activations.
         row_wise_memory_bytes: bytes with plain row-wise sharding, not deduplicated or coalesced.
-        seconds: of the collectives of a step.
-        row_wise_seconds: of plain row-wise sharding.
+        seconds: seconds per step in collectives.
+        row_wise_seconds: seconds per step in collectives with plain row-wise sharding.
         syncs: how gradients of copies are summed.
     """
 
@@ -111,7 +112,7 @@ class TierPlan:
 
     @property
     def memory_ratio(self) -> float:
-        """Ratio of memory to plain row-wise sharding."""
+        """Return the memory as a multiple of plain row-wise sharding."""
         return self.memory_bytes / self.row_wise_memory_bytes
 
 
@@ -123,8 +124,8 @@ def plan_tiers(
 ) -> TierPlan:
     """Choose the tiers of ``tables`` together (FlexShard, arXiv 2301.02959, section 4).
 
-    ``row_wise`` and ``data_parallel`` are the two ends, whatever memory they take; the others keep
-    to the budget of ``options``.
+    The strategies ``row_wise`` and ``data_parallel`` ignore the budget of ``options``; the others
+    keep it.
 
     Raises:
         SetupError: the budget cannot be kept, or ``three_tier`` on one node.
@@ -134,7 +135,7 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float = 1.0) -> TierPlan:
-    """Return the tiers of ``plan`` with their cost on another cluster."""
+    """Return ``plan`` with its costs on another cluster."""
     tables, options = plan.demands, replace(plan.options, gradient_share=gradient_share)
     model = _model(tables, cluster, options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
@@ -207,7 +208,7 @@ def _plan(
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """The collective of a tier in a step; bytes sent by a rank, mean over ranks.
+    """Traffic of one tier's collective in a step: bytes that a rank sends, averaged over ranks.
 
     Attributes:
         collective: ``sparse`` is the exchange of gradients of touched rows.
@@ -229,12 +230,12 @@ class TierTraffic:
 
 
 def cold_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the three counts that a rank sends each other one first."""
+    """Return the bytes of the three counts that a rank first sends to each other rank."""
     return 3 * ID_BYTES * (plan.cluster.world_size - 1)
 
 
 def flex_size_bytes(plan: TierPlan) -> int:
-    """Return the same in a node: ids of each feature; 0 without flex rows."""
+    """Return the bytes of the counts within a node, one per feature; 0 without flex rows."""
     if not any(table.flex for table in plan.tables):
         return 0
     features = sum(demand.features for demand in plan.demands)
@@ -244,8 +245,9 @@ def flex_size_bytes(plan: TierPlan) -> int:
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     """Predict the bytes of each tier in a step.
 
-    Of n ranks that share ids evenly a rank sends (n - 1) / n of them to others. Lengths of all
-    lists go to each rank; coalesced, one a feature. All tables count as one EmbeddingCollection's.
+    Ids are assumed to be spread evenly, so each of n ranks sends (n - 1) / n of its ids to others.
+    Lengths of all lists go to each rank, or one length per feature with coalescing. All tables are
+    assumed to be in one EmbeddingCollection.
     """
     cluster, options, tables, seconds = plan.cluster, plan.options, plan.tables, plan.seconds
     ranks, node = cluster.world_size, cluster.ranks_per_node
@@ -309,7 +311,7 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
 
 
 def sync_bytes(plan: TierPlan) -> dict[Literal["hot", "flex"], dict[Sync, float]]:
-    """Return the bytes that a rank sends for gradients of each tier's copies, by allowed sync."""
+    """Return the bytes per rank that each tier sends to sum its copies' gradients."""
     allowed: tuple[Sync, ...] = ("dense",) if plan.options.sync == "dense" else ("dense", "sparse")
     by_sync = {sync: traffic(replace(plan, syncs=Syncs(sync, sync))) for sync in allowed}
     return {

@@ -1,7 +1,7 @@
-"""Plays batches of any number of ranks through a plan of tiers, and through row-wise tables.
+"""Simulates batches of any number of ranks with tiers, and with plain row-wise tables.
 
-No rank is started: ids are counted by tier and by the rank that holds their row, which gives the
-bytes that each rank sends, as ``CollectiveBytes`` counts them.
+No rank is started. Ids are counted by tier and owner rank to derive the bytes that each rank sends,
+in the same way as ``CollectiveBytes`` counts them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from recd_plugins.api import Prepared, Table
 
 Counts = NDArray[np.int64]
-_CHUNK = 1 << 22  # rows looked at together, to bound memory
+_CHUNK = 1 << 22  # Rows processed at once, to bound memory.
 
 
 class TableRoute:
-    """Places of a table's rows.
+    """Maps the rows of a table to tiers and owner ranks.
 
-    Counts by place are ``[2 + ranks_per_node, world_size]``: hot, flex by rank of a node, and cold
-    rows, by the rank whose row-wise shard has the row.
+    Counts are ``[2 + ranks_per_node, world_size]``: hot rows, flex rows for each local rank, and
+    cold rows. The second dimension is the rank whose row-wise shard has the row.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class TableRoute:
         order = np.argsort(rows)
         dealt = 1 + (first_flex + np.arange(tiers.flex)) % node
         lines = np.concatenate([np.zeros(tiers.hot, np.int64), dealt])
-        # The last entry is no row, for ids beyond the last chosen one.
+        # The last entry means "no row", for ids past the last chosen one.
         self._sorted = np.append(rows[order], np.iinfo(np.int64).max)
         self._lines = np.append(lines[order], node + 1)
 
     def counts(self, ids: Counts, weights: Floats | None = None) -> Any:
-        """Count ``ids``, or sum their ``weights``, by place."""
+        """Count ``ids`` by tier and owner, or sum their ``weights``."""
         found = np.searchsorted(self._sorted, ids)
         lines = np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
         places = lines * self.shape[1] + ids // self._block
@@ -74,7 +74,7 @@ class TableRoute:
         return np.bincount(places, weights, minlength=size).reshape(self.shape)
 
     def rates(self, demand: TableDemand, of: Callable[[Floats], Floats]) -> Floats:
-        """Sum ``of`` the accesses of a row by one sample over the rows of each place."""
+        """Sum ``of`` the accesses per sample over the rows of each tier and owner."""
         probabilities, repeats = demand.bins()
         ids, rates = demand.ids(0, demand.num_embeddings), np.repeat(of(probabilities), repeats)
         chunks = [slice(start, start + _CHUNK) for start in range(0, len(ids), _CHUNK)]
@@ -85,8 +85,8 @@ class StepLookups(NamedTuple):
     """Lookups of one rank in one step.
 
     Attributes:
-        counts: ids by place, per table; distinct ids if coalesced.
-        length_bytes: bytes of the lengths of all lists; coalesced, of one a feature.
+        counts: counts of ``TableRoute`` per table; of distinct ids with coalescing.
+        length_bytes: bytes of the lengths of all lists, or of one per feature with coalescing.
     """
 
     counts: list[Counts]
@@ -101,12 +101,12 @@ class BatchIds(Protocol):
     def read(
         self, routes: list[TableRoute], rank: int, steps: int, plain: bool
     ) -> Iterator[StepLookups]:
-        """Yield ``steps`` batches of a rank, ``plain`` or deduplicated."""
+        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlayedTier:
-    """Traffic of a tier, by step and rank.
+    """Simulated traffic of one tier, by step and rank.
 
     Attributes:
         sent_integers: bytes of ids, lengths and sizes, int64 ``[steps, world_size]``.
@@ -127,7 +127,7 @@ class PlayedTier:
 
 @dataclass(frozen=True, eq=False)
 class PlayedSide:
-    """Traffic with one sharding of the tables.
+    """Simulated traffic of one sharding of the tables.
 
     Attributes:
         tiers: tiers that send something.
@@ -139,12 +139,12 @@ class PlayedSide:
 
     @property
     def received(self) -> Counts:
-        """Bytes that a rank gets in all-to-alls, ``[steps, world_size]``."""
+        """Return the bytes that a rank receives in all-to-alls, ``[steps, world_size]``."""
         return np.sum([self.tiers[t].received for t in ("cold", "flex") if t in self.tiers], axis=0)
 
     @property
     def seconds(self) -> CollectiveSeconds:
-        """Mean seconds of a step."""
+        """Return the mean seconds per step."""
         order: tuple[Tier, ...] = ("cold", "flex", "hot", "flex_gradients")
         tiers = [self.tiers.get(name) for name in order]
         return CollectiveSeconds(*(float(t.seconds.mean()) if t else 0.0 for t in tiers))
@@ -152,7 +152,7 @@ class PlayedSide:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Some steps with tiers, and with plain row-wise tables."""
+    """Simulated steps with tiers and with plain row-wise tables."""
 
     plan: TierPlan
     source: str
@@ -162,7 +162,7 @@ class Simulation:
 
     @property
     def a2a_reduction(self) -> float:
-        """Saved share of the row-wise tables' embedding bytes in the global all-to-all."""
+        """Return the saved fraction of embedding bytes in the global all-to-all."""
         stock, mine = (
             int(side.tiers["cold"].sent_floats.sum()) for side in (self.row_wise, self.tiered)
         )
@@ -170,14 +170,14 @@ class Simulation:
 
 
 def imbalance(by_rank: Counts) -> float:
-    """Return the most of a rank over the mean, averaged over the steps of ``[steps, ranks]``."""
+    """Return the maximum over ranks divided by their mean, averaged over steps."""
     means = by_rank.mean(1)
     ratios = by_rank.max(1)[means > 0] / means[means > 0]
     return float(ratios.mean()) if len(ratios) else 1.0
 
 
 def simulate(plan: TierPlan, source: BatchIds, steps: int) -> Simulation:
-    """Play ``steps`` batches of every rank; all tables count as one EmbeddingCollection's."""
+    """Simulate ``steps`` batches of every rank, with all tables in one EmbeddingCollection."""
     untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
     plain = replace(plan, tables=untiered, options=plan.options.plain)
     sides = (_play(each, source, steps, each is plain) for each in (plan, plain))
@@ -185,10 +185,10 @@ def simulate(plan: TierPlan, source: BatchIds, steps: int) -> Simulation:
 
 
 class _Exchange:
-    """An all-to-all of ids between ``size`` consecutive ranks, and of the embeddings for them.
+    """An all-to-all between ``size`` consecutive ranks: ids one way, their embeddings back.
 
-    ``out`` is wanted by a rank, ``into`` of it, ``own`` of itself: int64 ``[2, steps, ranks]``, ids
-    and scalars.
+    ``out`` is what a rank requests from others, ``into`` what others request from it, and ``own``
+    what it requests from itself: int64 ``[2, steps, ranks]``, ids and scalars.
     """
 
     def __init__(self, steps: int, ranks: int, size: int) -> None:
@@ -206,7 +206,7 @@ class _Exchange:
     def tier(
         self, widths: tuple[float, float], by: Collective, sizes: tuple[Any, Any]
     ) -> PlayedTier:
-        """Return the traffic, with bytes of a scalar forward and back, and others out and in."""
+        """Return the traffic for given bytes per scalar, forward and backward, and other bytes."""
         forward, back = widths
         (ids_out, out), (ids_in, into) = self.out - self.own, self.into - self.own
         most = np.maximum(self.out[1], self.into[1]).max(1)
@@ -265,9 +265,9 @@ def _whole(values: NDArray[np.floating[Any]]) -> Counts:
 
 
 class DrawnBatches:
-    """Batches whose rows are accessed Poisson numbers of times, independently of each other.
+    """Draws batches with independent Poisson numbers of accesses per row.
 
-    Only sums by place are drawn. Distinct rows of coalesced batches are drawn likewise.
+    Only sums per tier and owner are drawn. This includes the distinct rows of coalesced batches.
     """
 
     def __init__(
@@ -307,9 +307,9 @@ class DrawnBatches:
 
 
 class RegistryBatches:
-    """First batches of the training split, as the registry's converter gives them.
+    """Reads the first batches of the training split after the registry's converter.
 
-    Each rank reads its own share. The plain batches have the same rows.
+    Each rank reads its own share. Plain and deduplicated batches have the same rows.
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
