@@ -1,8 +1,9 @@
-"""Converts batches to one form, deduplicated or plain, for a sharded module.
+"""Converts every batch of a sharded module to one form, deduplicated or plain.
 
-TorchRec (1.6 to 1.9) makes a module's input dist for the form and feature order of its first batch.
-Another form fails, and another order silently looks up wrong tables. It divides by the number of
-rows, so a batch without rows gets an empty one, which is taken out of the output.
+TorchRec (1.6 to 1.9) builds a module's input dist for the form and feature order of its first
+batch. A later batch in the other form fails, and another feature order silently looks up wrong
+tables. TorchRec also divides by the number of rows, so an empty batch gets one empty row, which is
+removed from the output.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
 
 logger = logging.getLogger(__name__)
 
-# An attribute, which a copy of the module has too.
+# an attribute, so that copies of the module keep it
 _MARK = "recd_takes_stored_rows"
 
 
 class BatchForm:
-    """Converts all batches of a module to the form of its first: deduplicated or plain.
+    """Converts all batches of a module to the form of its first batch: deduplicated or plain.
 
-    ``plain_only`` is the reason why all batches are plain, or empty. Ranks of ``group`` agree on
-    the form of the first batch.
+    If every batch has to be plain, ``plain_only`` is the reason; otherwise it is empty. The ranks
+    of ``group`` agree on the form of the first batch.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class BatchForm:
 
     @property
     def takes_unique_rows(self) -> bool:
-        """Whether the module looks up the unique rows of a deduplicated batch."""
+        """Return whether the module looks up the unique rows of a deduplicated batch."""
         return not self.plain_only
 
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the features of a batch in the order of the first one.
+        """Return the features of a batch in the feature order of the first batch.
 
         Raises:
             ExactnessError: one is missing, or those of a deduplicated batch stand in another order.
@@ -93,7 +94,7 @@ class BatchForm:
 
         Raises:
             ExactnessError: inverse indices are missing.
-            SetupError: the first batch is deduplicated, and the name of a feature has an @.
+            SetupError: the first batch is deduplicated, and a feature name contains "@".
         """
         variable = features.variable_stride_per_key()
         if self._variable is None:
@@ -133,7 +134,7 @@ class BatchForm:
             self._order = list(names)  # TorchRec keeps it too
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Put its inverse indices into the order of the first batch's."""
+        """Reorder the inverse indices of a batch to the feature order of the first batch."""
         names, _ = features.inverse_indices_or_none() or (self._order, None)
         if names == self._order:
             return features
@@ -146,15 +147,15 @@ class BatchForm:
 
 
 class StoredRows(BatchForm):
-    """The form of batches whose module gets the unique rows as a plain batch."""
+    """Batch form for modules that receive the unique rows as a plain batch."""
 
     @property
     def takes_unique_rows(self) -> bool:
-        """Always: they are looked up as plain rows."""
+        """Return True: unique rows are looked up as plain rows."""
         return True
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return rows of the module's features, padded with empty ones to one number."""
+        """Return the module's features, padded with empty rows to the same number of rows."""
         keys = features.keys()
         chosen = [key for key in keys if key in self._features]
         if features.variable_stride_per_key():
@@ -166,12 +167,12 @@ class StoredRows(BatchForm):
 
 
 def set_takes_stored_rows(module: nn.Module) -> None:
-    """Mark an EmbeddingCollection whose users all want stored rows."""
+    """Mark an EmbeddingCollection whose consumers all accept the stored (unique) rows."""
     setattr(module, _MARK, True)
 
 
 def takes_stored_rows(module: Any) -> bool:
-    """Return whether a module is marked so, or was before it was sharded."""
+    """Return whether ``set_takes_stored_rows`` marked the module, also before it was sharded."""
     return getattr(module, _MARK, False) or gives_stored_rows(module)
 
 
@@ -181,7 +182,7 @@ def gives_stored_rows(module: Any) -> bool:
 
 
 class IdWeights:
-    """Checks weights of ids for an EmbeddingBagCollection; ``means`` are mean-pooled tables."""
+    """Checks per-id weights for an EmbeddingBagCollection; ``means`` are its mean-pooled tables."""
 
     def __init__(self, name: str, *, weighted: bool, means: Sequence[str] = ()) -> None:
         if weighted:
@@ -193,7 +194,7 @@ class IdWeights:
         """Check a batch before it is sent.
 
         Raises:
-            ExactnessError: weights would never learn, or belong to ids that are averaged.
+            ExactnessError: weights would never be trained, or a mean-pooled table has them.
         """
         weights = features.weights_or_none()
         if weights is None:
@@ -212,7 +213,7 @@ class IdWeights:
             )
 
     def check_sent(self, features: Iterable[KeyedJaggedTensor]) -> None:
-        """Check features before their lookup, when feature processors have made weights."""
+        """Check the weights computed by feature processors before the lookup."""
         if self._weighted and any(kjt.weights_or_none() is None and kjt.keys() for kjt in features):
             self._tell(
                 "is is_weighted, and its batches have no weights: sharded, TorchRec sums vectors, "
@@ -228,10 +229,10 @@ class IdWeights:
 def refuse_inverse_indices(
     features: KeyedJaggedTensor, *, allow_variable_batch: bool = False
 ) -> None:
-    """Refuse an EmbeddingCollection's input whose inverse indices would be lost.
+    """Refuse inverse indices that an EmbeddingCollection would ignore.
 
-    An unsharded EmbeddingCollection ignores them, and a sharded one does without
-    ``stride_per_key_per_rank``.
+    An unsharded EmbeddingCollection always ignores them. A sharded one ignores them if the batch
+    lacks ``stride_per_key_per_rank``.
     """
     variable = features.variable_stride_per_key()
     if variable and allow_variable_batch:
@@ -245,7 +246,7 @@ def refuse_inverse_indices(
 
 
 def keep_inverse_indices(features: KeyedJaggedTensor) -> None:
-    """Keep inverse indices for this stream, which TorchRec (1.6 to 1.9) forgets."""
+    """Keep the inverse indices in use on this stream; TorchRec (1.6 to 1.9) does not."""
     indices = features.inverse_indices_or_none()
     if indices is not None and indices[1].is_cuda:
         indices[1].record_stream(torch.cuda.current_stream())
@@ -259,9 +260,9 @@ def fit_batches(
     needs_rows: bool = False,
     weights: IdWeights | None = None,
 ) -> None:
-    """Have a sharded module of TorchRec get batches of one form.
+    """Make a sharded TorchRec module convert its batches to one form.
 
-    A module that ``remaps`` ids gets 64-bit ones. One that ``needs_rows`` refuses a deduplicated
+    A module that ``remaps`` ids gets int64 ids. A module that ``needs_rows`` refuses a deduplicated
     batch without rows.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
@@ -312,7 +313,7 @@ def with_tensors(
 
 
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
-    """Return a plain batch in the form of a deduplicated one: no row is found twice."""
+    """Return a plain batch in deduplicated form, with each row as its own unique row."""
     rows = features.stride()
     every_row = torch.arange(rows, device=features.device())
     return KeyedJaggedTensor(
@@ -347,7 +348,10 @@ def _plain(features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
 
 @dataclass
 class _ExactContext:
-    """A context with the parts of a batch that stay here; ``no_rows`` if it got an empty row."""
+    """Context for the parts of a batch that stay on this rank.
+
+    ``no_rows`` is True if the batch was empty and got an empty row.
+    """
 
     coalesced: Coalesced | None = None
     no_rows: bool = False
@@ -361,12 +365,12 @@ class _ExactContext:
 
 @dataclass
 class ExactBagContext(_ExactContext, EmbeddingBagCollectionContext):
-    """The context of a batch of bags."""
+    """Context of a batch for an EmbeddingBagCollection."""
 
 
 @dataclass
 class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
-    """The context of a batch of sequences."""
+    """Context of a batch for an EmbeddingCollection."""
 
     def __post_init__(self) -> None:
         if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6
@@ -374,10 +378,10 @@ class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
 
 
 def set_stored_rows(ctx: Any, features: KJTList) -> None:
-    """Tell the context how many rows of a deduplicated batch each rank sent.
+    """Set how many rows of a deduplicated batch each rank sent.
 
-    A context that ``attach`` of a train pipeline made anew for a batch that was sent before does
-    not know (TorchRec 1.6 to 1.9).
+    In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline creates a new context for batches that
+    were already sent. That context lacks these numbers.
     """
     if not getattr(ctx, "variable_batch_per_feature", False):
         return
@@ -390,13 +394,13 @@ def set_stored_rows(ctx: Any, features: KJTList) -> None:
 
 
 def num_rows(features: KeyedJaggedTensor) -> int:
-    """Return the rows of the batch, all of them if it is deduplicated."""
+    """Return the number of rows of the batch; a deduplicated batch counts duplicates too."""
     indices = features.inverse_indices_or_none()
     return features.stride() if indices is None else indices[1].shape[1]
 
 
 def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return a batch without rows with one empty row for each feature, in the same form."""
+    """Add one empty row per feature to a batch without rows, and keep its form."""
     keys, indices = features.keys(), features.inverse_indices_or_none()
     variable = features.variable_stride_per_key()
     return KeyedJaggedTensor(
@@ -411,7 +415,7 @@ def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def pooled_without_rows(embeddings: KeyedTensor) -> KeyedTensor:
-    """Take the empty row out of the output of bags."""
+    """Remove the empty row from pooled embeddings."""
     return KeyedTensor(
         keys=embeddings.keys(),
         length_per_key=embeddings.length_per_key(),
@@ -420,7 +424,7 @@ def pooled_without_rows(embeddings: KeyedTensor) -> KeyedTensor:
 
 
 def without_rows(embeddings: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-    """Take the empty row out of the output of sequences."""
+    """Remove the empty row from sequence embeddings."""
     return {
         name: JaggedTensor(
             rows.values(), weights=rows.weights_or_none(), lengths=rows.lengths()[:0]

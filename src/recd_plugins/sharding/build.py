@@ -1,4 +1,4 @@
-"""Builds the sharders of a prepared model: exact ones, TorchRec's, and sharders of plugins."""
+"""Builds all sharders of a prepared model: the exact ones, TorchRec's and those of plugins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharderDefaults:
-    """Arguments of one of TorchRec's two sharders, as a trainer chose them."""
+    """Arguments that a trainer set on one of TorchRec's two embedding sharders."""
 
     fused_params: Mapping[str, Any] | None
     qcomm_codecs_registry: Codecs | None
@@ -42,7 +42,7 @@ class SharderDefaults:
 
     @classmethod
     def of(cls, sharder: Any) -> SharderDefaults:
-        """Return the arguments of a sharder of TorchRec's."""
+        """Return the arguments set on a TorchRec sharder."""
         return cls(
             sharder.fused_params,
             sharder.qcomm_codecs_registry,
@@ -50,7 +50,7 @@ class SharderDefaults:
         )
 
     def or_else(self, other: SharderDefaults) -> SharderDefaults:
-        """Return the same, with arguments of ``other`` where it has none.
+        """Return these arguments, with missing ones filled in from ``other``.
 
         Raises:
             SetupError: both have an argument.
@@ -68,7 +68,10 @@ class SharderDefaults:
         )
 
     def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``params`` updated by the trainer's, or its own if they name an optimizer."""
+        """Return ``params`` updated by the trainer's parameters.
+
+        If the trainer's parameters name an optimizer, they replace ``params``.
+        """
         chosen = self.fused_params or {}
         return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
 
@@ -83,8 +86,8 @@ def build_sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """Return exact sharders, sharders of plugins, and TorchRec's for other modules.
 
-    With ``base`` only its module types are sharded, besides those of plugins. ``defaults`` are
-    FBGEMM's parameters instead of those of ``training:``. See ``Prepared.sharders``.
+    If ``base`` is given, only its module types and those of plugins are sharded. ``defaults`` are
+    FBGEMM parameters that replace those of ``training:``. See ``Prepared.sharders``.
     """
     registry, kernels = prepared.registry, prepared.lookup_kernels
     training = registry.training
@@ -159,7 +162,7 @@ def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
 
 
 def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts: bool) -> None:
-    """Refuse two optimizers for a table: one of the trainer's fused_params, one of the file."""
+    """Refuse a table whose optimizer is set in both the trainer's fused_params and the registry."""
     optimizer = (given.fused_params or {}).get("optimizer")
     if optimizer is None:
         return
@@ -186,7 +189,7 @@ def _unlike(first: object, second: object) -> list[str]:
 
 
 def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
-    """Warn of entries, and of collision maps and processors, for which ``base`` has no sharder."""
+    """Warn of entries, collision maps and feature processors for which ``base`` has no sharder."""
     registry = prepared.registry
     entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
     for module in embedding_modules(prepared.model):

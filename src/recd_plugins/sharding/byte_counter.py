@@ -33,10 +33,12 @@ class Traffic:
     payload: Literal["integers", "floats"]
 
 
-#: Of the tags of sends: these are together an all-to-all, whose sizes who receives does not know.
+#: Tags of point-to-point sends that together form an all-to-all. The receiver does not know the
+#: sizes.
 EXCHANGE_TAG = 25_969
 
-#: Operations that were seen and send nothing: almost all, so that they are to cost little.
+#: Operations already known to send nothing. Nearly all operations are here, so the lookup must be
+#: fast.
 _OTHERS: set[Any] = set()
 
 

@@ -43,7 +43,7 @@ def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[
 
 
 def set_fields(constraints: ParameterConstraints) -> list[str]:
-    """Return names of the fields that are set."""
+    """Return the names of the fields that are set in ``constraints``."""
     return [
         field.name
         for field in fields(constraints)
@@ -54,5 +54,5 @@ def set_fields(constraints: ParameterConstraints) -> list[str]:
 def merged_constraints(
     first: ParameterConstraints, second: ParameterConstraints
 ) -> ParameterConstraints:
-    """Return ``first`` with the fields that ``second`` sets."""
+    """Return ``first``, overridden by the fields that are set in ``second``."""
     return replace(first, **{field: getattr(second, field) for field in set_fields(second)})

@@ -1,4 +1,4 @@
-"""TorchRec's two sharded collections, exact on CPU for every input that they accept."""
+"""TorchRec's two sharded collections, made exact on CPU for every input that they accept."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 
 class _RowKernels:
-    """A sharded collection of TorchRec's, with lookup kernels of plugins."""
+    """Mixin for TorchRec's sharded collections that uses lookup kernels of plugins."""
 
     lookup_kernels: tuple[LookupKernels, ...]  # set before the base class creates the lookups
 
     def reset_parameters(self) -> None:
-        """Reset tables; row kernels read their rows again before they use them."""
+        """Reset the tables; row kernels then read their rows again before the next use."""
         flush_kernels(self)  # type: ignore[arg-type]
         super().reset_parameters()  # type: ignore[misc]
 
@@ -87,7 +87,7 @@ class _RowKernels:
             super()._create_lookups()  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move tables (``to``, ``half``), but not tables of row kernels."""
+        """Apply ``to``, ``half`` and the like to all tables except those of row kernels."""
         tables = getattr(self, "embedding_bags", None) or self.embeddings  # type: ignore[attr-defined]
         with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
             moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]
@@ -95,11 +95,11 @@ class _RowKernels:
 
 
 class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollection):
-    """Takes deduplicated (VBE) batches, and batches of different sizes, in every sharding.
+    """Accepts deduplicated (VBE) batches, and a batch size per rank, in every sharding.
 
-    The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass,
-    which gloo cannot ("allgather: invalid tensor size"). TorchRec's synchronous collectives use an
-    all-to-all instead; they are switched on for exactly those output dists.
+    The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass.
+    Gloo does not support that ("allgather: invalid tensor size"). TorchRec's synchronous
+    collectives use an all-to-all instead, so they are enabled for these output dists only.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         else:
             self._layout = BagLayout(self, configs, shardings, self._groups)
             self._divided_columns = None
-            self._has_mean_pooling_callback = False  # the layout divides
+            self._has_mean_pooling_callback = False  # BagLayout divides
         self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in shardings.values())
         updates = plain_updates(module, fused_params, device_type)
         self.form = BatchForm(
@@ -158,7 +158,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         env: ShardingEnv,  # noqa: ARG002
         device: torch.device | None,  # noqa: ARG002
     ) -> None:
-        """Refuse ``DistributedModelParallel.reshard``, which makes lookups anew."""
+        """Refuse ``DistributedModelParallel.reshard``, which would rebuild the lookups."""
         raise SetupError(
             f"{self.form.name} is sharded exactly, which DistributedModelParallel.reshard would "
             "undo in part: shard the model anew by the new plan, and load a checkpoint"
@@ -170,7 +170,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, unique ones for coalesced tables; refuse input that would be ignored."""
+        """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
         features = maybe_td_to_kjt(features)
         if isinstance(features, KeyedJaggedTensor):
             features = self._checked(ctx, features)
@@ -201,14 +201,14 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         self._id_weights.check_batch(features)
         variable = features.variable_stride_per_key()
         has_inverse = features.inverse_indices_or_none() is not None
-        # Coalescing looks for those of each feature.
+        # Coalescing needs the inverse indices of each feature.
         if variable != has_inverse and (has_inverse or self._groups is None):
             raise ExactnessError(
                 f"{self.form.name}: the batch has only one of stride_per_key_per_rank and "
                 f"inverse_indices, for {shortened(features.keys())}, and TorchRec would ignore it: "
                 "pass both, or neither"
             )
-        # Of one row no whole block may be made.
+        # A single row must not be padded to a whole block.
         if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
             ctx.no_rows, features = True, with_an_empty_row(features)
         if variable and self._divided_columns is not None:
@@ -218,13 +218,13 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def distribute(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, which are unique where tables are coalesced."""
+        """Send ids, which are already unique for coalesced tables."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """Look up and send vectors; train pipelines call it too."""
+        """Look up rows and send embeddings; train pipelines call this method too."""
         if self._groups is None:  # weights of coalesced tables stay on their rank
             self._id_weights.check_sent(input)
         set_stored_rows(ctx, input)
@@ -234,7 +234,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def look_up(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """Look up the ids that ``distribute`` sent, and send vectors."""
+        """Look up the ids that ``distribute`` sent, and send their embeddings."""
         return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
@@ -250,19 +250,19 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def _pooled(
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        """Pool a coalesced batch, and take out an empty row."""
+        """Pool a coalesced batch, and remove the empty row if one was added."""
         if self._layout is not None:
             assert isinstance(ctx, ExactBagContext)
             assert ctx.coalesced is not None
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
-        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
+        if getattr(ctx, "no_rows", False):  # the context may belong to a module that wraps this one
             rows.callbacks.append(pooled_without_rows)
         return rows
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
-        """Return the same on all ranks, as all know all batch sizes after the input dist."""
+        """Return whether batch sizes differ; the same on all ranks, since all know every size."""
         if not (self._gathers_equal_sizes and self._any_row_wise):
             return False
         return ctx.variable_batch_per_feature or any(
@@ -284,9 +284,10 @@ def _sync_collectives() -> Iterator[None]:
 
 
 class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
-    """Trains data-parallel tables right on CPU, and refuses input that would lose its gradient.
+    """Trains data-parallel tables correctly on CPU, and refuses input that would lose gradients.
 
-    ``distribute`` and ``look_up`` see unique ids of coalesced tables; a subclass changes ids there.
+    ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
+    ids in these methods.
 
     Attributes:
         dedups_gradients: whether ``DedupGradientAllToAll`` sends those of its rows.
@@ -335,7 +336,7 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
     def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, unique ones for coalesced tables; refuse input that would be ignored."""
+        """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
         features = maybe_td_to_kjt(features)
         if isinstance(features, KeyedJaggedTensor):
             features = unique_rows(features)
@@ -361,13 +362,13 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, which are unique where tables are coalesced."""
+        """Send ids, which are already unique for coalesced tables."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Look up and send vectors; refuse TorchRec's synchronous collectives."""
+        """Look up rows and send embeddings; refuse TorchRec's synchronous collectives."""
         if self._on_cpu and comm_ops.get_use_sync_collectives():
             raise ExactnessError(
                 "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
@@ -385,19 +386,19 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
     def _expanded(
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Expand a coalesced batch, and take out an empty row."""
+        """Expand a coalesced batch, and remove the empty row if one was added."""
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             assert ctx.coalesced is not None
             embeddings = CoalescedSequences(
                 embeddings, ctx.coalesced, self._groups, self._need_indices
             )
-        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
+        if getattr(ctx, "no_rows", False):  # the context may belong to a module that wraps this one
             embeddings.callbacks.append(without_rows)
         return embeddings
 
     def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Look up the ids that ``distribute`` sent, and send vectors."""
+        """Look up the ids that ``distribute`` sent, and send their embeddings."""
         return super().compute_and_output_dist(ctx, input)

@@ -23,9 +23,9 @@ from recd_plugins.runtime.rank_agreement import crosses_links, sends_by_gloo
 from recd_plugins.sharding.byte_counter import EXCHANGE_TAG
 from recd_plugins.sharding.coalesced import kernels
 
-# A message begins with the number of its rows, in bytes that keep what follows aligned.
+# A message starts with its number of rows, padded so that the data behind it stays aligned.
 _ALIGNED = 8
-# Part of the bytes above which all rows are sent, and not compared for a while.
+# If the message exceeds this share of all bytes, send all rows and skip comparisons for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
 _all_sent = False
@@ -34,9 +34,9 @@ _all_sent = False
 class DedupGradientAllToAll:
     """Backward all-to-all that sends each distinct gradient once per rank.
 
-    A rank gets an index for each of its rows, in 16 bits if these suffice, and the distinct
-    gradients, or all rows if that is shorter. The message says which: gloo receives messages that
-    are shorter than they could be. Skips the comparison for up to 64 steps if it saves little.
+    A rank receives the distinct gradients and one index per row, 16-bit if possible. If sending all
+    rows is shorter, it receives those instead; the message says which. Gloo allows messages that
+    are shorter than their buffer. If little is saved, up to 64 steps skip the comparison.
 
     Args:
         sequences: TorchRec's all-to-all of them; its forward pass stays.
@@ -48,14 +48,14 @@ class DedupGradientAllToAll:
 
     def _follow(self, _module: nn.Module, _inputs: object, rows: Any) -> None:
         request = rows._tensor_awaitable
-        if isinstance(request, Request):  # there is nothing to wait for on one rank
+        if isinstance(request, Request):  # nothing to wait for on one rank
             request.wait_function = _RowsArrived
             request.gradient_dedup = self
 
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """Send ``rows`` ``[n, D]``, ordered by rank, and return a handle for the received ones."""
+        """Send ``rows`` ``[n, D]``, ordered by rank, and return a handle for the received rows."""
         own, width = group.rank(), rows.shape[1] * rows.element_size()
         received = rows.new_empty(sum(from_ranks), rows.shape[1])
         here = torch.split(received, list(from_ranks))
@@ -100,18 +100,18 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return whether modules that are sharded now do so; all ranks have to agree."""
+    """Return whether newly sharded modules deduplicate gradients; all ranks must agree."""
     return crosses_links() and not _all_sent
 
 
 def all_are_sent() -> bool:
-    """Return whether this is a context of ``all_gradients_sent``."""
+    """Return whether ``all_gradients_sent`` is active."""
     return _all_sent
 
 
 @contextmanager
 def all_gradients_sent() -> Iterator[None]:
-    """Shard modules that send gradients as TorchRec does, as a baseline of comparisons."""
+    """Disable gradient deduplication for modules sharded in this context, for comparisons."""
     global _all_sent
     before, _all_sent = _all_sent, True
     try:
@@ -121,7 +121,7 @@ def all_gradients_sent() -> Iterator[None]:
 
 
 class _Message(NamedTuple):
-    """A message under way; gloo reads or writes its ``bytes`` until ``work`` is done."""
+    """A message in flight; gloo uses its ``bytes`` until ``work`` is done."""
 
     rows: Tensor
     bytes: Tensor
@@ -129,7 +129,7 @@ class _Message(NamedTuple):
 
 
 class _Arriving:
-    """Gradients under way; ``wait`` is as in ``dist.Work``."""
+    """Gradients in flight; ``wait`` works as in ``dist.Work``."""
 
     def __init__(
         self, received: Tensor, arriving: Sequence[_Message], leaving: Sequence[_Message]
@@ -146,7 +146,7 @@ class _Arriving:
 
 
 class _RowsArrived(All2All_Seq_Req_Wait):
-    """TorchRec's function with another backward pass."""
+    """TorchRec's autograd function for received rows, with another backward pass."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _number_type(num_rows: int) -> Any:
 
 
 def _rows_at(num_rows: int) -> int:
-    """Return where rows begin in a message with indices."""
+    """Return the byte offset of the rows in a message with indices."""
     numbers = num_rows * np.dtype(_number_type(num_rows)).itemsize
     return _ALIGNED + -(-numbers // _ALIGNED) * _ALIGNED
 
@@ -187,13 +187,13 @@ def _message_size(num_rows: int, width: int) -> int:
 
 
 def _words(rows: Tensor) -> NDArray[Any]:
-    """Return the bits of floats ``[n, D]``, as integers."""
+    """Return the bits of floats ``[n, D]`` as integers."""
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(word).numpy()
 
 
 def _message(rows: Tensor, *, compares: bool) -> Tensor:
-    """Return bytes from which ``_read`` makes ``rows``."""
+    """Serialize ``rows`` to the bytes that ``_read`` decodes."""
     rows = rows.detach().contiguous()
     count, width = len(rows), rows.shape[1] * rows.element_size()
     message = torch.empty(_message_size(count, width), dtype=torch.uint8)

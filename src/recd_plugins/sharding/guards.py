@@ -21,11 +21,11 @@ from recd_plugins.sharding.batch_form import refuse_inverse_indices, takes_store
 
 
 def guard(model: nn.Module) -> None:
-    """Have ``model`` refuse deduplicated sequences that it would take for all rows.
+    """Make ``model`` refuse deduplicated sequences that it would treat as all rows.
 
-    Its unsharded EmbeddingCollections refuse inverse indices, which they ignore. Called with a
-    ModelInput, the model has to read the unique rows or the ``inverse_lookup`` of each deduplicated
-    sequence in its forward pass. Tables that clip gradients take no deduplicated sequence.
+    Unsharded EmbeddingCollections ignore inverse indices, so they refuse them. If the model is
+    called with a ModelInput, its forward pass has to read the unique rows or the ``inverse_lookup``
+    of each deduplicated sequence. Tables with gradient clipping refuse deduplicated sequences.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
@@ -37,7 +37,7 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
     """Refuse parameters that nothing updates.
 
     TorchRec's ``table_row_wise()`` defaults to the dense kernel, which has no optimizer in the
-    backward pass. ``optimizer`` is everything that updates parameters outside of it.
+    backward pass. ``optimizer`` must hold all parameters that are not updated in the backward pass.
 
     Raises:
         ExactnessError: names the parameters.
@@ -59,8 +59,8 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
 def check_sharded_as_wholes(model: nn.Module) -> None:
     """Refuse collision maps and feature processors if only their tables are sharded.
 
-    DistributedModelParallel does so if it has no sharder of theirs: each rank then has a collision
-    map, or weights, of its own.
+    DistributedModelParallel shards only the tables if it has no sharder for these modules. Each
+    rank would then have its own collision map or weights.
 
     Raises:
         ExactnessError: names the module and its type.

@@ -23,8 +23,8 @@ from recd_plugins.sharding.coalesced.kernels import number_ids
 class FeatureGroups:
     """Features of a module, grouped by the coalesced tables that they look up.
 
-    Ids of a group are unique together and travel with its first feature, the carrier. ``others``
-    are features of other tables.
+    The ids of a group are deduplicated together and sent under its first feature, the carrier.
+    ``others`` are features of tables that are not coalesced.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -40,7 +40,7 @@ class FeatureGroups:
 
     @property
     def carriers(self) -> dict[str, str]:
-        """Carriers by feature."""
+        """Return the carrier of each group, keyed by feature."""
         return {name: group[0] for group in self.groups for name in group}
 
 
@@ -80,9 +80,10 @@ def feature_groups(
 def check_coalesced(
     coalesced: Collection[str], shardings: Mapping[str, ParameterSharding], *, pooled: bool
 ) -> None:
-    """Refuse dense kernels of coalesced tables, and of bags beside them.
+    """Refuse dense kernels for coalesced tables and for other bags of the same module.
 
-    Ids of data-parallel tables are not sent, and dense kernels take no variable batch.
+    Ids of data-parallel tables are not sent, and dense kernels do not support variable batches
+    (VBE).
     """
     names = [name for name in shardings if name in coalesced]
     for name, sharding in shardings.items():
@@ -99,9 +100,9 @@ def check_coalesced(
 
 
 def refuse_at_signs(features: Iterable[str], what: str) -> None:
-    """Refuse an @ in names of features if outputs are told apart as ``feature@table``.
+    """Refuse "@" in feature names if outputs are distinguished as ``feature@table``.
 
-    TorchRec (1.6 to 1.9) takes the text before the first @ for the name of a feature.
+    TorchRec (1.6 to 1.9) parses the text before the first "@" as the feature name.
     """
     if found := sorted({name for name in features if "@" in name}):
         raise SetupError(
@@ -125,9 +126,9 @@ class Unique(NamedTuple):
 
 
 def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """Return the distinct ids of segments of ``ids``, int32 or int64 ``[n]``.
+    """Return the distinct ids of each segment of ``ids``, int32 or int64 ``[n]``.
 
-    ``sizes`` of the segments sum to n. Ids need not be rows of a table.
+    The ``sizes`` of the segments add up to n. Ids may be outside of any table.
     """
     if ids.device.type == "cpu":
         return _by_hash(ids, sizes)
@@ -151,7 +152,7 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """Return the same on any device, by two stable sorts; waits for the device once."""
+    """Compute ``unique_ids`` on any device with two stable sorts; synchronizes the device once."""
     segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
         torch.tensor(sizes, device=ids.device), output_size=len(ids)
     )
@@ -170,7 +171,7 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 @dataclass(frozen=True, eq=False)
 class Coalesced:
-    """Parts of a batch that stay on its rank, by feature.
+    """Parts of a batch that stay on its rank, in feature order.
 
     Attributes:
         inverse: int64, the unique row of each id of a coalesced feature.
@@ -201,8 +202,8 @@ def coalesce_sequences(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Coalesce a plain batch for an EmbeddingCollection.
 
-    Each carrier has all ids of its group in its first row, and the group's other features are
-    empty. Without features of other tables the batch has one row.
+    The first row of each carrier holds all ids of its group. The other features of the group are
+    empty. If all tables are coalesced, the batch has one row.
     """
     batch, ids, counts = _coalesce(features, groups)
     rows = features.stride() if groups.others else 1
@@ -224,10 +225,12 @@ def coalesce_bags(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Coalesce a batch for an EmbeddingBagCollection into a variable batch of rows of length 1.
 
-    Each carrier has a row for each unique id, and the group's other features have none. FBGEMM's
-    kernels for CUDA (1.6 to 1.9) divide by the mean number of rows of a feature, rounded down, so
-    there features without rows get an empty one if a group has fewer ids than features.
-    The inverse indices are empty, so that nothing is expanded by them.
+    Each carrier has one row per unique id. The other features of its group have no rows. The
+    inverse indices are empty, so TorchRec does not expand the rows.
+
+    FBGEMM's CUDA kernels (1.6 to 1.9) divide by the mean number of rows per feature, rounded down.
+    On CUDA, features without rows therefore get an empty row if their group has fewer ids than
+    features.
 
     Raises:
         ExactnessError: a variable batch lacks inverse indices, or has some of rows that it lacks.
@@ -238,7 +241,7 @@ def coalesce_bags(
         counts, lengths = _with_empty_rows(counts, lengths, groups)
     strides = counts + [len(batch.lengths[name]) for name in groups.others]
     weights = None
-    # Bags of all tables are weighted here: then unique rows need no weights.
+    # If one table is weighted, the bags of all tables are pooled here: unique rows need no weights.
     if groups.others and features.weights_or_none() is not None:
         given = features.weights()
         weights = _with_others(given.new_ones(len(ids)), given, features, groups)
@@ -281,7 +284,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """Return the parts that stay here, the unique ids, and their number by feature."""
+    """Return the parts that stay on this rank, the unique ids, and their number per feature."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]
@@ -302,7 +305,7 @@ def _coalesce(
     )
     weights = features.weights_or_none()
     if weights is not None:
-        # As FBGEMM has it: integers are no weights, and others are float32.
+        # FBGEMM's convention: integer weights are ignored, and other types become float32.
         weights = weights.float() if weights.is_floating_point() else None
     inverse_indices, num_rows = _inverse_indices(features, groups)
     batch = Coalesced(
@@ -319,7 +322,7 @@ def _coalesce(
 def _inverse_indices(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[dict[str, Tensor], int]:
-    """Return checked inverse indices by feature, which compiled loops follow, and their number."""
+    """Return bounds-checked inverse indices keyed by feature, and their number."""
     inverse = features.inverse_indices_or_none()
     if inverse is None and not features.variable_stride_per_key():
         return {}, features.stride()
@@ -342,7 +345,7 @@ def _inverse_indices(
 
 
 def _by_key(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the parts of ``tensor``, which has an item for each id, by key."""
+    """Split ``tensor``, which has one item per id, into parts keyed by feature."""
     offsets = features.offset_per_key()
     place = {name: index for index, name in enumerate(features.keys())}
     return {name: tensor[offsets[place[name]] : offsets[place[name] + 1]] for name in names}
@@ -357,7 +360,7 @@ def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -
 def _with_others(
     own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> Tensor:
-    """Append the part of ``tensor`` that belongs to other tables."""
+    """Append the part of ``tensor`` that belongs to tables that are not coalesced."""
     if not groups.others:
         return own
     return torch.cat([own, _joined(tensor, features, groups.others)])

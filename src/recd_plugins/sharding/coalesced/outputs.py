@@ -1,4 +1,4 @@
-"""Expands rows of unique ids to the rows, or pooled bags, of all ids."""
+"""Expands embeddings of unique ids to the embeddings, or pooled bags, of all ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Bags:
     Attributes:
         index: int64 ``[n]``, a row for each id.
         offsets: int64 ``[num_bags + 1]``.
-        weights: float32 ``[n]``, with mean pooling in them; None for 1 each.
+        weights: float32 ``[n]``, including mean pooling's factors; None means 1.
     """
 
     index: Tensor
@@ -56,8 +56,8 @@ class Part:
     """Columns of the output of an EmbeddingBagCollection.
 
     Attributes:
-        source: number of the tensor with the rows.
-        start: their start in it, in scalars.
+        source: index of the tensor with the rows.
+        start: offset of the first row in that tensor, in scalars.
         num_rows: number of rows.
         dim: scalars in a row, and columns in the output.
         column: first column in the output.
@@ -81,7 +81,7 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
 
     Args:
         sources: ``[R_i, D]``.
-        of: number of the source of each index.
+        of: index of the source for each tensor of ``indices``.
         indices: int64 ``[n_i]``.
     """
     if all(map(_compiles, sources)):
@@ -122,7 +122,7 @@ def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
                     per_sample_weights=bags.weights,
                     include_last_offset=True,
                 )
-            else:  # which embedding_bag refuses
+            else:  # embedding_bag refuses this case
                 rows = rows.sum() + rows.new_zeros(len(bags.offsets) - 1, part.dim)
         columns.append(rows if part.inverse is None else rows.index_select(0, part.inverse))
     return torch.cat(columns, dim=1)
@@ -220,7 +220,7 @@ def _rows_of(flat: NDArray[Any], part: Part) -> NDArray[Any]:
     return flat[part.start : part.start + part.num_rows * part.dim].reshape(part.num_rows, part.dim)
 
 
-#: Their kernels sum what a rank has of a bag, of mean pooling too.
+#: Shardings whose kernels sum a rank's part of each bag, even for mean pooling.
 _SUMMED = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
@@ -229,7 +229,7 @@ _SUMMED = {
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a feature's embedding on one shard, and the number of its carrier's columns."""
+    """Columns of a feature's embedding on one shard, and the index of its carrier's columns."""
 
     feature: str
     source: int
@@ -240,7 +240,7 @@ class _Columns:
 
 
 class BagLayout:
-    """The source of each feature's rows, and its columns in the output."""
+    """The source of each feature's rows, and the feature's columns in the output."""
 
     def __init__(
         self,
@@ -278,13 +278,13 @@ class BagLayout:
             (config,) = [c for c in tables[feature] if not at or c.name == table]
             carrier = carriers.get(feature, feature) + at + table
             row_wise = shardings[config.name].sharding_type in _SUMMED
-            # The kernels of other shardings have divided what they pooled.
+            # The kernels of other shardings have already divided their sums.
             mean = config.pooling == PoolingType.MEAN and (row_wise or feature in carriers)
             column = starts[name] + first
             self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """Return how the output is made of the rows that come for each of ``columns``."""
+        """Return the parts that build the output from the rows received for each of ``columns``."""
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
@@ -325,7 +325,7 @@ def _bags(batch: Coalesced, feature: str, mean: bool) -> Bags | None:
 
 
 class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """Pooled embeddings of all bags, made of the embeddings of unique ids."""
+    """Pooled embeddings of all bags, computed from the embeddings of unique ids."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
         outputs = dict(self._unique.wait())
         carried: list[tuple[str, str, str]] = []
         for name in outputs:
-            # TorchRec calls the outputs of a feature of several tables feature@table.
+            # TorchRec names the outputs feature@table if a feature looks up several tables.
             feature, at, table = name.partition("@")
             if feature in self._carriers:
                 carried.append((name, feature, self._carriers[feature] + at + table))
