@@ -1,7 +1,7 @@
-"""Kernels of plugins in TorchRec's lookups.
+"""Lookup kernels of plugins in TorchRec's lookups.
 
-TorchRec has no place to say which kernel looks a table up, so its kernel factory is replaced while
-a module of this package is constructed.
+TorchRec has no option to choose a table's kernel class, so its kernel factory is replaced while a
+module of this package is constructed.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _WITHOUT_CACHE = {
 
 
 class RowKernel:
-    """A plugin's kernel that keeps rows elsewhere, mixed into a kernel of TorchRec's."""
+    """Mixin for TorchRec's kernels that lets a plugin keep rows outside of the kernel's table."""
 
-    # Of TorchRec's base classes; flush writes rows to the tables.
+    # A method of TorchRec's base classes; here flush writes the rows to the tables.
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
 
     def load(self) -> None:
-        """Follow the parameters, into which a state dict was just loaded."""
+        """Reload rows from the parameters after a state dict was loaded."""
 
     def close(self) -> None:
-        """Give everything up, after all training and saving. A second call does nothing."""
+        """Release all resources after training and saving. Further calls do nothing."""
 
 
 class AskedShardedTensor(ShardedTensor):
     """A ShardedTensor that calls a function whenever its shards are read.
 
-    A trainer may take a state dict once, and save it or load into it many steps later. Copies, and
-    what is pickled, are plain ShardedTensors.
+    A trainer may get a state dict once, and save it or load into it many steps later. Copies and
+    pickles are plain ShardedTensors.
     """
 
-    # What local_shards, gather, cpu, clone and pickling read.
+    # Read by local_shards, gather, cpu, clone and pickling.
     @property
     def _local_shards(self) -> list[Shard]:
         self.__dict__["_asked_for"]()
@@ -72,8 +72,8 @@ class AskedShardedTensor(ShardedTensor):
         self.__dict__["_local_shards"] = shards
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle a plain ShardedTensor, as readers of a checkpoint may not have this class."""
-        plain = self.detach()  # of the same memory
+        """Pickle as a plain ShardedTensor, since readers of a checkpoint may lack this class."""
+        plain = self.detach()  # shares the memory
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
@@ -91,24 +91,24 @@ def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) ->
 def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
     """Yield the row kernels of a model on this rank."""
     for part in module.modules():
-        for lookup in getattr(part, "_lookups", ()):  # a list, which modules() does not enter
+        for lookup in getattr(part, "_lookups", ()):  # modules() skips lists
             for kernel in lookup.modules():
                 if isinstance(kernel, RowKernel):
                     yield kernel
 
 
 def flush_kernels(module: nn.Module) -> None:
-    """Write rows of this rank's row kernels to their tables; they are read again before use."""
+    """Write rows of this rank's row kernels to their tables; kernels reload them before use."""
     for kernel in row_kernels(module):
         kernel.flush()
 
 
 @contextmanager
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
-    """Hide parameters of tables with row kernels from the module while it moves.
+    """Hide parameters of tables with row kernels from the module while it moves to a device.
 
-    DistributedModelParallel moves a model to a device. It would copy those tables there as a whole,
-    and state dicts would load into the copy.
+    DistributedModelParallel moves a model to its device. It would copy these tables as a whole, and
+    state dicts would be loaded into the copy.
     """
     names = {t.name for kernel in row_kernels(module) for t in kernel.config.embedding_tables}
     held = [tables[name]._parameters for name in names if name in tables]
@@ -127,7 +127,7 @@ def close_kernels(module: nn.Module) -> None:
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Have the row kernels of a sharded module follow the state dicts that it loads and gives."""
+    """Keep row kernels of a sharded module in sync with the state dicts it loads and returns."""
     kernels = tuple(row_kernels(module))
     of_table: dict[str, list[RowKernel]] = {}
     for kernel in kernels:
@@ -155,9 +155,10 @@ def _flush(kernels: Iterable[RowKernel]) -> None:
 
 
 def prefetches(model: nn.Module) -> bool:
-    """Return whether rows of a table are prefetched, the same on all ranks.
+    """Return whether rows of a table are prefetched; the same on all ranks.
 
-    Kernels of plugins ask for it, or ``prefetch_pipeline`` of CacheParams or ``fused_params``.
+    Prefetching is enabled by kernels of plugins, or by ``prefetch_pipeline`` in CacheParams or
+    ``fused_params``.
     """
     return any(
         plan_prefetches(
@@ -174,7 +175,7 @@ def plan_prefetches(
     kernels: Sequence[LookupKernels],
     fused_params: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Return the same of one module, by its plan, plugins' kernels and its sharder's parameters."""
+    """Return whether a module's tables are prefetched, by plan, plugin kernels and fused_params."""
     for table, sharding in plan.items():
         if (own := _of_table(table, kernels)) is not None:
             if own.prefetches(table):
@@ -205,7 +206,7 @@ def offered_kernels(
 def check_kernels(
     kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse a plan that leaves out a table's own kernel, and with it the rows that it keeps."""
+    """Refuse a plan that does not use a table's own kernel, since its rows would be lost."""
     for table, sharding in params.items():
         own = _of_table(table, kernels)
         if own is not None and own.compute_kernel != sharding.compute_kernel:
@@ -218,7 +219,7 @@ def check_kernels(
 
 @contextmanager
 def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
-    """Give lookups that are constructed the kernels of their tables.
+    """Use each table's own kernel in lookups constructed in this context.
 
     A stock kernel would allocate the whole table, so it cannot be replaced afterwards.
     """
@@ -265,11 +266,14 @@ def _prefetch(
     sparse_features: KeyedJaggedTensor,
     forward_stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Prefetch as TorchRec does, which asks kernels without a cache too and fails so on CPU."""
+    """Prefetch as TorchRec does, but only with kernels that have a cache.
+
+    TorchRec also calls kernels without a cache, which fails on CPU.
+    """
     kernels = list(lookup._emb_modules)
     features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
     for kernel, mine in zip(kernels, features, strict=True):
-        # The kernel of a group is fused, whatever that of its tables.
+        # The kernel type of a group is fused, whatever its tables have.
         planned = {table.compute_kernel for table in kernel.config.embedding_tables}
         if not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
             kernel.emb_module.prefetch(
@@ -280,7 +284,7 @@ def _prefetch(
 def _of_group(
     config: GroupedEmbeddingConfig, kernels: Sequence[LookupKernels]
 ) -> LookupKernels | None:
-    """Return who makes the kernel of a group of tables; None for TorchRec."""
+    """Return the plugin that builds the kernel of a group of tables; None for TorchRec."""
     tables = config.embedding_tables
     if not any(table.local_rows for table in tables):
         return None  # as row-wise tables with few rows have it on some ranks
@@ -295,19 +299,19 @@ def _of_group(
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the kernels that count steps (fbgemm 1.6 to 1.9)."""
+    """Return the kernels that count steps (FBGEMM 1.6 to 1.9)."""
     return [each for each in modules if hasattr(each, "iter_cpu") or hasattr(each, "iter")]
 
 
 def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the step counts of kernels, for learning and for their state."""
+    """Return the step counts of kernels: those used in updates and those in their state."""
     found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 
 
 @contextmanager
 def steps_kept(model: nn.Module) -> Iterator[None]:
-    """Restore step counts at the end, as FBGEMM counts lookups of an evaluation too."""
+    """Restore step counts at the end, since FBGEMM counts lookups in evaluation too."""
     kernels = counting(nn.ModuleList(_lookups_of(model)).modules())
     before = [count.clone() for count in step_counts(kernels)]
     try:
@@ -318,7 +322,7 @@ def steps_kept(model: nn.Module) -> Iterator[None]:
 
 
 def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the step counts of this rank's tables, by path of the module and name."""
+    """Return copies of this rank's step counts, keyed by module path and table name."""
     return {
         name: kernel.iter.to("cpu", copy=True)
         for names, kernel in _learning_by_steps(model)
@@ -350,7 +354,7 @@ def _learning_by_steps(model: nn.Module) -> Iterator[tuple[list[str], Any]]:
             kernel = getattr(each, "emb_module", None)
             if (
                 isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen)
-                # By this FBGEMM says whether the count belongs to the state.
+                # FBGEMM uses this attribute to decide whether the count is part of the state.
                 and "iter" not in kernel._non_persistent_buffers_set
             ):
                 tables = each.config.embedding_tables
@@ -359,5 +363,5 @@ def _learning_by_steps(model: nn.Module) -> Iterator[tuple[list[str], Any]]:
 
 def _lookups_of(model: nn.Module) -> Iterator[nn.Module]:
     for part in model.modules():
-        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
+        # A private list (torchrec 1.6 to 1.9), which modules() does not enter.
         yield from getattr(part, "_lookups", ())

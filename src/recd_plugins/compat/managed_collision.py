@@ -1,7 +1,7 @@
-"""Managed collision over unique rows, and its evictions on CPU.
+"""Managed collision with unique rows, and its evictions on CPU.
 
-TorchRec (1.6 to 1.9) counts unique rows of a deduplicated batch in place of all rows, which
-silently trains another map. FBGEMM has the operator of evictions for CUDA alone.
+For deduplicated batches, TorchRec (1.6 to 1.9) counts unique rows instead of all rows, which
+silently trains another map. FBGEMM has the eviction operator for CUDA only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recd_plugins.sparse.index_select import jagged_index_select
 
 
 def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
-    """Return why a module of managed collision has to get all rows; empty if unique ones do."""
+    """Return why a managed collision module needs all rows; empty if unique rows suffice."""
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         return "as an EmbeddingCollection has rows for ids"
     maps = module._managed_collision_collection._managed_collision_modules
@@ -52,7 +52,7 @@ def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> st
 
 
 class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
-    """Shards collision maps that take unique rows."""
+    """Shards collision maps so that they accept unique rows."""
 
     def shard(
         self,
@@ -63,7 +63,7 @@ class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         device: torch.device | None = None,
         use_index_dedup: bool = False,
     ) -> ShardedManagedCollisionCollection:
-        """See TorchRec's."""
+        """See TorchRec's ``ModuleSharder.shard``."""
         return ExactShardedManagedCollisionCollection(
             module,
             params,
@@ -75,12 +75,12 @@ class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
 
 
 class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
-    """Sends and remaps unique rows, and counts ids as often as all rows have them.
+    """Sends and remaps unique rows, but counts ids as often as they occur in all rows.
 
-    All eviction policies of MCH rank ids by how often they occurred, and its history, of limited
-    size, keeps those that come first. So the map sees in training what it would see of a plain
-    batch: each rank also sends which stored row each of its rows is, 4 bytes a row and feature,
-    and the rank that owns the map repeats the rows that it got.
+    All MCH eviction policies rank ids by their number of occurrences. Their history has a limited
+    size and keeps the first ids. In training the map must therefore see the ids of the plain batch.
+    Each rank also sends the unique row of each of its rows: 4 bytes per row and feature. The rank
+    that owns the map repeats the received rows accordingly.
     """
 
     def input_dist(
@@ -89,14 +89,14 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
         features: KeyedJaggedTensor,
         skip_permute: bool = False,
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids; in training, which stored row each row is as well."""
+        """Send ids; in training, also send the unique row of each row."""
         if features.variable_stride_per_key() and any(each.training for each in self._maps):
             names, inverse = ctx.inverse_indices
             ctx.all_rows = _AllRows(names, inverse, self._embedding_shardings[0]._pg)
         return super().input_dist(ctx, features, skip_permute)
 
     def compute(self, ctx: Any, dist_input: KJTList) -> KJTList:
-        """Remap ids; in training, count them as often as all rows have them."""
+        """Remap ids; in training, count them as often as they occur in all rows."""
         all_rows = getattr(ctx, "all_rows", None)
         if all_rows is None:
             return super().compute(ctx, dist_input)
@@ -113,7 +113,7 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
         training = [each for each in self._maps if each.training]
         try:
             for each in training:
-                each.eval()  # they are not to count the unique rows, too
+                each.eval()  # these must not count the unique rows again
             return super().compute(ctx, dist_input)
         finally:
             for each in training:
@@ -125,14 +125,14 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
 
 
 class _AllRows:
-    """The stored row of each row of every rank, while that is gathered."""
+    """The unique row of each row of every rank, while it is being gathered."""
 
     def __init__(self, names: Sequence[str], inverse: Tensor, group: dist.ProcessGroup) -> None:
         self._place = {name: index for index, name in enumerate(names)}
         num_rows = [inverse.new_zeros(1) for _ in range(group.size())]
         dist.all_gather(num_rows, inverse.new_tensor([inverse.shape[1]]), group)
         self._num_rows = torch.cat(num_rows).tolist()
-        # Of one size on all ranks, as gloo wants it.
+        # Padded to one size, as gloo requires.
         sent = torch.zeros(
             len(names), max(self._num_rows), dtype=torch.int32, device=inverse.device
         )
@@ -141,7 +141,7 @@ class _AllRows:
         self._work = dist.all_gather(self._inverse, sent, group, async_op=True)
 
     def of(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return all rows, in the order of ranks, from the stored ones that are here."""
+        """Expand received unique rows to all rows, in rank order."""
         self._work.wait()
         rows, first = [], 0
         for name, strides in zip(features.keys(), features.stride_per_key_per_rank(), strict=True):
@@ -165,7 +165,7 @@ class _AllRows:
 def mend_managed_collision(
     sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
 ) -> None:
-    """Have a module divide by the right lengths, take batches without rows, and evict on CPU."""
+    """Make a module divide by correct lengths, accept batches without rows, and evict on CPU."""
     input_dist = sharded.input_dist
     order = sharded._managed_collision_collection._feature_names
 
@@ -189,10 +189,10 @@ def reset_rows(
     logical_table_ids: Tensor,
     buffer_ids: Tensor,
 ) -> None:
-    """Do as FBGEMM's ``reset_weight_momentum``, which it has for CUDA alone.
+    """Reset rows as FBGEMM's ``reset_weight_momentum`` does on CUDA.
 
-    It zeroes rows and momentum of row-wise Adagrad, and nothing of other optimizers. TorchRec
-    draws the rows anew afterwards.
+    Zeroes the rows and the momentum of row-wise Adagrad. The state of other optimizers does not
+    change. TorchRec reinitializes the rows afterwards.
     """
     if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         return

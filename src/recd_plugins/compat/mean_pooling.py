@@ -38,9 +38,9 @@ def mean_pooled(module: EmbeddingBagCollection | FusedEmbeddingBagCollection) ->
 def refuse_weighted_mean(tables: Sequence[str]) -> None:
     """Refuse mean pooling of bags whose ids have weights.
 
-    An unsharded EmbeddingBagCollection has none. FBGEMM's kernels (1.6 to 1.9) divide by the number
-    of ids in the forward pass and not in the backward pass; TorchRec divides row-wise tables by the
-    sum of the weights.
+    An unsharded EmbeddingBagCollection does not support it. FBGEMM's kernels (1.6 to 1.9) divide by
+    the number of ids in the forward pass, but not in the backward pass. For row-wise tables
+    TorchRec divides by the sum of the weights.
     """
     if tables:
         raise ExactnessError(
@@ -53,7 +53,7 @@ def refuse_weighted_mean(tables: Sequence[str]) -> None:
 def refuse_means_in_grids(
     tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse mean pooling of tables in grids, whose kernels sum and which nobody divides."""
+    """Refuse mean pooling of grid-sharded tables: nothing divides the sums of their kernels."""
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
@@ -67,12 +67,12 @@ def divide_row_wise_tables_only(
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
 ) -> Tensor | None:
-    """Return which columns of the output are to be divided, bool; None if there is no callback.
+    """Return which output columns to divide, bool ``[columns]``; None if there is no callback.
 
     Raises:
         ExactnessError: a feature looks up a table that is divided and one that is not; the callback
             knows features, not tables.
-        SetupError: the name of a feature has an @.
+        SetupError: a feature name contains "@".
     """
     divided: set[str] = set()
     whole: set[str] = set()
@@ -98,16 +98,16 @@ def divide_row_wise_tables_only(
 def align_inverse_indices(
     sharded: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
 ) -> KeyedJaggedTensor:
-    """Put the inverse indices into the order in which TorchRec will put the keys."""
+    """Reorder the inverse indices to the key order that TorchRec will use."""
     order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
-    # With a feature in several shardings TorchRec looks its indices up by name.
+    # If a feature has several shardings, TorchRec finds its indices by name.
     if len(order) != len(features.inverse_indices()[0]):
         return features
     return with_inverse_indices_of(features, order)
 
 
 def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -> KeyedJaggedTensor:
-    """Return ``features`` with the inverse indices of its features in another order."""
+    """Return ``features`` with its inverse indices reordered."""
     names, indices = features.inverse_indices()
     if list(order) == names:
         return features
@@ -124,5 +124,5 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """Return TorchRec's ``[B, columns]`` without the 1e-6; 1 for empty bags and other columns."""
+    """Return TorchRec's divisor ``[B, columns]`` without the 1e-6; 1 for empty bags."""
     return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

@@ -68,7 +68,7 @@ class BatchForm:
         """Return the features of a batch in the feature order of the first batch.
 
         Raises:
-            ExactnessError: one is missing, or those of a deduplicated batch stand in another order.
+            ExactnessError: a feature is missing, or a deduplicated batch has another feature order.
         """
         keys = features.keys()
         if keys == self._keys:

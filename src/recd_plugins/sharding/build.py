@@ -53,7 +53,7 @@ class SharderDefaults:
         """Return these arguments, with missing ones filled in from ``other``.
 
         Raises:
-            SetupError: both have an argument.
+            SetupError: an argument is set in both.
         """
         for name in ("fused_params", "qcomm_codecs_registry"):
             if getattr(self, name) and getattr(other, name):
@@ -150,7 +150,7 @@ def build_sharders(
 
 
 def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
-    """Return the trainer's sharder for a module type; exact ones replace TorchRec's own alone."""
+    """Return the trainer's sharder for a module type; exact sharders replace only TorchRec's."""
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(
@@ -179,7 +179,7 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
 
 
 def _unlike(first: object, second: object) -> list[str]:
-    """Return names of plain values, such as options, that two sharders do not share."""
+    """Return the names of plain-valued attributes (options, for example) that differ."""
     plain = (str, int, float, BaseModel)
     one, other = (
         {name: value for name, value in vars(each).items() if isinstance(value, plain)}

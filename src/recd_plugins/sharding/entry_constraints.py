@@ -17,7 +17,7 @@ _UNSET = ParameterConstraints()
 
 @dataclass(frozen=True)
 class EntryConstraints:
-    """Planner constraints of one entry by table name; errors begin with ``where``."""
+    """Planner constraints of one entry, keyed by table name; messages start with ``where``."""
 
     where: str
     plugin: str

@@ -274,7 +274,10 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
 
 @contextmanager
 def _sync_collectives() -> Iterator[None]:
-    """Do as TorchRec's torchrec_use_sync_collectives, which stays on after an exception (1.8)."""
+    """Enable TorchRec's synchronous collectives, and reset them even after an exception.
+
+    TorchRec's own ``torchrec_use_sync_collectives`` stays enabled after an exception (1.8).
+    """
     before = comm_ops.get_use_sync_collectives()
     comm_ops.set_use_sync_collectives(True)
     try:
@@ -290,7 +293,7 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
     ids in these methods.
 
     Attributes:
-        dedups_gradients: whether ``DedupGradientAllToAll`` sends those of its rows.
+        dedups_gradients: whether ``DedupGradientAllToAll`` sends the gradients.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class DedupGradientAllToAll:
     are shorter than their buffer. If little is saved, up to 64 steps skip the comparison.
 
     Args:
-        sequences: TorchRec's all-to-all of them; its forward pass stays.
+        sequences: TorchRec's all-to-all of sequences; its forward pass does not change.
     """
 
     def __init__(self, sequences: SequenceEmbeddingsAllToAll) -> None:
@@ -85,7 +85,7 @@ class DedupGradientAllToAll:
 
 
 def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
-    """Deduplicate gradients of output dists between nodes, if all use gloo; return whether."""
+    """Deduplicate gradients of output dists if all use gloo between nodes; return whether."""
     found = [
         module
         for each in output_dists

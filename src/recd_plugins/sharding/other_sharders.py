@@ -1,7 +1,8 @@
-"""TorchRec's sharders of the module types that this package does not shard itself.
+"""TorchRec's sharders for module types that this package does not shard itself.
 
-Without them ``DistributedModelParallel`` would shard the EmbeddingBagCollection *inside* of, say, a
-ManagedCollisionEmbeddingBagCollection, and leave each rank a collision map of its own.
+Without them, ``DistributedModelParallel`` would shard only the EmbeddingBagCollection inside a
+module such as ManagedCollisionEmbeddingBagCollection. Each rank would then have its own collision
+map.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ _OF_KJTS = (
     ShardedManagedCollisionEmbeddingBagCollection,
     ShardedManagedCollisionEmbeddingCollection,
 )
-# Their bags are exact ones, which take batches without rows.
+# The bags inside are exact ones, which accept batches without rows.
 _WITHOUT_ROWS = (
     BaseShardedManagedCollisionEmbeddingCollection,
     ShardedFeatureProcessedEmbeddingBagCollection,
@@ -121,7 +122,7 @@ def other_sharders(
     sequences: ExactEmbeddingCollectionSharder,
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's default sharders of the other module types, replaced by ``base``.
+    """Return TorchRec's default sharders for other module types; those in ``base`` take precedence.
 
     ``bags`` and ``sequences`` shard the modules inside. ``arguments`` returns fused_params and
     codecs for a sharder inside one of ``base``.
@@ -169,7 +170,7 @@ def _with_exact(
 
 
 def _fitting(sharder: Any) -> ModuleSharder[nn.Module]:
-    """Return a copy whose modules get batches of one form."""
+    """Return a copy of the sharder whose modules get all batches in one form."""
     fitting = copy.copy(sharder)
     if type(getattr(fitting, "_mc_sharder", None)) is ManagedCollisionCollectionSharder:
         fitting._mc_sharder = ExactManagedCollisionCollectionSharder()
@@ -225,10 +226,10 @@ def _shard(
 def _refuse_row_wise_means(
     name: str, module: nn.Module, params: EmbeddingModuleShardingPlan
 ) -> None:
-    """Refuse means of row-wise tables that TorchRec (1.6 to 1.9) divides wrongly.
+    """Refuse mean pooling of row-wise tables that TorchRec (1.6 to 1.9) divides wrongly.
 
-    A FusedEmbeddingBagCollection divides those of other tables too. Of a
-    FeatureProcessedEmbeddingBagCollection the divisor is made before there are weights.
+    A FusedEmbeddingBagCollection also divides tables with other shardings. A
+    FeatureProcessedEmbeddingBagCollection computes the divisor before it computes the weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         configs = module._embedding_bag_collection.embedding_bag_configs()
@@ -257,13 +258,13 @@ def _why_plain_kernels(
         return why_plain_kernels(params, plain_updates(module, None, "cuda"), on_cpu=False)
     if not isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
         return ""
-    # Of the module inside, whose own input dist is not called.
+    # Uses the inner module, whose own input dist is not called.
     forms = [getattr(inside, "form", None) for inside in sharded.modules()]
     return next((form.plain_only for form in forms if isinstance(form, BatchForm)), "")
 
 
 def why_plain(module: nn.Module) -> str:
-    """Return why a module's batches have to be plain; empty if they need not be."""
+    """Return why a module needs plain batches; empty if it accepts deduplicated ones."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         return why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
@@ -278,9 +279,10 @@ def why_plain(module: nn.Module) -> str:
 
 
 def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
-    """Return why processors have to get all rows; empty if unique ones do.
+    """Return why feature processors need all rows; empty if unique rows suffice.
 
-    A position weight depends on its place in the row alone, and its gradient is the sum over rows.
+    Unique rows suffice for position weights: they depend only on the position in the row, and their
+    gradient is a sum over rows.
     """
     processors = module._feature_processors
     collected = isinstance(processors, FeatureProcessorsCollection)
@@ -292,7 +294,7 @@ def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> st
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Have a dict of processors keep the form of a deduplicated batch."""
+    """Make a dict of feature processors keep the deduplicated form of a batch."""
     process = sharded.apply_feature_processors_to_kjt_list
 
     def kept(dist_input: KJTList) -> KJTList:
@@ -304,12 +306,12 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
             ]
         )
 
-    # Found before the class's by its forward and by train pipelines.
+    # An instance attribute, which forward and train pipelines find before the class's method.
     sharded.apply_feature_processors_to_kjt_list = kept
 
 
 def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Have processors of row-wise tables leave a batch as it is, for the modules after this one."""
+    """Make processors of row-wise tables leave their input batch unchanged for later modules."""
     preprocess, input_dist = sharded.preprocess_input, sharded.input_dist
 
     def preprocessed(args: list[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -319,7 +321,7 @@ def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None
         )
 
     def distributed(ctx: Any, features: Any) -> Any:
-        # Train pipelines have called the other one.
+        # Train pipelines have already called the original method.
         return input_dist(ctx, features if sharded.is_pipelined else _with_own_weights(features))
 
     sharded.preprocess_input, sharded.input_dist = preprocessed, distributed

@@ -1,7 +1,7 @@
-"""Parts of a pipeline whose ranks send while they compute.
+"""Parts of a train pipeline whose ranks communicate while they compute.
 
-``LookupAhead`` looks up rows for the next step, ``JoinedIds`` sends ids of all modules in one
-all-to-all, and ``DeferredAllReduce`` sums gradients of dense layers while tables learn.
+``LookupAhead`` looks up rows for the next step. ``JoinedIds`` sends the ids of all modules in one
+all-to-all. ``DeferredAllReduce`` reduces dense gradients while the tables are updated.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.lookup_kernels import counting, step_counts
 from recd_plugins.runtime.rank_agreement import new_group, ranks_of_each_node
 
-# Types of lengths and ids, and the one that they are sent as.
+# Integer dtypes of lengths and ids, and the dtype in which they are sent.
 _INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
 
 
 class LookupAhead:
-    """Looks up rows for the next step, in place of a lookup of fused kernels.
+    """Looks up the rows of the next step; replaces a lookup with fused kernels.
 
     FBGEMM's backward pass uses the learning rate of the forward pass. If the rate changes in
-    between, rows are looked up again for their gradients. A step is counted when it is learned, as
-    a checkpoint may be written before.
+    between, the rows are looked up again before the backward pass. A step is counted when the
+    tables are updated, since a checkpoint may be written before.
     """
 
     def __init__(self, lookup: nn.Module) -> None:
@@ -61,10 +61,10 @@ class LookupAhead:
         return ahead
 
     def learn(self, gradients: Tensor) -> None:
-        """Have the tables learn from the gradients of the rows."""
+        """Update the tables with the gradients of the rows."""
         if self._rates_now() == self._rates:
             self._count(1)
-        else:  # this counts too
+        else:  # the lookup counts a step too
             with torch.enable_grad():
                 self._rows = self._lookup(self._features)
         self._rows.backward(gradients)
@@ -78,7 +78,7 @@ class LookupAhead:
 
 
 class _Learning(torch.autograd.Function):
-    """Passes rows on; in the backward pass the tables learn."""
+    """Autograd function that passes rows on and updates the tables in its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ahead: LookupAhead) -> Tensor:
@@ -92,10 +92,10 @@ class _Learning(torch.autograd.Function):
 
 
 class JoinedIds(Awaitable[list[KJTListAwaitable]]):
-    """Lengths and ids of all modules in one all-to-all, sent when their sizes have come.
+    """Sends the lengths and ids of all modules in one all-to-all, once their sizes have arrived.
 
-    TorchRec (1.6 to 1.9) sends each tensor of each module in a collective of its own, and in gloo
-    a short one takes as long as a long one. Features with weights are left to TorchRec.
+    TorchRec (1.6 to 1.9) sends each tensor of each module in its own collective. Over gloo a short
+    collective takes as long as a long one. Features with weights are left to TorchRec.
     """
 
     def __init__(self, sizes: FusedKJTListSplitsAwaitable[Any]) -> None:
@@ -107,7 +107,7 @@ class JoinedIds(Awaitable[list[KJTListAwaitable]]):
         joined = [number for number, each in enumerate(asked) if _is_joined(each)]
         sent = [asked[number].input_tensors for number in joined]
         for number in joined:
-            asked[number].input_tensors = []  # TorchRec sends none of it
+            asked[number].input_tensors = []  # TorchRec sends nothing here
         requests = self._sizes.wait()
         arriving = [each for request in requests for each in request.awaitables]
         if joined:
@@ -128,7 +128,7 @@ def _send(
     arriving: Sequence[KJTAllToAllTensorsAwaitable],
     sent: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Send the tensors of ``arriving`` in one all-to-all for which they wait."""
+    """Send the tensors of ``arriving`` in one all-to-all."""
     every: list[_Tensor] = []
     for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
         from_ranks = [awaitable._output_splits[label] for label in meta.labels]
@@ -141,7 +141,7 @@ def _send(
 
 
 class _Tensor:
-    """A one-dimensional tensor with its splits by rank."""
+    """A one-dimensional tensor with its split sizes per rank."""
 
     def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
         self.received = sent.new_empty(sum(from_ranks))
@@ -151,7 +151,7 @@ class _Tensor:
 
 
 class _AllToAll:
-    """An all-to-all of several tensors; ``wait`` is as in ``dist.Work``."""
+    """An all-to-all of several tensors; ``wait`` works as in ``dist.Work``."""
 
     def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
         to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
@@ -178,16 +178,16 @@ class _AllToAll:
 
 
 class DeferredAllReduce:
-    """Deferred all-reduce of a DistributedDataParallel's gradients.
+    """Deferred all-reduce of DistributedDataParallel's gradients.
 
-    Buckets and the order of ranks stay DistributedDataParallel's, so gradients are the same bit for
-    bit; with several ranks on several nodes, a node is summed first. Outside of ``later`` it sums
-    at once.
+    Buckets and the order of ranks do not change, so gradients are bit-identical. The exception is
+    several nodes with several ranks each: gradients are then summed within a node first. Outside of
+    the ``later`` context, buckets are reduced at once.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         ranks = dist.get_process_group_ranks(group)
-        # Its own threads and its own order: other collectives do not wait for it.
+        # Has its own threads and order, so other collectives do not wait for it.
         self._group = new_group(ranks)
         self._hops = _hops(ranks)
         self._followed: WeakSet[nn.Module] = WeakSet()
@@ -197,9 +197,10 @@ class DeferredAllReduce:
 
     @classmethod
     def of(cls, wrapped: DistributedDataParallel) -> DeferredAllReduce | None:
-        """Return the deferred all-reduce of ``wrapped``, made at the first call. Collective.
+        """Return the deferred all-reduce of ``wrapped``, created at the first call. Collective.
 
-        Return None if a trainer has given it a hook, or if not all ranks have it.
+        Return None if the trainer registered a communication hook, or if ``wrapped`` does
+        not span all ranks.
         """
         if wrapped.process_group.size() != dist.get_world_size():
             return None
@@ -209,7 +210,7 @@ class DeferredAllReduce:
             try:
                 # Not the method: torch compares annotations, which are strings here.
                 wrapped.register_comm_hook(deferred, lambda own, bucket: own.summed(bucket))
-            except RuntimeError:  # there is one, and there can be no other
+            except RuntimeError:  # a communication hook exists, and DDP allows only one
                 wrapped._comm_hooks = hooks
                 return None
             _DEFERRED[wrapped] = deferred
@@ -217,7 +218,7 @@ class DeferredAllReduce:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Defer sums of a backward pass to the first ``start``; at the end they are done."""
+        """Defer reductions of a backward pass until ``start``; the context ends when all are done."""
         self._ready.clear()
         self._under_way.clear()
         self._is_late = True
@@ -237,8 +238,8 @@ class DeferredAllReduce:
         self._ready.clear()
 
     def start_after(self, lookup: nn.Module) -> None:
-        """Start when gradients of a lookup's rows have come: links are free while tables learn."""
-        if lookup in self._followed:  # by a pipeline before
+        """Start when a lookup's gradients have arrived, since links are then idle."""
+        if lookup in self._followed:  # set by an earlier pipeline
             return
         self._followed.add(lookup)
 
@@ -253,9 +254,9 @@ class DeferredAllReduce:
         lookup.register_forward_hook(follow)
 
     def summed(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Return the future that DistributedDataParallel waits for; done if the sum is deferred."""
+        """Return the future that DistributedDataParallel waits for; already done if deferred."""
         gradients: Tensor = bucket.buffer()
-        gradients.mul_(1.0 / self._group.size())  # as it does itself
+        gradients.mul_(1.0 / self._group.size())  # as DistributedDataParallel does
         if not self._is_late:
             work = dist.all_reduce(gradients, group=self._group, async_op=True)
             assert work is not None
@@ -268,7 +269,7 @@ class DeferredAllReduce:
 
 @dataclass(frozen=True)
 class _Hops:
-    """Groups of this node's ranks, and of the first rank of each node (None on other ranks)."""
+    """Process groups of this node's ranks, and of each node's first rank (None on other ranks)."""
 
     node: dist.ProcessGroup
     first: int
@@ -276,7 +277,7 @@ class _Hops:
 
 
 def _hops(ranks: Sequence[int]) -> _Hops | None:
-    """Return None if all ranks are on one node, or each on its own. A collective call."""
+    """Return None if all ranks are on one node, or each node has one rank. Collective."""
     size = ranks_of_each_node()
     if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
         return None
@@ -289,7 +290,7 @@ def _hops(ranks: Sequence[int]) -> _Hops | None:
 
 
 class _Sum:
-    """A sum of gradients over ranks in place; with ``hops``, over a node first."""
+    """In-place sum of gradients over ranks; with ``hops``, over the ranks of a node first."""
 
     def __init__(self, gradients: Tensor, group: dist.ProcessGroup, hops: _Hops | None) -> None:
         self._gradients, self._hops = gradients, hops

@@ -1,4 +1,4 @@
-"""Training loops: TorchRec's, with overlap, or with lookahead; or a plugin's."""
+"""Train pipelines: TorchRec's, overlapped, with lookahead, or a plugin's."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
     ) -> None:
         super().__init__(model, optimizer, device, **arguments)
         if device.type == "cpu":
-            # TorchRec (1.6 to 1.9) enters CUDA streams there, which starts CUDA beside a GPU.
+            # TorchRec (1.6 to 1.9) enters CUDA streams here, which initializes CUDA even for CPU
+            # training.
             self._stream_context = nullcontext
             forward = self._pipelined_forward_type
             self._pipelined_forward_type = type(
@@ -79,23 +80,23 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
             )
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Attach as the base class does, but keep the ids that came for batches in flight.
+        """Attach as the base class does, but keep the received ids of batches in flight.
 
-        TorchRec (1.6 to 1.9) sends the ids of the first batch again and waits for none of them,
-        so that its module does not know the batch sizes of the other ranks.
+        TorchRec (1.6 to 1.9) sends the ids of the first batch again without waiting for them. Its
+        module then lacks the batch sizes of the other ranks.
         """
         super().attach(model, sparse_dist and not self._pipelined_modules)
 
 
 class LookaheadTrainPipeline(SparseDistTrainPipeline):
-    """Caches fetch the rows of batch i+1 during forward and backward of batch i.
+    """Fetches the rows of batch i+1 into caches during forward and backward of batch i.
 
     Unlike TorchRec's PrefetchTrainPipelineSparseDist it runs without CUDA, requests rows before the
-    forward pass of the batch before, and takes another iterator when one ends. While batch i is
-    computed, rows of batch i+1 and ids of batch i+2 are under way.
+    forward pass of the previous batch, and accepts a new iterator when one ends. While batch i is
+    computed, the rows of batch i+1 and the ids of batch i+2 are in flight.
     """
 
-    # A PrefetchPipelinedForward takes what a ShardedModule.prefetch has seen.
+    # PrefetchPipelinedForward reads what ShardedModule.prefetch stored.
     _pipelined_forward_type = PrefetchPipelinedForward
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
@@ -111,7 +112,7 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         )
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Send ids of two batches, if the iterator has as many."""
+        """Send the ids of two batches, or of one if the iterator has no more."""
         while len(self.batches) < 2 and self.enqueue_batch(dataloader_iter):
             batch, context = self.batches[-1], self.contexts[-1]
             if len(self.batches) == 1:
@@ -149,14 +150,14 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         return output
 
     def _wait_for_prefetch(self) -> None:
-        """Have the forward pass of the first batch wait for its prefetch, not for the next one."""
+        """Make the forward pass of the first batch wait for its own prefetch only."""
         if self._prefetch_stream is not None:
             current = torch.get_device_module(self._device).current_stream()
             current.wait_stream(self._prefetch_stream)
             self.batches[0].record_stream(current)
 
     def _prefetch(self, context: PrefetchTrainPipelineContext) -> None:
-        """Take the ids of a batch, and have its rows fetched, once."""
+        """Receive the ids of a batch and fetch its rows, once per batch."""
         requests = context.input_dist_tensors_requests
         if not requests:
             return
@@ -184,14 +185,14 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
 
 @dataclass
 class _RowsAheadContext(TrainPipelineContext):
-    """A context with the state of a batch's ids and its rows under way, by module."""
+    """Context with a batch's ids and its rows in flight, keyed by module."""
 
     has_sizes: bool = False
     rows: dict[str, Awaitable[Any]] = field(default_factory=dict)
 
 
 class _RowsAhead(PipelinedForward):
-    """Returns rows that were looked up ahead, or looks them up now."""
+    """Returns rows that were looked up ahead; otherwise looks them up now."""
 
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
@@ -205,7 +206,7 @@ class _RowsAhead(PipelinedForward):
         assert isinstance(context, _RowsAheadContext)
         if self.name in context.rows:
             rows = context.rows.pop(self.name)
-            # Where the model looks up without gradients, its tables are not to learn.
+            # Without gradients the tables must not be updated.
             return rows if torch.is_grad_enabled() else LazyNoWait(_detached(rows.wait()))
         return super().__call__(*input, **kwargs)
 
@@ -223,7 +224,7 @@ def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
 
 
 class _LateCopies(LazyAwaitable[Tensor]):
-    """Rows of data-parallel tables, read when they are waited for."""
+    """Rows of data-parallel tables, which are read in ``wait``."""
 
     def __init__(self, lookup: nn.Module) -> None:
         super().__init__()
@@ -232,12 +233,12 @@ class _LateCopies(LazyAwaitable[Tensor]):
         self._columns: list[int] = []
 
     def look_up(self, features: Any) -> Tensor:
-        """Replace the lookup: keep the features."""
+        """Replaces the lookup: only keeps the features."""
         self._features = features
         return torch.empty(0)
 
     def sent(self, rows: Tensor, _context: Any = None) -> Awaitable[Tensor]:
-        """Replace the output dist, which sends nothing for such tables."""
+        """Replaces the output dist; data-parallel tables send nothing."""
         self._columns = list(rows.shape[1:])  # a module without pooling has given it some
         return self
 
@@ -248,8 +249,8 @@ class _LateCopies(LazyAwaitable[Tensor]):
 
 @contextmanager
 def _before_the_step(module: Any) -> Iterator[None]:
-    """Have the module look up rows of another step; data-parallel tables are read later."""
-    own = vars(module)  # of lists, which an assignment to a module takes long to look at
+    """Make the module look up rows ahead; data-parallel tables are read later."""
+    own = vars(module)  # plain attributes: nn.Module.__setattr__ is slow for lists
     lookups, dists = own["_lookups"], own["_output_dists"]
     late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
     own["_lookups"] = [
@@ -269,11 +270,11 @@ def _is_replicated(lookup: nn.Module) -> bool:
 class OverlappedTrainPipeline(SparseDistTrainPipeline):
     """A SparseDistTrainPipeline that communicates while ranks compute.
 
-    Dense gradients are summed while tables learn and while rows of the next batch are looked up and
-    sent. Ids of the batch after it travel during its forward and backward pass. Losses are the same
-    bit for bit.
+    Dense gradients are reduced while tables are updated, and while rows of the next batch are
+    looked up and sent. The ids of batch i+2 are sent during the forward and backward pass of batch
+    i+1. Losses are bit-identical.
 
-    Rows of the next batch are under way between two calls of ``progress``, so ``load_state_dict``
+    Between two calls of ``progress``, rows of the next batch are in flight, so ``load_state_dict``
     raises ExactnessError there.
     """
 
@@ -286,7 +287,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
         self._deferred: DeferredAllReduce | None = None
         sharded = [module for _, module in outermost_sharded(model)]
         self._is_ahead = all(map(_looks_up_ahead, sharded))
-        # Of a pipeline that is there: who has let go of one cannot train its batches to the end.
+        # A weak reference: only a live pipeline can still finish its batches.
         refuse_loading = WeakMethod(self._refuse_loading)
 
         def loaded(module: nn.Module, keys: Any) -> None:
@@ -296,17 +297,17 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
         for module in _ahead(sharded):
             finalize(self, module.register_load_state_dict_post_hook(loaded).remove)
         for child in model.children():
-            # Else gradients are copied from the buckets before they are summed.
+            # Otherwise gradients would be copied from the buckets before they are reduced.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
                 self._deferred = deferred = DeferredAllReduce.of(child)
-                # The first to be looked up is the last that learns.
+                # The module that is looked up first is updated last.
                 for module in _ahead(sharded)[:1]:
                     for lookup in module._lookups:
                         if deferred is not None and not _is_replicated(lookup):
                             deferred.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
-        """Send the sizes of a batch's ids, or the ids if their sizes are sent."""
+        """Send the sizes of a batch's ids; if they are already sent, send the ids."""
         assert isinstance(context, _RowsAheadContext)
         if context.has_sizes:
             self.wait_sparse_data_dist(context)
@@ -344,7 +345,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                 module.forward.look_up(context)
 
     def _take(self, context: TrainPipelineContext) -> None:
-        """Convert rows to the form that the model takes while sums are under way."""
+        """Convert rows to the form that the model expects, while gradients are being reduced."""
         assert isinstance(context, _RowsAheadContext)
         with record_function(f"## take {context.index} ##"):
             for module in _ahead(self._pipelined_modules):
@@ -359,13 +360,13 @@ def build_train_pipeline(
     device: torch.device,
     registry: RunConfig | None = None,
 ) -> TrainPipeline:
-    """Return a pipeline over ``dmp``: the one that ``registry`` names, if it does.
+    """Return the train pipeline for ``dmp``: the one set in ``registry``, or else the default.
 
-    Else one that overlaps input dist and device copies with compute; if a table has a cache with
-    lookahead, it overlaps fetching its rows as well (``LookaheadTrainPipeline``).
+    The default overlaps input dist and device copies with compute. If a table has a cache with
+    lookahead, it also overlaps fetching the cached rows (``LookaheadTrainPipeline``).
 
     Raises:
-        ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
+        ExactnessError: a parameter is updated by neither the backward pass nor ``optimizer``,
             updates, or a module of which only the tables are sharded.
     """
     check_sharded_as_wholes(dmp)
@@ -390,7 +391,7 @@ def build_train_pipeline(
 
 
 def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | None) -> bool:
-    """Return whether the pipeline is one whose ranks send while they compute."""
+    """Return whether the pipeline communicates while ranks compute."""
     if registry is not None and any(registry.entries("pipeline")):
         return False
     asked = None if registry is None else registry.training.overlap
@@ -398,7 +399,7 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | No
 
 
 def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
-    """Return the same for a model that is not sharded yet, by its plan for so many nodes."""
+    """Return whether the pipeline for an unsharded model will overlap, given its plan and nodes."""
     training = prepared.registry.training
     if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
         return False
@@ -412,7 +413,7 @@ def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, 
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Return whether a model trains so: if asked, or on CPUs of several nodes that send rows."""
+    """Return whether to overlap: if set, or on CPUs of several nodes that send rows."""
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
         return False
     ahead = _ahead([module for _, module in outermost_sharded(model)])
@@ -423,7 +424,7 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
 
 
 def _ahead(modules: Sequence[Any]) -> list[Any]:
-    """Return modules that are looked up ahead, sequences first, which send more."""
+    """Return the modules to look up ahead; sequences come first, since they send more."""
     chosen = [module for module in modules if _looks_up_ahead(module)]
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
@@ -443,10 +444,10 @@ def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
 
 
 def _looks_up_ahead(module: Any) -> bool:
-    """Return whether rows of the next batch are final after the backward pass of this one.
+    """Return whether the next batch's rows are final after the current backward pass.
 
-    Rows of kernels other than fused ones may change in the optimizer's step, and a tracker of
-    lookups may count steps.
+    With kernels that are not fused, rows may change in the optimizer's step. A lookup tracker may
+    count steps.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))

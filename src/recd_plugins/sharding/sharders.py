@@ -48,10 +48,10 @@ _OPTIMIZERS = {
 
 
 class _OnlyIfConstrained(str):
-    """A sharding type that TorchRec's planner takes only if constraints name it.
+    """A sharding type that TorchRec's planner uses only if constraints name it.
 
-    Its enumerator (1.6 to 1.9) drops types that equal ``grid_shard`` unless a table's
-    ParameterConstraints have them. A copy is a plain string.
+    TorchRec's enumerator (1.6 to 1.9) drops types that equal ``grid_shard``, unless they are in a
+    table's ParameterConstraints. A copy of this object is a plain string.
     """
 
     __slots__ = ()
@@ -64,7 +64,7 @@ class _OnlyIfConstrained(str):
 
 
 class _WithKernels:
-    """A base of the exact sharders, with kernels of plugins and coalesced tables."""
+    """Base class of the exact sharders, with kernels of plugins and coalesced tables."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _WithKernels:
 
         Raises:
             SetupError: a table is frozen, or its optimizer, kernel or coalescing would silently
-                train otherwise than asked; or ranks shard the module differently.
+                be ignored in training; or ranks shard the module differently.
         """
         pooled = isinstance(module, EmbeddingBagCollection)
         _check(self, self._kernels, module, params, env, device, module_fqn, pooled=pooled)
@@ -108,25 +108,25 @@ class _WithKernels:
         return left_uncompiled(sharded)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return the kernels of TorchRec and of plugins."""
+        """Return the compute kernels of TorchRec and of plugins."""
         offered = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
         return offered_kernels(self._kernels, sharding_type, offered)
 
 
 class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
+    """Shards an EmbeddingBagCollection, also row-wise on CPU and for deduplicated batches.
 
-    Takes TorchRec's arguments (``fused_params``, ``qcomm_codecs_registry``) and two more.
+    Accepts TorchRec's arguments (``fused_params``, ``qcomm_codecs_registry``) and two more.
 
     Args:
         kernels: lookup kernels of plugins, for tables of any module.
-        coalesced: tables of any module whose ids are made unique before they are sent.
+        coalesced: tables of any module whose ids are deduplicated before they are sent.
     """
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return TorchRec's types, and on CPU row-wise ones for tables whose constraints name them.
+        """Return TorchRec's types; on CPU also row-wise types that a table's constraints name.
 
-        With ``training.wire: int8``, types that add up sums on their way are left out.
+        With ``training.wire: int8``, types that reduce partial sums between ranks are excluded.
         """
         types = super().sharding_types(compute_device_type)
         if compute_device_type == "cpu":
@@ -145,7 +145,7 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
 class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
     """Shards an EmbeddingCollection; data-parallel tables give correct results on CPU too.
 
-    Arguments are those of ExactEmbeddingBagCollectionSharder, and TorchRec's ``use_index_dedup``.
+    Accepts the arguments of ExactEmbeddingBagCollectionSharder and TorchRec's ``use_index_dedup``.
     """
 
     @property
@@ -205,7 +205,7 @@ def _check(
 
 
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
-    """Raise SetupError if DMPCollection shards the module: its copies would train apart."""
+    """Raise SetupError if DMPCollection shards the module, since its copies would diverge."""
     if isinstance(env, ShardingEnv2D):
         raise SetupError(
             f"{name} is to be sharded by DMPCollection, whose copies of tables these sharders do "
@@ -214,10 +214,10 @@ def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
 
 
 def left_uncompiled(sharded: M) -> M:
-    """Have torch.compile leave a sharded module as it is.
+    """Exclude a sharded module from torch.compile.
 
-    Compiled with torch 2.11, its tables never learn on CPU. With any version, deduplicated batches
-    of row-wise tables, coalesced and cached tables fail.
+    Compiled with torch 2.11, its tables are never updated on CPU. With any version, compiled
+    modules fail for deduplicated batches of row-wise tables, and for coalesced or cached tables.
     """
     reason = "recd-plugins leaves sharded modules uncompiled: docs/exactness.md"
     sharded.forward = torch.compiler.disable(sharded.forward, reason=reason)  # type: ignore[no-untyped-call]
@@ -231,7 +231,7 @@ def stock_sharders(training: TrainingSpec) -> list[ModuleSharder[nn.Module]]:
 
 
 def fused_params(training: TrainingSpec) -> dict[str, Any]:
-    """Return FBGEMM's parameters for the optimizer that ``training:`` names."""
+    """Return FBGEMM's fused_params for the optimizer set in ``training:``."""
     params = {
         "optimizer": _OPTIMIZERS[training.optimizer],
         "learning_rate": training.learning_rate,

@@ -1,4 +1,4 @@
-"""A table of the embedding tables of a model: how they are sharded and trained, and by whom."""
+"""Report of a model's embedding tables: sharding, kernel, optimizer and sharding module."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _TITLES = ("tables", "rows", "dim", "sharding", "kernel", "optimizer", "sharded 
 class TableLine:
     """A table of a sharded model.
 
-    ``sharding`` and ``kernel`` are TorchRec's, and empty if nobody shards the table. ``sharded_by``
-    has the type and path of the sharded module, or the reason why it is left alone.
+    ``sharding`` and ``kernel`` are TorchRec's names, empty if the table is not sharded.
+    ``sharded_by`` is the type and path of the sharded module, or the reason why the table is not
+    sharded.
     """
 
     name: str
@@ -47,7 +48,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Tables of a sharded model; ``str`` joins tables that differ in name and rows alone."""
+    """Tables of a sharded model; ``str`` merges tables that differ only in name and rows."""
 
     lines: tuple[TableLine, ...]
 
@@ -74,7 +75,7 @@ class ShardedTables:
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
-    """Return who shards which table of a model, and with which optimizer. No collective call.
+    """Describe the sharding module and the optimizer of each table of a model. Not collective.
 
     Args:
         dmp: a DistributedModelParallel.
@@ -114,7 +115,7 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
 
 
 def optimizer_in_words(params: Mapping[str, Any]) -> str:
-    """Return FBGEMM's optimizer with its learning rate, or its defaults."""
+    """Describe FBGEMM's optimizer with its learning rate, or its defaults."""
     defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     optimizer, rate = (
         params.get(name, defaults[name].default) for name in ("optimizer", "learning_rate")
@@ -124,7 +125,7 @@ def optimizer_in_words(params: Mapping[str, Any]) -> str:
 
 
 def left_alone(left: EmbeddingModule) -> Iterator[TableLine]:
-    """Yield the tables of a module that nobody shards, with the reason."""
+    """Yield the unsharded tables of a module, each with the reason."""
     why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
     brought = {
         optimizer.__name__

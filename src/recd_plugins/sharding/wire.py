@@ -1,4 +1,4 @@
-"""Formats of embeddings and gradients between ranks (``training.wire``), as TorchRec's codecs."""
+"""TorchRec codecs for embeddings and gradients sent between ranks (``training.wire``)."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from recd_plugins.runtime.errors import SetupError
 
 Codecs = dict[str, QuantizedCommCodecs]
 
-#: Shardings that add up sums of bags on their way.
+#: Sharding types that reduce partial sums of bags between ranks.
 ADDED_ON_THE_WAY = (
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
     ShardingType.GRID_SHARD.value,
 )
-#: Bytes of the scale and the offset of a block.
+#: Bytes of a block's scale and offset together.
 SCALE_BYTES = 8
 
 _POOLED = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
 _COLLECTIVES = (*_POOLED, CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL)
-# Scalars that share a scale and an offset, in FBGEMM's codec of int8 as TorchRec makes it.
+# Number of scalars that share a scale and an offset in FBGEMM's int8 codec, as TorchRec sets it.
 _LARGEST_BLOCK = 32
-# With 8 and fewer, int8 sends no fewer bytes than fp16.
+# With 8 or fewer, int8 sends at least as many bytes as fp16.
 _SMALLEST_BLOCK = 16
 
 
 def scalar_bytes(wire: str, tables: Iterable[Table]) -> float:
-    """Return the bytes of a scalar between ranks."""
+    """Return the bytes per scalar sent between ranks."""
     if wire == "int8":
         block = block_of(tables)
         return (block + SCALE_BYTES) / block
@@ -52,10 +52,10 @@ def scalar_bytes(wire: str, tables: Iterable[Table]) -> float:
 
 
 def block_of(tables: Iterable[Table]) -> int:
-    """Return how many scalars share a scale in int8: every row of every table has whole blocks.
+    """Return the int8 block size, so that rows of all tables consist of whole blocks.
 
     Raises:
-        SetupError: there are too few for int8 to save anything.
+        SetupError: the blocks are too small for int8 to save bytes.
     """
     block = _LARGEST_BLOCK
     for table in tables:
@@ -72,7 +72,7 @@ def block_of(tables: Iterable[Table]) -> int:
 def wire_codecs(
     training: TrainingSpec, given: Codecs | None, tables: Iterable[Table]
 ) -> Codecs | None:
-    """Return TorchRec's ``qcomm_codecs_registry`` of ``training.wire``, or a trainer's.
+    """Return the ``qcomm_codecs_registry`` for ``training.wire``, or the trainer's own.
 
     Raises:
         SetupError: both are given, or tables do not suit the format.
@@ -87,7 +87,7 @@ def wire_codecs(
     if training.wire == "int8":
         block = block_of(tables)
         return {each.name: QuantizedCommCodecs(Int8(block), Int8(block)) for each in _COLLECTIVES}
-    # Not TorchRec's get_qcomm_codecs_registry, which takes fp16 for bf16 on CPU with a warning.
+    # Not TorchRec's get_qcomm_codecs_registry, which replaces bf16 by fp16 on CPU with a warning.
     kind = CommType(training.wire)
     config = QCommsConfig(forward_precision=kind, backward_precision=kind)
     return _with_gradients({each.name: get_qcomm_codecs(config) for each in _COLLECTIVES})
@@ -112,27 +112,27 @@ def _with_gradient(codec: Any) -> Any:
 
 
 class _Bf16(QuantizedCommCodec):
-    """FBGEMM's codec with a differentiable decoder.
+    """FBGEMM's bf16 codec with a differentiable decoder.
 
-    TorchRec's synchronous collectives take the gradient through it, and FBGEMM's has none: tables
-    that they serve would silently not learn.
+    TorchRec's synchronous collectives backpropagate through the decoder. FBGEMM's decoder has no
+    gradient, so tables behind it would silently not be trained.
     """
 
     def decode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:  # noqa: ARG002
-        """Return the same numbers in 32 bits."""
+        """Return the decoded numbers in float32."""
         if self._loss_scale is not None:
             input_tensor = input_tensor / self._loss_scale
         return input_tensor.float()
 
 
 class Int8(QuantizedCommCodec):
-    """FBGEMM's codec of 8 bits, in whole blocks.
+    """FBGEMM's int8 codec with whole blocks only.
 
-    TorchRec takes blocks of 32, and fails if what goes to a rank is no multiple of it. A block that
-    has a NaN arrives as NaN; FBGEMM makes some number of it.
+    TorchRec uses blocks of 32 and fails if the data for a rank is not a multiple of 32. A block
+    with a NaN arrives as NaN; FBGEMM would decode it to arbitrary numbers.
     """
 
-    #: FBGEMM adds 1e-8 to the range of a block, and gradients may be less.
+    #: FBGEMM adds 1e-8 to the range of a block, but gradients may be smaller than that.
     _SCALE = 2.0**40
 
     def __init__(self, block: int) -> None:
@@ -144,7 +144,7 @@ class Int8(QuantizedCommCodec):
         return QuantizationContext(row_dim=self.block)
 
     def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """Return blocks of bytes, each followed by a scale and an offset."""
+        """Quantize to uint8 blocks, each followed by its scale and offset."""
         if ctx is None or (torch.is_grad_enabled() and input_tensor.requires_grad):
             raise SetupError(
                 "int8 has no gradient under TorchRec's synchronous collectives, and its numbers "
@@ -157,7 +157,7 @@ class Int8(QuantizedCommCodec):
         return encoded
 
     def decode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """Return the numbers, each within a 510th of the range of its block."""
+        """Return the decoded numbers; the error is at most 1/510 of the block's range."""
         decoded: Tensor = super().decode(input_tensor, ctx)
         return decoded.div_(self._SCALE)
 
@@ -165,7 +165,7 @@ class Int8(QuantizedCommCodec):
 def check_int8(
     codecs: Mapping[str, Any] | None, shardings: Mapping[str, ParameterSharding], *, pooled: bool
 ) -> None:
-    """Raise SetupError if sums of a table are added up on their way, or a shard cuts a block."""
+    """Raise SetupError if a table's sums are reduced between ranks, or a shard cuts a block."""
     if (codec := int8_of(codecs)) is None:
         return
     for table, sharding in shardings.items():
@@ -185,10 +185,10 @@ def check_int8(
 
 
 def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
-    """Return why batches of bags have to be plain by their codecs; empty if they need not be.
+    """Return why the codecs need plain batches of bags; empty if they do not.
 
-    FBGEMM's codecs of blocks (1.6 to 1.9) fail unless each rank gets whole ones, as it does of
-    plain batches alone.
+    FBGEMM's block codecs (1.6 to 1.9) fail unless each rank gets whole blocks. Only plain batches
+    guarantee that.
     """
     for operation in _POOLED:
         both = (codecs or {}).get(operation.name)
@@ -201,7 +201,7 @@ def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
 
 
 def int8_of(codecs: Mapping[str, Any] | None) -> Int8 | None:
-    """Return the codec of ``training.wire: int8``; None of other formats."""
+    """Return the codec for ``training.wire: int8``; None for other formats."""
     both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
     codec = getattr(both, "forward", None)
     return codec if isinstance(codec, Int8) else None

@@ -117,7 +117,7 @@ class Unique(NamedTuple):
     Attributes:
         ids: distinct ids, by segment; on CPU in order of occurrence, elsewhere sorted.
         counts: number of distinct ids of each segment.
-        inverse: int64 ``[n]``, the place of each id among the distinct ones of its segment.
+        inverse: int64 ``[n]``, index of each id among the distinct ids of its segment.
     """
 
     ids: Tensor
@@ -176,7 +176,7 @@ class Coalesced:
     Attributes:
         inverse: int64, the unique row of each id of a coalesced feature.
         lengths: ``[rows of the feature]``, for all features.
-        ids: ids of coalesced features, as they came.
+        ids: ids of coalesced features, before deduplication.
         weights: float32, of coalesced features; empty if the batch has none.
         inverse_indices: int64 ``[B]``, for all features of a deduplicated batch, else empty.
         num_rows: B, the rows of the output.
@@ -233,7 +233,7 @@ def coalesce_bags(
     features.
 
     Raises:
-        ExactnessError: a variable batch lacks inverse indices, or has some of rows that it lacks.
+        ExactnessError: a variable batch lacks inverse indices, or some are out of range.
     """
     batch, ids, counts = _coalesce(features, groups)
     lengths = torch.ones(len(ids), dtype=features.lengths().dtype, device=ids.device)

@@ -21,12 +21,12 @@ def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, coun
     """Number the distinct ids of each segment from 0, in order of first occurrence.
 
     Args:
-        ids: ``[n]``, stretch after stretch.
-        sizes: int64 ``[num_stretches]``.
+        ids: ``[n]``, segment by segment.
+        sizes: int64 ``[num_stretches]``, ids in each segment.
         slots: int32, a power of two that is at least twice the largest of ``sizes``; scratch.
-        unique: ``[n]`` of the dtype of ``ids``, out: distinct ids, stretch after stretch.
-        inverse: int64 ``[n]``, out: the number of each id in its stretch.
-        counts: int64 ``[num_stretches]``, out: distinct ids of each stretch.
+        unique: ``[n]`` of the dtype of ``ids``, out: distinct ids, segment by segment.
+        inverse: int64 ``[n]``, out: the number of each id in its segment.
+        counts: int64 ``[num_stretches]``, out: number of distinct ids per segment.
     """
     start = 0
     first = 0
@@ -87,7 +87,7 @@ def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: An
         offsets: int64 ``[num_bags + 1]``, of bags in ``index``.
         weights: ``[n]``, or empty: 1 for each.
         out: ``[num_bags, columns]``.
-        column: where the D scalars start there.
+        column: first of the D columns to write.
     """
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
@@ -123,11 +123,11 @@ def number_rows(rows: Any, slots: Any, numbers: Any, distinct: Any) -> Any:
     Args:
         rows: integers ``[n, D]``.
         slots: int32, a power of two that is at least twice n; scratch.
-        numbers: ``[n]``, out: of each row.
-        distinct: ``[n, D]``, out: the distinct ones, before what is left as it is.
+        numbers: ``[n]``, out: the number of each row.
+        distinct: ``[n, D]``, out: distinct rows; the items behind them do not change.
 
     Returns:
-        How many are distinct.
+        The number of distinct rows.
     """
     mask = u64(len(slots) - 1)
     slots[:] = -1
