@@ -218,7 +218,7 @@ class DeferredAllReduce:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Defer reductions of a backward pass until ``start``; the context ends when all are done."""
+        """Defer reductions of a backward pass until ``start``; the exit waits for all."""
         self._ready.clear()
         self._under_way.clear()
         self._is_late = True
