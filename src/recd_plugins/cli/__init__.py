@@ -1,4 +1,4 @@
-"""The ``recd`` command line: one module a command, imported when the command runs."""
+"""The ``recd`` command line: one module per command, imported when the command runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recd_plugins.runtime.versions import __version__
 COMMANDS = {
     "init": (
         "recd_plugins.cli.init:init",
-        "Write a registry file to start from: for a table of yours, or a model by NAME.",
+        "Write a first registry file for your own table or for a named model.",
     ),
     "run": (
         "recd_plugins.cli.run:run",
@@ -37,21 +37,21 @@ COMMANDS = {
     ),
     "plan": (
         "recd_plugins.cli.plan:plan",
-        "Plan the tables of REGISTRY's model for a cluster, without one.",
+        "Plan the tables of REGISTRY's model for a cluster, without using the cluster.",
     ),
     "checkpoint": (
         "recd_plugins.cli.checkpoint:checkpoint",
         "List, verify or show checkpoints.",
     ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
-    "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
+    "plugins": ("recd_plugins.cli.plugins:plugins", "List the available plugins."),
     "schema": ("recd_plugins.cli.validate:schema", "Print the JSON Schema of registry files."),
     "doctor": ("recd_plugins.cli.doctor:doctor", "Check this machine's installation."),
 }
 
 
 class _Failure(click.ClickException):
-    """A RecdError as click shows it: the message in red, exit code 1."""
+    """A click exception for a RecdError: prints the message in red and exits with code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         tell_torchrun(self.format_message())
@@ -59,7 +59,7 @@ class _Failure(click.ClickException):
 
 
 class PluginCommands(click.Group):
-    """Commands of plugins, for ``register_commands``; each name once."""
+    """Commands that plugins add through ``register_commands``. Names must be unique."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         name = name or cmd.name
@@ -69,7 +69,7 @@ class PluginCommands(click.Group):
 
 
 class _Recd(click.Group):
-    """Built-in commands, then commands of plugins."""
+    """A click group that lists built-in commands first, then commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(_plugin_commands(ctx).commands)]
@@ -103,7 +103,7 @@ class _Recd(click.Group):
         return super().main(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as a program, without tracebacks; tests and Python call ``main.main``."""
+        """Run as a program, printing errors without tracebacks. Tests call ``main.main``."""
         if not kwargs.get("standalone_mode", True) or os.environ.get("RECD_TRACEBACK") == "1":
             return super().__call__(*args, **kwargs)
         try:
@@ -115,7 +115,7 @@ class _Recd(click.Group):
             click.secho(message, fg="red", err=True)
             sys.exit(EXIT_STATUS)
         finally:
-            # Collections at exit would walk over all of torch, for seconds.
+            # Garbage collection at exit would take seconds, because it visits all objects of torch.
             gc.freeze()
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -154,7 +154,7 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
 
 
 def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
-    """Set the environment variable that ranks and readers inherit."""
+    """Exclude these packages through an environment variable that ranks and readers inherit."""
     if not names:
         return
     from recd_plugins.runtime.plugin_modules import WITHOUT
@@ -176,7 +176,7 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
     "--plugins-dir",
     type=click.Path(path_type=Path),
     is_eager=True,
-    help="A folder of plugin files (*.py) besides the installed plugins.",
+    help="A folder of plugin files (*.py) to load in addition to the installed plugins.",
 )
 @click.option(
     "--without",
@@ -185,15 +185,15 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
     is_eager=True,
     expose_value=False,
     callback=_leave_out,
-    help="Leave out an installed package of plugins, by its name or its distribution's; again for "
-    "more. RECD_WITHOUT=NAME,NAME does so too.",
+    help="Do not load this installed plugin package, given by the name of the package or of its "
+    "distribution. Can be repeated. Same as RECD_WITHOUT=NAME,NAME.",
 )
 @click.version_option(__version__, prog_name="recd")
 @click.pass_context
 def main(ctx: click.Context, plugins_dir: Path | None) -> None:
     """Train TorchRec models with the plugins that a registry file names."""
-    # Before torch is imported, by ranks too: DistributedDataParallel's native code warns of
-    # summed_in_fixed_buckets() in every run.
+    # Set before torch is imported, in ranks too: the native code of DistributedDataParallel warns
+    # about summed_in_fixed_buckets() in every run.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # What click.pass_obj hands to commands.
+    # The object that click.pass_obj passes to commands.
     ctx.obj = plugins_dir

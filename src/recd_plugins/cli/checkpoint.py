@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def checkpoint() -> None:
     """List, verify or show checkpoints.
 
-    PATH is a checkpoint, as checkpoints/step-000000100, or the folder that it is in.
+    PATH is one checkpoint, such as checkpoints/step-000000100, or a folder of checkpoints.
     """
 
 
@@ -41,9 +41,9 @@ def checkpoint() -> None:
 @_JSON
 @click.pass_context
 def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """List checkpoints, their sizes, what is missing of them, and which was validated best.
+    """List checkpoints with their sizes and missing files, and mark the best validated one.
 
-    Files are not read; verify does that.
+    This checks file names and sizes only. Use verify to check the contents.
     """
     reports = [_looked_at(each) for each in _found(path)]
     try:
@@ -60,9 +60,9 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_JSON
 @click.pass_context
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """Read every file of checkpoints, and say what is not as it was written.
+    """Read every file of the checkpoints and report damaged or unknown files.
 
-    The exit code is 1 where there is such a thing.
+    The exit code is 1 if there are any.
     """
     _tell(ctx, [_read(each) for each in _found(path)], as_json)
 
@@ -71,7 +71,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 @_PATH
 @_JSON
 def show(path: Path, as_json: bool) -> None:
-    """Show the step and the tensors of a checkpoint, and the registry it was trained with.
+    """Show the step, tensors and registry of a checkpoint.
 
     For a folder, this shows the newest checkpoint.
     """
@@ -116,7 +116,7 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _found(path: Path) -> list[Path]:
-    """Return a checkpoint, or all of a folder, oldest first."""
+    """Return the checkpoint at a path, or all checkpoints in a folder, oldest first."""
     if not path.is_dir():
         raise RecdError(f"{path}: no such folder")
     found = checkpoints_in(path)
@@ -128,13 +128,13 @@ def _found(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Report on a checkpoint by reading every file."""
+    """Return a report on a checkpoint. Reads every file."""
     damage, extra = problems(path)
     return {**_looked_at(path), "damage": damage, "extra": extra}
 
 
 def _looked_at(path: Path) -> dict[str, Any]:
-    """Report on a checkpoint by its manifest and sizes."""
+    """Return a report on a checkpoint. Reads only the manifest and file sizes."""
     report = {"path": str(path), "files": 0, "bytes": 0, "damage": [], "extra": []}
     try:
         files = read_manifest(path)

@@ -44,12 +44,18 @@ class Check:
 @click.option(
     "--model",
     metavar="MODULE:FACTORY",
-    help="Look at a trainer's model instead: how its tables would be sharded and trained, which "
-    "features would be deduplicated, and what is left alone.",
+    help="Check the model that this factory returns instead: show how its tables would be sharded "
+    "and trained, and which features would be deduplicated.",
 )
-@click.option("--ranks", type=click.IntRange(min=1), help="Of --model: how many; 2 without it.")
 @click.option(
-    "--registry", type=click.Path(path_type=Path), help="Of --model: a file with entries for it."
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="With --model: number of ranks to plan for. Default: 2.",
+)
+@click.option(
+    "--registry",
+    type=click.Path(path_type=Path),
+    help="With --model: a registry file for the model.",
 )
 @click.pass_context
 def doctor(
@@ -57,8 +63,9 @@ def doctor(
 ) -> None:
     """Check this machine's installation, or a trainer's model.
 
-    Versions, FBGEMM's operators, collectives, CUDA, numba and plugins. Exits with 1 where a check
-    failed; what is merely absent, as CUDA may be, fails nothing. With --model nothing is trained.
+    Checks versions, FBGEMM operators, collectives, CUDA, numba and plugins. Exits with 1 if a check
+    fails. Missing optional parts, such as CUDA, are not failures. With --model, plans the model
+    without training it.
     """
     if model is not None:
         _describe(model, ranks or 2, registry, ctx.obj, as_json)
@@ -97,7 +104,7 @@ def _describe(
 
 
 def examine(plugins_dir: Path | None) -> Iterator[Check]:
-    """Yield all checks; later ones build on earlier ones."""
+    """Yield the results of all checks. Later checks rely on earlier ones."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.machine()}")
     yield _versions()
     yield _one_fbgemm()
@@ -206,7 +213,7 @@ def _plugins(plugins_dir: Path | None) -> Check:
 
 
 def _internals(plugins_dir: Path | None) -> Check:
-    """Check that private names of torch and torchrec that are used exist."""
+    """Check that the private names of torch and torchrec used by this package exist."""
     from recd_plugins.compat.torchrec_internals import INTERNALS
 
     internals = list(INTERNALS)

@@ -1,4 +1,4 @@
-"""How a command ends: by a signal, or by an unexpected error with one message."""
+"""Handles signals and unexpected errors of commands, and prints one message for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recd_plugins.runtime.versions import __version__
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends the program, as Ctrl-C does.
+    """An exception raised for a signal that ends the program, such as SIGTERM.
 
     Args:
         number: of the signal.
@@ -32,9 +32,10 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Raise ``Ended`` at SIGTERM and SIGHUP, as Ctrl-C does.
+    """Raise ``Ended`` on SIGTERM and SIGHUP, so that ``finally`` blocks run as for Ctrl-C.
 
-    Ranks of torchrun end at once: they may wait for others, out of reach of exceptions.
+    Ranks of torchrun end at once, because a rank that waits in a collective cannot be
+    interrupted by an exception.
     """
 
     def end(number: int, _: object) -> None:
@@ -51,12 +52,12 @@ def unwinding() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-#: The exit status of a fault (sysexits' EX_SOFTWARE); mistakes of users end with 1 or 2.
+#: The exit status of an internal error (EX_SOFTWARE of sysexits). User errors exit with 1 or 2.
 EXIT_STATUS = 70
 
 
 def fault_message(error: Exception) -> str:
-    """Return the message for an unexpected exception; write its traceback to a file."""
+    """Write the traceback of an unexpected exception to a file and return a short message."""
     text = "".join(traceback.format_exception(error))
     said = error.what if isinstance(error, RankError) else in_a_line(error)
     return (
@@ -66,9 +67,9 @@ def fault_message(error: Exception) -> str:
 
 
 def tell_torchrun(message: str) -> None:
-    """Have torchrun, if it started this process, print the message in its summary."""
+    """Make torchrun print the message in its summary, if it started this process."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # As torch.distributed.elastic's ErrorHandler writes it, which takes a second to import.
+        # The format of torch.distributed.elastic's ErrorHandler, whose import takes a second.
         message = visible(message)
         told = {"py_callstack": message, "timestamp": str(int(time.time()))}
         with suppress(OSError):
@@ -76,7 +77,7 @@ def tell_torchrun(message: str) -> None:
 
 
 def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
-    """Return the message for a path or a full disk; None for any other error."""
+    """Return a message if the error is about a path or a full disk, else None."""
     if isinstance(error, OSError):
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"
@@ -91,7 +92,7 @@ def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
 
 
 def _kept(text: str) -> str:
-    """Write a traceback to a file and name it; return the text if no file can be written."""
+    """Write a traceback to a file and return its path, or the text if no file can be written."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="recd-fault-", suffix=".txt", delete=False, encoding="utf-8",

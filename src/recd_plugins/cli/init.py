@@ -1,4 +1,4 @@
-"""``recd init``: registry files to start from, as plugins write them."""
+"""``recd init``: write a first registry file; plugins provide the templates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import click
 from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.runtime.errors import PluginError
 
-#: The command for paths and URLs of data.
+#: Name of the command that handles paths and URLs of data.
 TABLE = "TABLE"
 
 
 class Starts(click.Group):
-    """Commands of ``recd init`` by the name of a model, or ``TABLE``."""
+    """Subcommands of ``recd init``, keyed by the name of a model or ``TABLE``."""
 
     def add(self, command: Any, where: str) -> None:
-        """Add the command of a package; raise ``PluginError`` if its name is taken."""
+        """Add the command of a package. Raise ``PluginError`` if another package has its name."""
         if command.name in self.commands:
             raise PluginError(f"{where}: recd init {command.name} is there already; rename one")
         self.add_command(command)
@@ -51,7 +51,7 @@ class _Init(Starts):
 
 @click.command(cls=_Init, subcommand_metavar="TABLE|NAME FILE [OPTIONS]")
 def init() -> None:
-    """Write a registry file to start from: for a table of yours, or a model by NAME.
+    """Write a first registry file for your own table or for a named model.
 
     \b
     recd init clicks.parquet my.yaml

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Click options and checks shared by several commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Collection(Protocol):
-    """A collection of objects that packages return from a hook."""
+    """Collects the objects that packages return from a hook."""
 
     def add(self, each: Any, where: str, /) -> None:
         """Add an object; ``where`` names its package in errors."""
@@ -29,12 +29,12 @@ C = TypeVar("C", bound=Collection)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-# Beginnings of files that a report may replace.
+# First bytes of the files that a report may replace.
 _REPORTS = {"--json": rb"\s*([{\[]\r?\n|\{\}|\[\])", "--html": rb"\s*<"}
 
 
 class OutputPath(click.Path):
-    """A local file or folder to write, refused at once if it cannot be written.
+    """A click type for a local file or folder to write. Checks early that it can be written.
 
     A report never replaces a table or a registry file.
     """
@@ -54,13 +54,13 @@ class OutputPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-#: A whole number from 1.
+#: An integer of at least 1.
 AT_LEAST_1 = click.IntRange(min=1)
-#: A whole number from 0.
+#: An integer of at least 0.
 COUNT_FROM_0 = click.IntRange(min=0)
 #: A number above 0.
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
-#: A share, from 0 to 1.
+#: A fraction from 0 to 1.
 SHARE = click.FloatRange(min=0, max=1)
 #: A file to write.
 OUTPUT = OutputPath(path_type=Path, dir_okay=False, writable=True)
@@ -71,19 +71,19 @@ OUTPUT_FOLDER = OutputPath(path_type=Path, file_okay=False)
 #: A file or a folder to write.
 OUTPUT_PATH = OutputPath(path_type=Path)
 
-#: Values in place of a registry file's, after the other arguments.
+#: Trailing KEY=VALUE arguments that override values of the registry file.
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-#: The checkpoint that a command takes a trained model from.
+#: The checkpoint from which a command loads the trained model.
 CHECKPOINT = click.option(
     "--checkpoint",
     metavar="PATH|newest|best",
-    help="A checkpoint, or a folder whose newest is taken; or newest or best of "
-    "training.checkpoint.path. Default: best if the run was validated, else newest.",
+    help="A checkpoint, a folder (uses its newest checkpoint), or newest or best (chosen in "
+    "training.checkpoint.path). Default: best if the run was validated, else newest.",
 )
 
 
 def new_place(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse ``.`` and ``..`` as the name of something new; a callback of click."""
+    """Refuse ``.`` and ``..`` as an output path (click callback)."""
     if value is not None and value.name in ("", ".."):
         like = value / "table"
         raise click.BadParameter(f"{value} is no name for something new; write one, as {like}")
@@ -102,9 +102,11 @@ def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None
 RANKS = click.option(
     "--ranks", type=AT_LEAST_1, callback=_not_under_torchrun, help="Overrides training.ranks."
 )
-#: The number of rows that a rank scores at a time.
+#: The number of rows per batch and rank.
 BATCH_SIZE = click.option(
-    "--batch-size", type=AT_LEAST_1, help="Overrides training.batch_size: rows of a rank at a time."
+    "--batch-size",
+    type=AT_LEAST_1,
+    help="Rows per batch on each rank. Overrides training.batch_size.",
 )
 
 
@@ -125,9 +127,9 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
 
     Args:
         output: the file.
-        force: whether a file of the kind that the command writes may be replaced.
-        columns: columns of such a file, in its Parquet schema or in its first line.
-        begins: regular expression that the first 64 KiB of such a file match.
+        force: replace an existing file if it has the format that the command writes.
+        columns: columns that identify this format, in the Parquet schema or in the first line.
+        begins: regular expression that identifies this format; matched to the first 64 KiB.
 
     Raises:
         RecdError: names the file.
@@ -155,7 +157,7 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
-    """Refuse an output in place of, or in a folder of, its inputs or the training data.
+    """Refuse an output that would replace, or lie in a folder of, its inputs or training data.
 
     Raises:
         RecdError: names the input.
@@ -167,20 +169,22 @@ def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
 
 
 def topology_options(command: _Command) -> _Command:
-    """Add the options of the ranks to plan for."""
+    """Add the options that describe the cluster to plan for."""
     for option in (
         click.option(
             "--ranks-per-node",
             type=AT_LEAST_1,
-            help="Ranks of a node; the topology's own without it; on this machine as "
-            "training.ranks and training.ranks_per_node say.",
+            help="Ranks per node. Default: the value of the topology; for this machine, "
+            "training.ranks_per_node or training.ranks.",
         ),
-        click.option("--nodes", type=AT_LEAST_1, help="Nodes; the topology's own without it."),
+        click.option(
+            "--nodes", type=AT_LEAST_1, help="Number of nodes. Default: the value of the topology."
+        ),
         click.option(
             "--topology",
             metavar="NAME|FILE",
-            help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), "
-            "or a YAML file. Without it training.topology, or where that is null machine.",
+            help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this "
+            "machine), or a YAML file. Default: training.topology, or machine if that is null.",
         ),
     ):
         command = option(command)
@@ -190,7 +194,7 @@ def topology_options(command: _Command) -> _Command:
 def chosen_topology(
     registry: RunConfig, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
-    """Return the topology of ``topology_options``; defaults of this machine are the registry's."""
+    """Return the topology that ``topology_options`` describe. The registry sets the defaults."""
     from recd_plugins.config.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
 
@@ -207,19 +211,19 @@ def chosen_topology(
 
 
 def overrides(**values: Any) -> dict[str, Any]:
-    """Return the fields of the ``training`` section that options set."""
+    """Return the fields of the ``training`` section that command-line options override."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def manager_of(ctx: click.Context) -> PluginManager:
-    """Return the plugins of a command line: installed, and of its ``--plugins-dir``."""
+    """Return the plugin manager for the installed plugins and those in ``--plugins-dir``."""
     return PluginManager(ctx.find_root().params.get("plugins_dir"))
 
 
 def contributed(
     ctx: click.Context, hook: str, collection: Callable[[], C]
 ) -> tuple[C, PluginManager]:
-    """Collect the objects of a hook, once per command line."""
+    """Collect the objects that packages return from a hook, once per command line."""
     key = f"{__name__}.{hook}"
     if key not in ctx.meta:
         made, manager = collection(), manager_of(ctx)
@@ -230,6 +234,6 @@ def contributed(
 
 
 def tell_broken(manager: PluginManager) -> None:
-    """Print the installed packages that cannot be used."""
+    """Print installed plugin packages that failed to load."""
     for broken in manager.broken:
         click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)

@@ -1,4 +1,4 @@
-"""``recd plan``: shardings of a model's tables for a cluster, and the modes of plugins."""
+"""``recd plan``: plan a model's tables for a cluster, or run a plan mode of a plugin."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from recd_plugins.runtime.plugin_modules import qualified
 
 
 class PlanModes:
-    """The modes of ``recd plan`` that plugins bring, with their flags and options.
+    """Modes of ``recd plan`` that plugins add, with their flags and options.
 
     Attributes:
-        params: flags and options of the modes.
+        params: click parameters of all modes.
     """
 
     def __init__(self, own: Iterable[click.Parameter]) -> None:
@@ -60,7 +60,7 @@ class PlanModes:
         self.params += params
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
-        """Return the mode whose flag was given, if any, and the values of its options.
+        """Return the mode selected by its flag and the values of its options; None without a flag.
 
         Raises:
             click.UsageError: two flags are given, or options of a mode without its flag.
@@ -88,7 +88,7 @@ def _given(ctx: click.Context, param: click.Parameter) -> bool:
 
 
 def _names(param: click.Parameter) -> list[str]:
-    """Return the names that no two parameters of a command may share."""
+    """Return the parameter's names. They must be unique within a command."""
     return [str(param.name), *param.opts, *param.secondary_opts]
 
 
@@ -134,15 +134,16 @@ def plan_modes() -> PlanModes:
     "--batch-size",
     type=_batch_size,
     metavar="N|auto",
-    help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
+    help="Rows per batch on each rank. Overrides training.batch_size. auto finds the largest batch "
+    "size that fits.",
 )
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
     "calibrate_path",
     type=OUTPUT,
-    help="First train a few steps here, and write this machine, with what they cost, as a topology "
-    "to this YAML file; --topology takes it.",
+    help="Train a few steps on this machine first and write the measured topology to this YAML "
+    "file, for use with --topology.",
 )
 @click.pass_context
 def plan(
@@ -158,10 +159,10 @@ def plan(
     calibrate_path: Path | None,
     **_of_modes: Any,
 ) -> None:
-    """Plan the tables of REGISTRY's model for a cluster, without one.
+    """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
 
-    Shows the shards, memory of a rank, predicted times, and what the plugins change against plain
-    TorchRec. The flags of plugins plan something else instead.
+    Shows the shards, the memory per rank, the predicted times, and the difference between the
+    plugins and plain TorchRec. Flags of plugins select another kind of plan.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto

@@ -21,7 +21,7 @@ from recd_plugins.report.output import output_console
 
 
 def check_contributions(manager: PluginManager) -> None:
-    """Call all hooks, so that the manager lists packages whose contributions are unusable.
+    """Call all hooks, so that the manager records packages with unusable contributions.
 
     Raises:
         PluginError: a file of ``--plugins-dir`` is unusable.
@@ -34,16 +34,16 @@ def check_contributions(manager: PluginManager) -> None:
 
 
 @click.command()
-@click.option("--kind", help="Only plugins of this kind.")
-@click.option("--kinds", is_flag=True, help="List the kinds themselves.")
+@click.option("--kind", help="List only plugins of this kind, such as sharding.")
+@click.option("--kinds", is_flag=True, help="List the plugin kinds instead of plugins.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bool) -> None:
-    """List the plugins that are there.
+    """List the available plugins.
 
-    Of each: its kind, its name, what it does, and which distribution or file brought it, with what
-    that adds besides. Then the installed packages that cannot be used, and why; they stop only what
-    needs them.
+    Shows the kind, name and description of each plugin, and the distribution or file that contains
+    it. Lists installed packages that failed to load at the end, with the reason. A failed package
+    affects only the registries and commands that use it.
     """
     manager = PluginManager(plugins_dir)
     check_contributions(manager)

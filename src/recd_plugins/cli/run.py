@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from recd_plugins.training.session import Session
 
 
-#: Where registries of tables are kept.
+#: Folder for the registry files that are generated for tables.
 _FOLDER = Path(".recd")
 
 
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
-    """Return the registry file of a run: ``given``, or one that ``recd init`` writes for a table.
+    """Return the registry file of a run. For a table, generate one as ``recd init`` does.
 
     Args:
         ctx: context of the command.
         given: a registry file, or the path or URL of a table.
-        columns: options about the columns of a table; None if not given.
+        columns: values of the options that name columns of a table; None if not given.
 
     Raises:
         RecdError: the table cannot be used, no plugin takes one, or a file of this name was edited
@@ -75,13 +75,13 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
         tell_broken(manager)
         raise RecdError(f"{given}: nothing installed makes a registry of a table")
     file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
-    # None: an existing file has to be what is written.
+    # None: an existing file must equal the file that would be written.
     ctx.invoke(start, table=given, file=file, force=None, **named)
     return file
 
 
 class RunReports:
-    """The options of plugins that write a file at the end of ``recd run``.
+    """Options that plugins add to ``recd run``. Each writes a report file when the run ends.
 
     Attributes:
         params: their options.
@@ -110,14 +110,14 @@ class RunReports:
         self._by_name[name] = cls()
 
     def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
-        """Yield the reports to write and their files, from values of ``params`` by name."""
+        """Yield each requested report with its file. ``values`` maps option names to paths."""
         for name, path in values.items():
             if path is not None:
                 yield self._by_name[name], path
 
 
 class RunCommand(click.Command):
-    """A command that looks for the options of ``RunReports`` where one is unknown to it."""
+    """A command that loads the options of ``RunReports`` when it meets an unknown option."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
@@ -159,62 +159,70 @@ class RunCommand(click.Command):
 @click.argument("given", metavar="REGISTRY", type=click.Path())
 @SETTINGS
 @click.option(
-    "--label", "label_column", metavar="COLUMN", help="Of a table: what is to be predicted."
+    "--label", "label_column", metavar="COLUMN", help="For a table: the column to predict."
 )
 @click.option(
-    "--session", "session_column", metavar="COLUMN", help="Of a table: whose rows belong together."
+    "--session",
+    "session_column",
+    metavar="COLUMN",
+    help="For a table: the column with the session of a row.",
 )
-@click.option("--time", "time_column", metavar="COLUMN", help="Of a table: when it was.")
+@click.option(
+    "--time",
+    "time_column",
+    metavar="COLUMN",
+    help="For a table: the column with the time of a row.",
+)
 @click.option(
     "--compare",
     is_flag=True,
-    help="Train without the plugins too (stock TorchRec, plain KJTs), on the same batches from the "
-    "same weights, and show both. Writes no checkpoints.",
+    help="Also train without the plugins (stock TorchRec, plain KJTs), with the same batches and "
+    "initial weights, and show both results. Writes no checkpoints.",
 )
 @click.option(
     "--sharding",
     "shardings",
     multiple=True,
     metavar="NAME",
-    help="A sharding plugin for the tables of the first sharding entry, in its place. Given "
-    "several times: train under each, on the same batches from the same weights, and show all. "
-    "Writes no checkpoints then.",
+    help="Replace the plugin of the first sharding entry with this sharding plugin. If given "
+    "several times, train once with each, with the same batches and initial weights, and compare "
+    "them; this writes no checkpoints.",
 )
 @click.option(
     "--rounds",
     type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="With --compare or several --sharding: train the sides in turn so often, and show medians "
-    "and how far the rounds lie apart.",
+    help="With --compare or several --sharding: number of rounds. Each round trains every variant "
+    "once; the output shows medians and the spread over rounds.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show what the run would do up to its first step: columns, model, steps, plan and memory. "
-    "Makes the data where it is missing, and writes nothing else.",
+    help="Show the columns, model, steps, plan and memory of the run, and stop before the first "
+    "step. Prepares missing data, and writes nothing else.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
+@click.option("--resume", is_flag=True, help="Resume from the newest checkpoint.")
 @click.option(
     "--allow",
     "allowed",
     multiple=True,
     type=click.Choice(ALLOWABLE),
     metavar="FIELD",
-    help="With --resume: let this field differ from the checkpoint's. One of: "
+    help="With --resume: allow this field to differ from the checkpoint. One of: "
     f"{', '.join(ALLOWABLE)}.",
 )
 @click.option(
     "--breakdown",
     is_flag=True,
-    help="Profile 10 of the steps: seconds by stage (lookup, GEMM, all-to-all, all-reduce, other) "
-    "and memory of a step.",
+    help="Profile 10 steps, and show the memory of a step and its seconds per stage (lookup, GEMM, "
+    "all-to-all, all-reduce, other).",
 )
 @RANKS
 @click.option(
     "--ranks-per-node",
     type=AT_LEAST_1,
-    help="Overrides training.ranks_per_node: this machine pretends to be several nodes.",
+    help="Overrides training.ranks_per_node. Splits this machine's ranks into simulated nodes.",
 )
 @click.option("--workers", type=COUNT_FROM_0, help="Overrides training.workers.")
 @click.option("--steps", type=AT_LEAST_1, help="Overrides training.steps.")
@@ -234,14 +242,14 @@ class RunCommand(click.Command):
     "--log-every",
     type=ABOVE_0,
     metavar="SECONDS",
-    help="A line with step, loss, samples/s and the time left every so many seconds, in place of "
-    "the live line of a terminal. 10 where stderr is none.",
+    help="Print a line with step, loss, samples/s and remaining time every SECONDS seconds instead "
+    "of the live progress line. Default: 10 if stderr is not a terminal.",
 )
 @click.option(
     "--json",
     "json_path",
     type=OUTPUT,
-    help="Write figures here.",
+    help="Write the results to this JSON file.",
 )
 @click.pass_context
 def run(
@@ -271,9 +279,9 @@ def run(
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
 
-    Starts the ranks itself; under torchrun it joins the ranks that are there. KEY=VALUE sets any
-    value of the file for this run, as messages name it: sharding[0].options.hot=0.2. A table in
-    place of REGISTRY gets one as `recd init` writes it, in the folder .recd.
+    Starts the ranks itself; under torchrun, it joins the existing ranks. KEY=VALUE overrides a
+    value of the file for this run, such as sharding[0].options.hot=0.2. REGISTRY can also be a
+    table: its registry file is then generated in the folder .recd, as `recd init` does.
 
     \b
     recd run registry.yaml --compare
@@ -308,7 +316,7 @@ def run(
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
         for sharding in shardings or (None,)
     ]
-    # These imports take seconds, so mistakes are found before.
+    # These imports take seconds, so user errors are reported before them.
     with without_collections():
         from recd_plugins.training.result import (
             Comparison,
@@ -397,7 +405,7 @@ def run(
         if trainer.rank == 0:
             report["registry"] = trainer.registry.text
             report["settings"] = set_to
-            try:  # a full disk must not hide the figures, nor a closed terminal the files
+            try:  # print even if the disk is full, and write files even if the terminal is closed
                 if json_path is not None:
                     write_json(json_path, report)
                 for asked_for, path in reports:
@@ -435,7 +443,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
 
 @contextmanager
 def _goes_on_with_resume(registry: Path) -> Iterator[None]:
-    """Add the command that goes on to the message of a run that a signal ended."""
+    """Add the command that resumes the run to the message of an interrupted run."""
     try:
         yield
     except RunInterrupted as error:
@@ -448,7 +456,7 @@ def _goes_on_with_resume(registry: Path) -> Iterator[None]:
 
 
 def _warn_of_mismatch() -> None:
-    """Warn once if the packages do not fit together, before imports break on it."""
+    """Warn once if package versions are incompatible, before an import fails because of it."""
     remedy = mismatch()
     if remedy and torchrun_rank() in (None, 0):
         click.secho(

@@ -26,9 +26,9 @@ from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
 def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Check a registry file.
 
-    Its shape, its plugins and their options, the file of its training.topology, and whether these
-    suit the columns of the data where it is there; PATH is registry.yaml if not given. Rows are not
-    read: what patterns match shows when training starts.
+    Checks the structure, the plugins and their options, the file of training.topology, and the
+    columns of the data if it exists. PATH is registry.yaml by default. Rows are not read, so
+    unmatched patterns are reported only when training starts.
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)
@@ -66,18 +66,18 @@ def _problems(registry: RunConfig) -> list[Problem]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, the only form there is.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. This is the default.")
 @click.pass_obj
 def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
     """Print the JSON Schema of registry files.
 
-    Editors that complete and check YAML take it; the options of every plugin are in it.
+    Editors use it to complete and check YAML. It includes the options of every plugin.
     """
     click.echo(json.dumps(registry_schema(PluginManager(plugins_dir)), indent=2))
 
 
 def registry_schema(manager: PluginManager) -> dict[str, Any]:
-    """Return a JSON Schema that checks ``options`` by the plugin that ``use`` names."""
+    """Return a JSON Schema that checks ``options`` against the plugin that ``use`` names."""
     kinds = manager.kinds
     result = registry_spec(kinds.values()).model_json_schema()
     definitions = result["$defs"]
@@ -102,8 +102,8 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
 def _put_entry(
     definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
 ) -> str:
-    """Give the entries of a section the options of ``plugins``; return the unchanged definition."""
-    # A list of entries, one or null, or one.
+    """Add the options of ``plugins`` to the entries of a section; return the name of the old one."""
+    # The section is a list of entries, an optional entry, or a required entry.
     holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]
     entry = json.loads(json.dumps(definitions[general]))
