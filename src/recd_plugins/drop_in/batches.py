@@ -1,4 +1,4 @@
-"""The KeyedJaggedTensors of a trainer's batch, and the same with equal rows stored once."""
+"""Finds the KeyedJaggedTensors in a batch and replaces them by deduplicated ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT
 from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
 
-#: Given a path and the tensor there, returns the tensor to have in its place.
+#: Called with a path in the batch and the tensor at this path; returns the replacement.
 Replace = Callable[[str, KeyedJaggedTensor], KeyedJaggedTensor]
 
-# They hold no KeyedJaggedTensor, or none that is the batch's to change.
+# Types to skip: they hold no KeyedJaggedTensor, or one that must not be replaced.
 _LEAVES = (Tensor, JaggedTensor, KeyedTensor, nn.Module, str, bytes, int, float, type(None))
 
 
 def replace_kjts(
     batch: Any, replace: Replace, path: str = "batch", above: tuple[int, ...] = ()
 ) -> Any:
-    """Return the batch with other KeyedJaggedTensors; itself if none was replaced by another.
+    """Return a batch with replaced KeyedJaggedTensors, or ``batch`` itself if none changed.
 
     Looks into dicts, lists, tuples, dataclasses and other objects with attributes, and copies the
     containers of replaced tensors. ``replace`` gets each KeyedJaggedTensor and its path, such as
@@ -54,14 +54,14 @@ def replace_kjts(
         return batch
     if isinstance(batch, list | tuple):
         items = [changed.get(index, value) for index, value in enumerate(batch)]
-        # A named tuple takes its fields one by one.
+        # The constructor of a named tuple takes its fields as separate arguments.
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     found = copy.copy(batch)
     for key, value in changed.items():
         if isinstance(batch, Mapping):
             found[key] = value
         else:
-            object.__setattr__(found, key, value)  # of frozen dataclasses too
+            object.__setattr__(found, key, value)  # also works for frozen dataclasses
     return found
 
 
@@ -72,7 +72,7 @@ def _attributes(batch: Any) -> list[str]:
 
 
 class Stored:
-    """Deduplicates ``features``, by path, of each batch; not to be shared by threads.
+    """Deduplicates ``features``, a map from path to feature names, in each batch. Not thread-safe.
 
     Keeps working memory between batches. A call raises DataError if a KeyedJaggedTensor has values
     that do not match its lengths.
@@ -96,7 +96,7 @@ class Stored:
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
-    """Refuse values that do not match lengths; kernels would read values of other rows."""
+    """Refuse values that do not match the lengths. Kernels would read values of other rows."""
     if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
         raise DataError(
             f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
@@ -106,13 +106,13 @@ def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
 def _by_kernel(
     kjt: KeyedJaggedTensor, chosen: Collection[str], deduplicator: Deduplicator
 ) -> KeyedJaggedTensor:
-    """Deduplicate all features at once: Python for each would take most of the time."""
+    """Deduplicate all features in one kernel call, as a Python loop would be slow."""
     keys, num_rows = kjt.keys(), kjt.stride()
     positions = [position for position, key in enumerate(keys) if key in chosen]
     found = deduplicator.each(
         kjt.values().numpy(), kjt.offsets().numpy(), np.array(positions), num_rows
     )
-    # In memory of torch's, which a pipeline with clear_data_dist_inputs frees when they are sent.
+    # Allocated by torch, so that a pipeline with clear_data_dist_inputs can free it after sending.
     values = torch.tensor(found.values)
     lengths = torch.tensor(found.lengths, dtype=kjt.lengths().dtype)
     inverse, rows, sizes = torch.from_numpy(found.inverse_lookup), found.num_unique, found.sizes

@@ -1,4 +1,4 @@
-"""Deduplication of the batches of a trainer's own loader."""
+"""Deduplicates the batches of a custom training loop's data loader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recd_plugins.sparse.unique_groups import deduplicate
 
 logger = logging.getLogger(__name__)
 
-#: Ids per stored id, below which looking for duplicates costs more than it saves.
+#: Minimum ids per stored id. Below this, deduplication costs more than it saves.
 WORTHWHILE = 1.25
 
 # The cost of deduplication on a CPU, in lookups of ids. Measured with 3 to 80 ids a row, vectors of
@@ -38,16 +38,16 @@ WORTHWHILE = 1.25
 _IDS_PER_UNIQUE_ID = 1.4
 _IDS_PER_ROW = 6
 _IDS_PER_BATCH = 60_000
-# Part of all lookups that has to be saved; below it machines differ in which way is faster.
+# Minimum fraction of lookups to save. Below it, the faster way depends on the machine.
 _MARGIN = 0.15
 
 
 @dataclass(frozen=True)
 class PooledFeatures:
-    """Features whose rows are pooled by a module that takes unique rows.
+    """Features pooled by a module that accepts unique rows.
 
-    ``features`` are by path of the module. A PooledSequences looks up ``sequences``; ``others`` are
-    looked up as they come, for the given reason.
+    ``features`` maps the path of a module to its features. A PooledSequences looks up
+    ``sequences``. ``others`` are not deduplicated; the map gives the reason.
     """
 
     features: dict[str, frozenset[str]]
@@ -57,7 +57,7 @@ class PooledFeatures:
 
     @classmethod
     def of(cls, modules: Sequence[EmbeddingModule]) -> Self:
-        """Find the features in ``embedding_modules`` of a model that is not sharded."""
+        """Find the features of the ``embedding_modules`` of an unsharded model."""
         sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
         if not modules:
             raise SetupError(
@@ -84,7 +84,7 @@ class PooledFeatures:
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts of all ids of a feature, of ids of its unique rows (``stored``), and of its rows."""
+    """Counts for one feature: all ids, ids of unique rows (``stored``), and rows."""
 
     ids: int
     stored: int
@@ -95,7 +95,7 @@ class Counted:
 
     @property
     def factor(self) -> float:
-        """Ids per stored id; 1.0 without any."""
+        """Ids per stored id; 1.0 for a feature without ids."""
         return self.ids / self.stored if self.stored else 1.0
 
 
@@ -106,8 +106,8 @@ _NONE = Counted(0, 0, 0)
 class Decision:
     """The deduplicated features, the same on all ranks.
 
-    All are by path of a KeyedJaggedTensor: the features to deduplicate, those that could be, and
-    the reason if it is left alone.
+    Each map is keyed by the path of a KeyedJaggedTensor: the features to deduplicate, all features
+    that could be deduplicated, and the reason if the tensor stays plain.
     """
 
     features: Mapping[str, frozenset[str]]
@@ -132,19 +132,19 @@ class Decision:
 
 
 class Dedup:
-    """Deduplication of a trainer's batches for the model that they are for.
+    """Deduplicates the batches of a custom training loop for its model.
 
-    Called with a loader or an iterator, it returns one of the same batches, whose
-    KeyedJaggedTensors carry the unique rows of pooled features. Sharded modules look those up, and
-    return all rows in their order. Any other code sees all rows, as in the plain batch.
-    At the first batch the ranks decide together, for all batches, which features to deduplicate,
-    and rank 0 logs it. If that would not pay, batches stay as they are.
+    Call it with a loader or an iterator. It returns the same batches, whose KeyedJaggedTensors also
+    carry the unique rows of pooled features. Sharded modules look up only unique rows, and return
+    all rows in the original order. Other code sees all rows, as in a plain batch. On the first
+    batch the ranks agree on the features to deduplicate, and rank 0 logs them. Batches stay plain
+    if deduplication would not save time.
 
     Args:
-        model: before it is sharded by sharders of ``Prepared.sharders``.
-        process_group: the ranks that train it; by default those that the model is sharded over
-            when the first batch comes, or the default group if it is not sharded.
-        modules: its ``embedding_modules``, if they are known.
+        model: the model, before the sharders of ``Prepared.sharders`` shard it.
+        process_group: the ranks that train the model. Default: the ranks that the model is sharded
+            over at the first batch, or the default group if it is not sharded.
+        modules: the model's ``embedding_modules``, if already known.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -164,13 +164,13 @@ class Dedup:
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
     def __call__(self, loader: Iterable[Any]) -> DedupLoader | DedupIterator:
-        """Return a loader of the same batches, deduplicated; an iterator if one is given."""
+        """Return a loader of deduplicated batches, or an iterator if one is given."""
         if isinstance(loader, Iterator):
             return DedupIterator(loader, self)
         return DedupLoader(loader, self)
 
     def batch(self, batch: Any) -> Any:
-        """Deduplicate one batch; a collective call for the first one.
+        """Deduplicate one batch. The call for the first batch is collective.
 
         Raises:
             SetupError: the first batches of two ranks hold different features.
@@ -191,14 +191,14 @@ class Dedup:
         return {**vars(self), "_model": None}
 
     def decide(self, batch: Any) -> Decision | None:
-        """Decide by the first batch of every rank, ``None`` if a rank has none; collective.
+        """Choose features from the ranks' first batches; ``None`` if a rank has none. Collective.
 
         Returns:
-            None if no rank has a batch, so that a later one decides.
+            None if no rank has a batch; the decision then waits for a later batch.
 
         Raises:
-            SetupError: this is a worker of a DataLoader, where ranks cannot talk to each other; or
-                as ``batch``.
+            SetupError: called in a DataLoader worker, which cannot communicate with other ranks; or
+                as for ``batch``.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -229,7 +229,7 @@ class Dedup:
         return self.decision
 
     def _takes_plain(self) -> dict[str, str]:
-        """Return features whose module cannot use unique rows, each with the reason."""
+        """Return the features whose module cannot use unique rows, mapped to the reason."""
         modules = {} if self._model is None else dict(self._model.named_modules())
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
             return {}  # it may still be sharded
@@ -249,7 +249,7 @@ class Dedup:
         return {name: why for name, why in found.items() if name not in used}
 
     def _sharded_over(self) -> dist.ProcessGroup | None:
-        """Return the ranks over which the model is sharded, which may be a part of all."""
+        """Return the process group over which the model is sharded. It may exclude some ranks."""
         modules = () if self._model is None else self._model.modules()
         envs = (getattr(module, "_env", None) for module in modules)
         found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
@@ -283,19 +283,19 @@ class _Wrapper:
 
 
 class DedupLoader(_Wrapper):
-    """A loader of deduplicated batches; anything else about it is the given loader's."""
+    """A loader of deduplicated batches. Forwards all other attributes to the given loader."""
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._inner)
         decision = self._dedup.decision
-        # If nothing is deduplicated the loader's own iterator goes on, at no cost.
+        # If nothing is deduplicated, continue with the loader's own iterator, at no cost.
         if decision is not None and not decision.features:
             return batches
         return DedupIterator(batches, self._dedup)
 
 
 class DedupIterator(_Wrapper):
-    """An iterator over deduplicated batches, which never closes the iterator inside."""
+    """An iterator over deduplicated batches. It never closes the wrapped iterator."""
 
     def __init__(self, inner: Iterator[Any], dedup: Dedup) -> None:
         super().__init__(inner, dedup)
@@ -317,7 +317,7 @@ class DedupIterator(_Wrapper):
 
 @dataclass
 class _Look:
-    """Counts duplicates in the KeyedJaggedTensors of a batch, and changes none."""
+    """Counts duplicates in the KeyedJaggedTensors of a batch without changing them."""
 
     pooled: frozenset[str]
     takes_plain: Mapping[str, str]
@@ -364,7 +364,7 @@ class _Look:
 
 
 def _on_one_machine() -> bool:
-    """Return whether no vector goes over a network, and processors look it up."""
+    """Return whether lookups run on CPUs and no vector crosses a network."""
     if torch.cuda.is_available():
         return False
     ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -378,16 +378,16 @@ def _pays(whole: Counted, ranks: int) -> bool:
 
 
 def _may_pay(whole: Counted, ranks: int) -> bool:
-    """Return whether it would pay if all rows were equal."""
+    """Return whether deduplication would save work if all rows were equal."""
     return _pays(replace(whole, stored=0), ranks)
 
 
 def _decide(
     looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
 ) -> Decision:
-    """Make one decision of the features and reasons that every rank saw.
+    """Merge the features and reasons found by all ranks into one decision.
 
-    Deduplication saves the lookup alone, and no network, of the features in ``looked_up``.
+    For features in ``looked_up``, deduplication saves only lookups and no network traffic.
     """
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:

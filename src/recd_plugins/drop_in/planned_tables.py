@@ -1,4 +1,4 @@
-"""The tables of a trainer's model as they would be sharded, without training it."""
+"""Plans how a custom model's tables would be sharded, without training it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recd_plugins.sharding.table_report import (
 
 @dataclass(frozen=True)
 class PlannedTables:
-    """The planned tables of a model, its deduplicated features, and plain ones with the reason."""
+    """The planned tables, the deduplicated features, and the plain features with the reason."""
 
     tables: ShardedTables
     deduplicated: tuple[str, ...]
@@ -41,7 +41,7 @@ class PlannedTables:
 
 
 def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
-    """Plan a model for so many ranks of machines like this one."""
+    """Plan a model for this number of ranks on machines like this one."""
     sharders = ready.sharders()
     plan = ready.planner(world_size=world_size).plan(ready.model, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
@@ -51,7 +51,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
         if planned is None:
             lines += left_alone(module)
             continue
-        # Of this module: tables of one name may be trained otherwise in another.
+        # Only tables of this module: another module may train a table of the same name differently.
         optimizers = table_optimizers(module.shardable, sharders)
         by = f"{type(by_type[type(module.shardable)]).__name__} {module.path}".rstrip()
         for table in module.tables:
@@ -83,7 +83,7 @@ def _optimizer(optimizer: TableOptimizer) -> str:
 
 
 def model_of(name: str) -> nn.Module:
-    """Return the model that ``module:function`` makes; modules of the current directory count."""
+    """Call ``module:function`` to build a model. The current directory is searched, too."""
     module_name, _, function_name = name.partition(":")
     if not function_name:
         raise SetupError(f"--model {name}: expected MODULE:FACTORY, as in trainer:build_model")

@@ -1,4 +1,4 @@
-"""An EmbeddingCollection and the pooling of its sequences, over unique rows."""
+"""An EmbeddingCollection with sequence pooling that runs on unique rows only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from recd_plugins.sparse.index_select import index_select, jagged_index_select
 
 logger = logging.getLogger(__name__)
 
-# Modules that look at all rows of a batch, or draw numbers for each; lazy ones are no subclasses.
+# Modules whose output for a row depends on other rows or on random numbers. The lazy modules are
+# listed because they are no subclasses.
 _BY_ROWS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
@@ -41,17 +42,17 @@ Pooled = str | tuple[str, ...]
 class PooledSequences(nn.Module):
     """An EmbeddingCollection whose sequences are pooled: ``pooling(sequences(kjt)[feature])``.
 
-    It takes a KeyedJaggedTensor, plain or as ``Wrapped.dedup`` makes it, which then deduplicates
-    its features: ids are sent, looked up and pooled once for equal rows, and the vectors of all
-    rows come out in their order. The table's module is ``sequences``, sharded by sharders of
-    ``Wrapped.sharders``.
+    The input is a KeyedJaggedTensor, plain or deduplicated by ``Wrapped.dedup``. If it is
+    deduplicated, equal rows are sent, looked up and pooled once. The output always has the vectors
+    of all rows in their order. ``sequences`` holds the tables. The sharders of ``Wrapped.sharders``
+    shard it.
 
     Args:
-        sequences: not sharded; it is to have no other users.
-        poolings: for each feature, or tuple of features, the module that pools it: called with the
-            JaggedTensor of each of its features, embeddings ``[num_values, embedding_dim]`` of any
-            number of rows, it returns a tensor ``[num_rows, ...]`` whose rows depend on their own
-            sequences alone. Or a pooling plugin, or the name of an installed one.
+        sequences: an unsharded EmbeddingCollection that no other module uses.
+        poolings: maps each feature, or tuple of features, to its pooling: a module, a pooling
+            plugin, or the name of an installed plugin. A module is called with one JaggedTensor per
+            feature, with float embeddings ``[num_values, embedding_dim]``. It returns ``[num_rows,
+            ...]``. Each output row must depend only on its own sequence.
 
     Raises:
         SetupError: ``sequences`` is of another type, or a feature is not pooled, unknown, or looked
@@ -87,7 +88,7 @@ class PooledSequences(nn.Module):
         set_takes_stored_rows(sequences)
         self.sequences = sequences
         dims = {f: c.embedding_dim for c in sequences.embedding_configs() for f in c.feature_names}
-        # A module of its own: train pipelines trace the module that calls the tables.
+        # A separate module, because train pipelines trace the module that calls the tables.
         self.pooling = _RowsPooled(
             {each: _module(each, pooling, dims) for each, pooling in poolings.items()}
         )
@@ -96,8 +97,8 @@ class PooledSequences(nn.Module):
         """Return the output of each pooling, for all rows.
 
         Raises:
-            ExactnessError: ``features`` is deduplicated, and the sharder of ``sequences`` or the
-                lack of inverse indices loses which row is which.
+            ExactnessError: ``features`` is deduplicated, but its rows cannot be restored, because
+                of the sharder of ``sequences`` or because inverse indices are missing.
         """
         stored = takes_stored_rows(self.sequences)
         unique = gives_stored_rows(self.sequences)
@@ -111,7 +112,7 @@ class _RowsPooled(nn.Module):
     def __init__(self, poolings: Mapping[Pooled, nn.Module]) -> None:
         super().__init__()
         self.features = {each: (each,) if isinstance(each, str) else each for each in poolings}
-        # By feature with a prefix: a ModuleDict takes no key like `items`, a name of its own.
+        # Keys have a prefix: a ModuleDict rejects keys such as `items` that are its own attributes.
         self.poolings = nn.ModuleDict({_key(each): module for each, module in poolings.items()})
 
     def forward(
@@ -121,7 +122,7 @@ class _RowsPooled(nn.Module):
         stored: bool,
         unique: bool,
     ) -> dict[Pooled, Tensor]:
-        # Any other module has looked up all rows, which a deduplicated batch has, too.
+        # Any other module has looked up all rows; a deduplicated batch contains them too.
         if unique:
             features = unique_rows(features)
         if not features.variable_stride_per_key():
@@ -181,7 +182,7 @@ def _inverse_of(
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Return stored rows in each feature of rows equal in all, and which of them each row is."""
+    """Find rows that are equal in all features; return stored rows and inverse indices."""
     of_all = inverse[0]
     num_rows = num_stored[0]
     for each, stored in zip(inverse[1:], num_stored[1:], strict=True):

@@ -1,4 +1,4 @@
-"""A trainer's model, made ready for these sharders and for deduplicated batches."""
+"""Prepares a custom model for exact sharders and deduplicated batches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from recd_plugins.sharding.sharders import fused_params
 
 logger = logging.getLogger(__name__)
 
-# Kinds that count: those that a model is prepared by, and the rows that they look at.
+# Registry sections that ``wrap`` uses: those that prepare a model, and the data they read.
 _COUNTS = {"dataset", "converter", "pooling", "sharding", "cache", "optimizer"}
 
 
 @dataclass(frozen=True)
 class Wrapped(Prepared):
-    """The model, its sharders and planner, and deduplication of a loader's batches.
+    """A prepared model with its sharders, its planner and its batch deduplication.
 
     Attributes:
-        dedup: called with a loader of the trainer's, it returns one of deduplicated batches.
+        dedup: call it with a loader to get a loader of deduplicated batches.
     """
 
     dedup: Dedup = field(kw_only=True)
@@ -46,11 +46,11 @@ class Wrapped(Prepared):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return the trainer's sharders, with exact ones in place of TorchRec's two.
+        """Return the given sharders, with exact sharders instead of TorchRec's two.
 
-        Arguments are those of ``Prepared.sharders``. The tables' optimizer is the trainer's, as
-        TorchRec takes it: brought by their parameters, by ``fused_params`` or by those of ``base``,
-        or FBGEMM's default. The one of a registry file counts if the file names it.
+        The arguments are those of ``Prepared.sharders``. The optimizer of a table is the one that
+        TorchRec would use: attached to its parameters, from ``fused_params`` or those of ``base``,
+        or FBGEMM's default. A registry file that names an optimizer overrides it.
 
         Raises:
             SetupError: two sharders are for one module type, or cannot be joined.
@@ -78,23 +78,23 @@ def wrap(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Wrapped:
-    """Make a trainer's model ready for exact sharders and deduplicated batches.
+    """Prepare a custom model for exact sharders and deduplicated batches.
 
     Args:
-        model: not sharded. Its modules stay as they are, but for what a registry names.
-        registry: a registry file, for sharding entries, caches and poolings; ``dataset`` and
-            ``converter`` may be left out, where no entry needs to see rows.
-        batch_size: rows in a batch of one rank, by which the planner reckons; of the registry's
-            ``training``, 512 if it says nothing, without it.
-        plugins_dir: a folder of plugin files besides the installed ones.
-        topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
-        device: where tables will be trained, which entries of a registry decide by; a GPU where the
-            model is on one or its ranks talk by NCCL, else the CPU, without it.
+        model: an unsharded model. Only modules that the registry names are replaced.
+        registry: a registry file with sharding entries, caches and poolings. ``dataset`` and
+            ``converter`` are optional if no entry reads rows.
+        batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
+            of the registry, or 512.
+        plugins_dir: a folder of plugin files to load in addition to the installed plugins.
+        topology: the cluster, in the form of ``training.topology``. Overrides the registry.
+        device: device that will train the tables; registry entries may depend on it. Default: a GPU
+            if the model is on one or the ranks use NCCL, else the CPU.
 
     Raises:
-        SetupError: the model has no embedding module, an entry needs rows and there is no
-            dataset.
-        RegistryError: something is wrong with the registry file, or does not suit the model.
+        SetupError: the model has no embedding module, or an entry needs rows but the registry has
+            no dataset.
+        RegistryError: the registry file is invalid or does not fit the model.
 
     Example::
 
@@ -133,7 +133,7 @@ def _speaks() -> bool:
 
 
 def _tell_what_does_not_count(parsed: RunConfig) -> None:
-    """Name the sections of a file that are for ``recd run``, and change nothing here."""
+    """Warn about registry sections that only ``recd run`` uses and that have no effect here."""
     sections = [
         kind.section
         for name, kind in parsed.kinds.items()
@@ -144,7 +144,7 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
     counts = {"optimizer", "batch_size", "topology", "wire"}
     if "optimizer" in training.model_fields_set:
         counts |= {"learning_rate", "eps"}
-    if training.device == "cpu":  # entries decide for it, whatever ranks talk by
+    if training.device == "cpu":  # entries depend on it, whatever the group's backend is
         counts.add("device")
     fields = sorted(training.model_fields_set - counts)
     unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in fields)]
@@ -157,7 +157,7 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
 
 
 def _warn_of_subclasses(modules: Sequence[EmbeddingModule]) -> None:
-    """Warn of modules that stay whole on every rank, and cannot train there on CPU."""
+    """Warn about modules that stay unsharded on every rank and cannot be trained on the CPU."""
     for module in modules:
         # Set by torch.distributed.optim._apply_optimizer_in_backward.
         if module.is_subclass and any(

@@ -1,1 +1,1 @@
-"""The built-in model, and poolings of sequences for models of any make."""
+"""The built-in model, and sequence pooling for any model."""

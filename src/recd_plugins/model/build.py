@@ -1,4 +1,4 @@
-"""The model of a registry: the built-in one, or a plugin's."""
+"""Builds the model of a registry: the built-in model or a plugin."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> n
 
 
 def model_code(registry: RunConfig, model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context for running the model, in which errors name the plugin."""
+    """Return a context for running the model. Errors inside it name the model plugin."""
     entry = next(iter(registry.entries("model")), None)
     return plugin_call(entry.plugin, "forward", type(model)) if entry else nullcontext()
 
 
 def _check_tables(registry: RunConfig, names: list[str]) -> None:
-    """Refuse patterns of ``model.tables`` that match nothing: a table would keep its usual size."""
+    """Refuse patterns of ``model.tables`` without a match; they would have no effect."""
     assert registry.model is not None
     known = frozenset(names)
     unmatched = [pattern for pattern in registry.model.tables if not matched(pattern, known)]

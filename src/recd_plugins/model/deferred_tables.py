@@ -1,4 +1,4 @@
-"""Replaces how TorchRec's collections are made while a context lasts; TorchRec has no hook."""
+"""Contexts that patch the constructors of TorchRec's collections. TorchRec has no hook for this."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.generators import GeneratorState, generators_kept
 
-#: Makes a collection: given its class, that class's ``__init__`` and the arguments of it, the
-#: module that is made the first of them.
+#: Initializes a collection. Called with its class, the class's ``__init__``, and the arguments of
+#: ``__init__``, starting with the module.
 Maker = Callable[..., None]
 
 
 @contextmanager
 def collections_made_by(maker: Maker) -> Iterator[None]:
-    """Have ``maker`` make EmbeddingBagCollections and EmbeddingCollections of this thread.
+    """Have ``maker`` initialize the embedding collections that this thread creates.
 
-    It makes the modules of managed collision around them as well, and is called as
-    ``maker(collection, init, module, *arguments, **options)``, where ``init`` is the ``__init__``
-    to call. A context inside of another comes first, and its ``init`` is the outer one's maker.
+    ``maker`` also initializes the managed collision modules around them. It is called as
+    ``maker(collection, init, module, *arguments, **options)`` and must call ``init``. Contexts can
+    be nested: the inner maker runs first, and its ``init`` is the outer maker.
     """
     with ExitStack() as stack:
         for collection in (
@@ -64,8 +64,8 @@ def _made_by(maker: Maker, collection: type[nn.Module], thread: int) -> Callable
 def one_row_tables() -> AbstractContextManager[None]:
     """Make TorchRec's collections with one row per table while the context lasts.
 
-    A module that exists cannot be made smaller: it may take more memory than there is. Collision
-    maps keep their size, and map every id to row 0.
+    Shrinking a finished module is no option, because building it may exhaust the memory. Collision
+    maps keep their size, but map every id to row 0.
     """
     return collections_made_by(_with_one_row)
 
@@ -89,7 +89,7 @@ def _with_one_row(
 def _map_to_row_0(
     maps: ManagedCollisionCollection, tables: EmbeddingBagCollection | EmbeddingCollection
 ) -> None:
-    """Have collision maps suit tables of one row."""
+    """Make collision maps return row 0 only, for tables with one row."""
     # Private, torchrec 1.6 to 1.9: compared to the configs of the tables.
     maps._embedding_configs = (
         tables.embedding_bag_configs()
@@ -102,7 +102,7 @@ def _map_to_row_0(
 
 
 def _to_row_0(*call: Any) -> dict[str, JaggedTensor]:
-    """Replace the ids that a collision map returns, the last argument of a forward hook."""
+    """Replace the ids that a collision map returns (a forward hook; ids are the last argument)."""
     return {
         name: JaggedTensor(torch.zeros_like(ids.values()), lengths=ids.lengths())
         for name, ids in call[-1].items()
@@ -111,8 +111,8 @@ def _to_row_0(*call: Any) -> dict[str, JaggedTensor]:
 
 logger = logging.getLogger(__name__)
 
-#: Draws numbers in the order of memory, so that parts of a table have those of the whole one. On
-#: CPU normal_ makes 16 at a time, or each by itself where there are fewer.
+#: Initializers that draw numbers in memory order, so that a table can be drawn in parts. On CPU,
+#: normal_ draws 16 numbers at a time, or single numbers for tensors with fewer than 16.
 _BY_ELEMENT = (nn.init.uniform_, nn.init.normal_)
 _TOGETHER = 16
 _CHUNK = 1 << 20  # elements
@@ -121,7 +121,7 @@ Init = Callable[[Tensor], Any]
 
 
 class Window(NamedTuple):
-    """A part of a table from a row and column on, and the tensor for it."""
+    """A block of a table: its first row and column, and the tensor to fill."""
 
     target: Tensor
     row: int
@@ -129,12 +129,12 @@ class Window(NamedTuple):
 
 
 class FirstValues:
-    """The initial values of a table, drawn again when they are needed.
+    """The initial values of a table, which can be drawn later with the saved generator state.
 
     Args:
         name: of the table.
-        weight: its parameter, on the meta device.
-        init: draws them from the generator's present state.
+        weight: the table's parameter ``[num_embeddings, embedding_dim]``, on the meta device.
+        init: the initializer; draws the values from the current generator state.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, init: Init) -> None:
@@ -152,7 +152,7 @@ class FirstValues:
         self._version = weight._version
 
     def check(self, weight: nn.Parameter) -> None:
-        """Refuse a parameter that was written to, which on the meta device does nothing.
+        """Refuse a parameter that was written to. Writes on the meta device are lost.
 
         Raises:
             SetupError: names the table.
@@ -164,10 +164,10 @@ class FirstValues:
             )
 
     def fill(self, windows: Iterable[Window]) -> None:
-        """Set parts of the table.
+        """Write the initial values into blocks of the table.
 
         Raises:
-            SetupError: the table's ``init_fn`` gives other values than it gave before.
+            SetupError: the table's ``init_fn`` returns other values than in its first call.
         """
         wanted = [window for window in windows if window.target.numel()]
         end = max((window.row + window.target.shape[0] for window in wanted), default=0)
@@ -196,7 +196,7 @@ class FirstValues:
         return weight.detach()
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield chunks of rows: the first row, and the values."""
+        """Yield chunks of rows as pairs of first row and values."""
         rows, dim = self.shape
         step = max(_TOGETHER, _CHUNK // max(1, dim) // _TOGETHER * _TOGETHER)
         starts = [0, *range(step, rows, step)]
@@ -210,12 +210,12 @@ class FirstValues:
 
 
 class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches a model for uses of tables without memory; ``touched`` describes the first."""
+    """Detects reads and writes of tables without memory. ``touched`` describes the first one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.touched = ""
-        # Kept, so that no storage has the address of another that is gone.
+        # Kept alive, so that no new storage reuses the address of a freed one.
         self._weights: list[tuple[str, nn.Parameter]] = []
         self._names: dict[int, str] = {}
 
@@ -240,17 +240,16 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def deferred_tables() -> Iterator[Deferred]:
-    """Make TorchRec's collections without memory for tables while the context lasts.
+    """Build TorchRec's collections without allocating tables while the context is active.
 
-    EmbeddingBagCollections and EmbeddingCollections that would be on the CPU have their parameters
-    on the meta device, and torch's generator moves on as if they were not: dense parts get the
-    values that they get without. After sharding, ``copy_weights(dmp.state_dict(), first)`` with
-    ``first = first_weights(model)`` of the model before sets the shards of each rank to the values
-    that whole tables would have, on any plan. Until then a table can be neither read nor written.
+    Parameters of EmbeddingBagCollections and EmbeddingCollections go to the meta device instead of
+    the CPU. torch's generator advances as usual, so dense layers get their usual values. Call
+    ``first = first_weights(model)`` before sharding and ``copy_weights(dmp.state_dict(), first)``
+    after it. This sets the shards of each rank to the values of the whole tables, on any plan.
+    Until then, tables can be neither read nor written.
 
-    An ``init_fn`` of a table that is neither ``torch.nn.init.uniform_`` (TorchRec's default) nor
-    ``normal_`` needs the whole table in memory for a moment, one at a time, and is called again
-    then.
+    An ``init_fn`` other than ``torch.nn.init.uniform_`` (TorchRec's default) or ``normal_`` is
+    called a second time, and needs memory for one whole table at a time.
     """
     deferred = Deferred()
     with collections_made_by(functools.partial(_defer, deferred)), deferred:
@@ -258,7 +257,7 @@ def deferred_tables() -> Iterator[Deferred]:
 
 
 def first_values_of(weight: Tensor) -> FirstValues | None:
-    """Return the initial values of a parameter made in ``deferred_tables``, else None."""
+    """Return the initial values of a parameter created in ``deferred_tables``, else None."""
     return getattr(weight, "recd_first_values", None)
 
 
@@ -290,7 +289,7 @@ def _defer(
 
 
 def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:
-    """Draw initial values in the collection's order (torchrec 1.6 to 1.9)."""
+    """Draw initial values in the order in which the collection does (torchrec 1.6 to 1.9)."""
     pooled = isinstance(collection, EmbeddingBagCollection)
     modules: Any = collection.embedding_bags if pooled else collection.embeddings
     weights = [(config, modules[config.name].weight) for config in configs]
@@ -319,7 +318,7 @@ def _is_by_element(init: Init) -> bool:
 
 
 def _copy(values: Tensor, row: int, windows: Iterable[Window]) -> None:
-    """Copy the rows of a table from ``row`` on into the windows."""
+    """Copy rows of a table, the first of which is ``row``, into the windows."""
     for target, first, column in windows:
         start, end = max(row, first), min(row + len(values), first + len(target))
         if start < end:

@@ -1,4 +1,4 @@
-"""How the vectors of a row's features meet, between embeddings and top MLP: ``architecture``."""
+"""The built-in DLRM and DCN models, and their feature interactions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from recd_plugins.runtime.errors import RecdError
 
 
 class DotInteraction(nn.Module):
-    """DLRM's (arXiv 1906.00091, section 2.1): dot products of all pairs of n vectors.
+    """The DLRM interaction (arXiv 1906.00091, section 2.1): dot products of all pairs of n vectors.
 
-    TorchRec's InteractionArch with one index select in place of an advanced index, whose backward
-    pass takes longer than the products where there are a hundred vectors.
+    Equals TorchRec's InteractionArch, but with an index select instead of advanced indexing. With
+    100 vectors, the backward pass of advanced indexing takes longer than the products.
 
     Args:
         num_vectors: n, the dense features' one among them.
@@ -54,17 +54,18 @@ class DotInteraction(nn.Module):
 
 
 class CrossInteraction(nn.Module):
-    """A cross network over all vectors side by side, as TorchRec's InteractionDCNArch.
+    """A cross network over the concatenated vectors, like TorchRec's InteractionDCNArch.
 
-    DCN-v2 (arXiv 2008.13535) in its stacked form, the top MLP over the cross network; with vectors
-    in place of matrices the cross layers of DCN (arXiv 1708.05123).
+    Implements the stacked form of DCN-v2 (arXiv 2008.13535): the top MLP follows the cross network.
+    With vectors as weights instead of matrices, the cross layers are those of DCN (arXiv
+    1708.05123).
 
     Args:
-        spec: says which cross network, and its sizes.
+        spec: type and sizes of the cross network.
         num_vectors: n, the dense features' one among them.
 
     Attributes:
-        out_features: ``n * dim``, also that of the inputs.
+        out_features: ``n * dim``, the same as the number of inputs.
     """
 
     def __init__(self, spec: ModelSpec, num_vectors: int) -> None:
@@ -79,7 +80,7 @@ class CrossInteraction(nn.Module):
 
 
 def interaction_of(spec: ModelSpec, num_vectors: int) -> DotInteraction | CrossInteraction:
-    """Return the interaction of ``num_vectors`` vectors that ``spec.architecture`` names."""
+    """Build the interaction that ``spec.architecture`` names, for ``num_vectors`` vectors."""
     if spec.architecture == "dcn":
         return CrossInteraction(spec, num_vectors)
     return DotInteraction(num_vectors, spec.embedding_dim)
@@ -101,18 +102,17 @@ Output = tuple[Tensor, Tensor, Tensor]
 class DLRM(nn.Module):
     """Bottom MLP, embeddings, interaction, top MLP, and the loss.
 
-    The interaction is ``spec.architecture``'s: dot products, or DCN's cross network. All else is
-    the same.
-    Pooled features are looked up by an EmbeddingBagCollection, those of replicated tables by one of
-    their own, sequence features by an EmbeddingCollection and pooled over unique rows.
+    ``spec.architecture`` selects the interaction: dot products or DCN's cross network.
+    An EmbeddingBagCollection looks up pooled features, and another one those of replicated tables.
+    An EmbeddingCollection looks up sequence features, which are pooled over unique rows.
 
     Args:
         spec: architecture and sizes.
-        num_dense: dense features; the model has a bottom MLP only where there are some.
-        placement: the sparse features by the way they are pooled.
-        bag_order: pooled and replicated features in the order of the interaction, and of the draws
-            of their initial weights; first the pooled ones without it. With one order the model is
-            the same whatever is replicated.
+        num_dense: number of dense features. Without any, the model has no bottom MLP.
+        placement: groups the sparse features by how they are looked up and pooled.
+        bag_order: order of pooled and replicated features in the interaction and for drawing
+            initial weights. Default: pooled features first. With a fixed order, the model does not
+            depend on which tables are replicated.
 
     Raises:
         RecdError: a feature's name cannot be part of a module's name.
@@ -146,7 +146,7 @@ class DLRM(nn.Module):
         nn.init.constant_(self.top.over_arch.model[-1].bias, math.log(mean / (1 - mean)))
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
-        """Return the mean loss, and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        """Return the scalar mean loss and detached (loss, logits ``[B]``, labels ``[B]``)."""
         bags = None if self.bags is None else self.bags(batch.sparse_features)
         replicated = (
             None
@@ -172,7 +172,7 @@ class DLRM(nn.Module):
 
 
 class _Top(nn.Module):
-    """Everything that follows the embeddings. One module, so that FX tracing need not enter it."""
+    """All layers after the embeddings, in one module so that FX tracing need not enter it."""
 
     def __init__(
         self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]
@@ -187,7 +187,7 @@ class _Top(nn.Module):
         dim = spec.embedding_dim
         num_sparse = len(placement.pooled + placement.replicated + placement.sequence)
         self.dense_arch = DenseArch(num_dense, [*spec.bottom_mlp, dim]) if num_dense else None
-        # Without dense features a learned vector stands where the bottom MLP's output would.
+        # Without dense features, a learned vector replaces the output of the bottom MLP.
         self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
         self.interaction = interaction_of(spec, num_sparse + 1)
         self.over_arch = OverArch(self.interaction.out_features, [*spec.top_mlp, 1])
@@ -222,8 +222,8 @@ class _Top(nn.Module):
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
     """Return the vectors of ``features``, ``[B, num_features, dim]``.
 
-    The order of a KeyedTensor's values depends on the sharding plan. A slice a feature would cost a
-    gradient of the size of all values each.
+    The order of a KeyedTensor's values depends on the sharding plan. Slicing once per feature would
+    allocate a gradient of the full size for each feature.
     """
     keys = tensor.keys()
     vectors = tensor.values().unflatten(1, (len(keys), -1))
@@ -265,7 +265,7 @@ def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | 
 def _some_of(
     bags: EmbeddingBagCollection | None, spec: ModelSpec, features: Sequence[str]
 ) -> EmbeddingBagCollection | None:
-    """Return the tables of ``features`` alone."""
+    """Return the tables that ``features`` use."""
     if bags is None or len(features) == len(bags.embedding_bags):
         return bags if features else None
     some = _bags(spec, features)

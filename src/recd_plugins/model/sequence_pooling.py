@@ -1,4 +1,4 @@
-"""Sequence features: pooled over unique rows, then repeated for their duplicates."""
+"""Sequence pooling on unique rows, with results repeated for duplicates."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PoolRows = Literal["unique", "all"]
 class SequencePooling(nn.Module):
     """Pools the outputs of an EmbeddingCollection.
 
-    A model holds one without pooling modules; ``prepare`` puts in what the registry names.
-    The compute that deduplication saves is saved here: the modules see unique rows, and only their
-    results are repeated (RecD, section 5). Features of one pooling entry that share
+    A model is built with an empty one; ``prepare`` adds the pooling modules of the registry.
+    Deduplication saves compute here: the modules see unique rows, and only their results are
+    repeated (RecD, section 5). Features of one pooling entry that share
     ``inverse_lookup`` are a group, with one index select; the plugin gets all groups of its entry.
 
     Args:
         features: the order of the results.
-        embedding_dim: of every feature and of every result.
-        pool_rows: with ``all``, duplicates are made again before pooling, by a jagged index select;
-            the results are the same.
+        embedding_dim: dimension of all embeddings and pooled vectors.
+        pool_rows: with ``all``, a jagged index select restores duplicates before pooling. The
+            results are the same.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class SequencePooling(nn.Module):
         self.features = tuple(features)
         self.embedding_dim = embedding_dim
         self.pool_rows = pool_rows
-        # By feature with a prefix: a ModuleDict takes no key like `items`, a name of its own.
+        # Keys have a prefix: a ModuleDict rejects keys such as `items` that are its own attributes.
         self.poolings = nn.ModuleDict()
         self.pooled_by: dict[str, Pooling] = {}
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Targets that are not pooled here, whose vectors ``forward`` needs."""
+        """Target features that are not pooled here; ``forward`` needs their vectors."""
         named = (plugin.target for plugin in self._target_poolings())
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
@@ -143,12 +143,12 @@ class _Group:
         self.sequences.append(sequence)
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return vectors by feature, unbound so that their gradients are stacked once."""
+        """Return the vector of each feature. ``unbind`` stacks their gradients only once."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
 def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
-    """Return the groups of each pooling that needs no target."""
+    """Return the groups of each pooling plugin that needs no target."""
     entries: dict[int, list[_Group]] = {}
     for group in groups:
         if not isinstance(group.plugin, TargetPooling):
@@ -169,7 +169,8 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
 
     Raises:
         RecdError: a sequence feature has no pooling.
-        RegistryError: a pooling does not suit the model, or its target is no feature of it.
+        RegistryError: a pooling does not fit the model, or its target is not a feature of the
+            model.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
     claims = registry.claim("pooling", [f for module in modules for f in module.features])
