@@ -1,7 +1,7 @@
-"""Lookups for CPU that TorchRec and FBGEMM (1.6 to 1.9) have for CUDA only, or wrong or slow.
+"""CPU lookups for cases where TorchRec and FBGEMM (1.6 to 1.9) fail, are wrong, or are slow.
 
-Tables of a kernel that are equally wide stand in one piece of memory, and so does their optimizer
-state. Looked up as one table, they take any number of bags and need no padding.
+Tables of one kernel with equal width share one block of memory, and so does their optimizer state.
+They can therefore be looked up as a single table, with any number of bags and without padding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.runtime.errors import DataError
 
-# FBGEMM's kernel for bags counts the rows of a table in 32 bits.
+# FBGEMM's bag kernel indexes the rows of a table with 32 bits.
 _MOST_ROWS = 2**31 - 2
 
 
@@ -58,9 +58,10 @@ class PortableDenseEmbedding(BatchedDenseEmbedding):
 
 
 class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
-    """TorchRec's dense kernel, which takes variable batches too.
+    """TorchRec's dense kernel, with support for variable batches (VBE).
 
-    FBGEMM's (1.6 to 1.9) does not on CPU. Values and gradients are those of each row by itself.
+    FBGEMM's dense kernel (1.6 to 1.9) does not support them on CPU. Values and gradients are the
+    same as for each row by itself.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -72,10 +73,10 @@ class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
 
 
 class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's pooled lookup, which takes variable batches with several kernels on CPU too.
+    """TorchRec's pooled lookup, with variable batches and several kernels also on CPU.
 
-    TorchRec (1.6 to 1.9) has each kernel write its part of one output, which FBGEMM does on CUDA
-    only; this lookup joins the parts, as TorchRec does on MTIA.
+    In TorchRec (1.6 to 1.9) each kernel writes its part of one shared output, which FBGEMM supports
+    on CUDA only. This lookup concatenates the parts, as TorchRec does on MTIA.
     """
 
     def _forward_with_vbe_merging(
@@ -98,11 +99,11 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
 
 
 class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
-    """TorchRec's fused kernel, which takes variable batches without FBGEMM's metadata for them.
+    """TorchRec's fused kernel, with variable batches but without FBGEMM's metadata for them.
 
-    On CPU FBGEMM (1.8) makes that metadata by several operations a row, and pads every feature to
-    the longest one. This kernel looks equally wide tables up as one, and pads offsets of others
-    itself. Values and gradients are the same.
+    On CPU FBGEMM (1.8) computes that metadata with several operations per row, and pads every
+    feature to the longest one. This kernel looks up tables of equal width as one table, and pads
+    the offsets of other tables itself. Values and gradients are the same.
     """
 
     def forward(
@@ -111,24 +112,24 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """Return pooled rows; of a variable batch flat, by rank, feature and row."""
+        """Return pooled embeddings; for a variable batch flat, ordered by rank, feature and row."""
         if not features.variable_stride_per_key():
             return super().forward(features, vbe_output, vbe_output_offsets)
         widths, strides = _shape(self, features)
         if fits_one_table(self._emb_module):
             weights = features.weights_or_none()
             if weights is not None and not weights.is_floating_point():
-                weights = None  # as the base class has it
+                weights = None  # as in the base class
             output = look_up_bags(self._emb_module, features, features.offsets(), weights)
             return output.index_select(0, _rank_by_rank(strides)).flatten()
         return _unpadded(super().forward(_padded(features, strides.sum(1))), widths, strides)
 
 
 class PortableEmbedding(BatchedFusedEmbedding):
-    """TorchRec's fused kernel without pooling, whose ids FBGEMM looks up as bags of one id each.
+    """TorchRec's fused kernel without pooling; FBGEMM looks its ids up as bags of one id each.
 
-    FBGEMM's backward pass without pooling on CPU (1.6 to 1.9) takes 24 to 32 times as long as that
-    of bags. Values and gradients are the same.
+    On CPU, FBGEMM's backward pass without pooling (1.6 to 1.9) takes 24 to 32 times as long as the
+    one for bags. Values and gradients are the same.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -148,13 +149,13 @@ def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
 
 
 def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]:
-    """Return the columns of each feature, and its rows from each rank, ``[F, num_ranks]``."""
+    """Return the columns of each feature, and its number of rows per rank, ``[F, num_ranks]``."""
     widths = [kernel._local_cols[table] for table in kernel._feature_table_map]
     return widths, torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
 
 
 def _rank_by_rank(strides: Tensor) -> Tensor:
-    """Return indices that reorder rows from by-feature to by-rank; strides are ``[F, ranks]``."""
+    """Return indices that reorder rows from feature-major to rank-major order."""
     first_row = strides.flatten().cumsum(0).view_as(strides) - strides
     num_rows = strides.t().flatten()
     shift = first_row.t().flatten() - (num_rows.cumsum(0) - num_rows)
@@ -162,7 +163,7 @@ def _rank_by_rank(strides: Tensor) -> Tensor:
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
-    """Pad every key of a variable batch to one number of rows; it has ``num_rows`` ``[F]``."""
+    """Pad every key of a variable batch to the same number of rows; ``num_rows`` is ``[F]``."""
     stride = max(1, int(num_rows.max()))
     first_row = num_rows.cumsum(0) - num_rows
     rows = torch.minimum(torch.arange(stride), num_rows.unsqueeze(1)) + first_row.unsqueeze(1)
@@ -200,9 +201,10 @@ def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
 
 
 class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
-    """A kernel none of whose tables has a row on this rank, as row-wise tables with few rows have.
+    """A pooled kernel whose tables have no rows on this rank.
 
-    FBGEMM (1.6 to 1.9) takes a kernel without weights on the CPU for one on a GPU, and fails.
+    Small row-wise tables may have no rows on some ranks. FBGEMM (1.6 to 1.9) takes a CPU kernel
+    without weights for a GPU kernel, and fails.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -215,13 +217,13 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
         else:
             shape = [features.stride(), sum(widths)]
         zeros = _zeros(self, features, shape)
-        # Weights of a feature processor get a gradient, as on the ranks that it is summed with.
+        # Weights of a feature processor need a gradient here too, since other ranks all-reduce it.
         weights = features.weights_or_none()
         return zeros if weights is None else zeros + weights.sum() * 0
 
 
 class EmptyEmbedding(BatchedFusedEmbedding):
-    """A kernel without rows on this rank and without pooling."""
+    """A kernel without pooling whose tables have no rows on this rank."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return no embeddings; raise DataError for any id."""
@@ -230,7 +232,7 @@ class EmptyEmbedding(BatchedFusedEmbedding):
 
 
 def _zeros(kernel: Any, features: KeyedJaggedTensor, shape: list[int]) -> Tensor:
-    """Return zeros of the type that other ranks send, with a gradient for the collectives."""
+    """Return zeros in the dtype that other ranks send, with a gradient for the collectives."""
     dtype = SparseType.from_int(kernel._emb_module.output_dtype).as_dtype()
     return torch.zeros(shape, dtype=dtype, device=features.device(), requires_grad=True)
 
@@ -242,10 +244,10 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _part_tables(kernel: Any) -> None:
-    """Let FBGEMM tell a table without rows on this rank from the next one.
+    """Give tables without rows on this rank their own offset in an FBGEMM kernel.
 
-    Its CPU kernels know tables by their first row, so such a table was a part of the next one, and
-    memory of others was written if their widths differ.
+    FBGEMM's CPU kernels identify tables by their first row. A table without rows was confused with
+    the next one, and foreign memory was overwritten if their widths differed.
     """
     if 0 in kernel._local_rows:
         begins = [0, *accumulate(max(1, rows) for rows in kernel._local_rows)]
@@ -258,7 +260,7 @@ def _part_tables(kernel: Any) -> None:
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
     """Replace lookups and kernels that fail on CPU, in place.
 
-    Their classes change, as optimizers, DDP and state dicts hold their parameters.
+    Only their classes change, since optimizers, DDP and state dicts hold their parameters.
     """
     module: Any
     for module in (module for lookup in lookups for module in lookup.modules()):
@@ -282,20 +284,20 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
 
 
 def fits_one_table(kernel: Any) -> bool:
-    """Return whether the tables of an FBGEMM kernel are equally wide and on CPU."""
+    """Return whether the tables of an FBGEMM kernel have equal width and are on CPU."""
     return kernel.use_cpu and len(set(kernel.dims)) == 1 and kernel.total_hash_size <= _MOST_ROWS
 
 
 def look_up_bags(
     kernel: Any, features: KeyedJaggedTensor, offsets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Look up bags of ids of any features by a kernel that ``fits_one_table``.
+    """Look up bags with a kernel for which ``fits_one_table`` is True.
 
     Args:
-        kernel: of FBGEMM; one without pooling sums.
-        features: ids of its features, in its order.
-        offsets: ``[num_bags + 1]``, of the bags; no bag has ids of two features.
-        weights: of the ids, instead of those of ``features``.
+        kernel: FBGEMM kernel; kernels without pooling return sums.
+        features: ids of the kernel's features, in the kernel's order.
+        offsets: bag offsets ``[num_bags + 1]``; no bag has ids of two features.
+        weights: weights of the ids, which replace the weights of ``features``.
 
     Returns:
         ``[num_bags, embedding_dim]``.
@@ -303,7 +305,7 @@ def look_up_bags(
     Raises:
         DataError: an id is outside of its table and FBGEMM does not replace it.
     """
-    # Bounds are those of each table: checked with a bag a feature.
+    # Check the bounds of each table, with one bag per feature.
     ids, _, weights, _ = kernel.prepare_inputs(
         features.values().to(kernel.embedding_table_index_type),
         torch.tensor(features.offset_per_key()),
@@ -326,10 +328,10 @@ def look_up_bags(
 def refuse_outside(
     ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
 ) -> None:
-    """Raise DataError for ids outside of their table, which would be rows of another one.
+    """Raise DataError for ids outside of their table, which would read rows of another table.
 
-    FBGEMM's check of bounds lets -1 pass, and everything if it is off. ``rows`` are those of each
-    feature's shard here; ``table`` returns the name of its table.
+    FBGEMM's bounds check accepts -1, and accepts everything if it is off. ``rows`` is the number of
+    rows of each feature's local shard. ``table`` returns the table name.
     """
     if not len(ids):
         return
@@ -350,10 +352,10 @@ def refuse_outside(
 
 
 def _one_table(kernel: Any) -> Any:
-    """Return the kernel with one table of all rows; parameters are the kernel's own."""
+    """Return the kernel as a single table of all rows; it shares the kernel's parameters."""
     one = copy.copy(kernel)
     one._buffers = {
-        # Of weights and of optimizer state, by feature.
+        # Offsets of weights and optimizer state, per feature.
         name: buffer[:1] if name.endswith(("_offsets", "_placements")) else buffer
         for name, buffer in kernel._buffers.items()
     }

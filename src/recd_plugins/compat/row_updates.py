@@ -1,9 +1,9 @@
-"""Updates of rows in the backward pass, as FBGEMM's kernels make them.
+"""Checks of the row updates that FBGEMM's kernels run in the backward pass.
 
-FBGEMM (1.6 to 1.9) silently does nothing with some arguments of optimizers, and TorchRec with the
-default learning rate of a class. Kernels of some updates take no variable batches on CUDA. With
-``gradient_clipping`` FBGEMM clips the gradient of each row that is looked up, and a clipped sum is
-not the sum of clipped gradients.
+FBGEMM (1.6 to 1.9) silently ignores some optimizer arguments, and TorchRec ignores a class's
+default learning rate. Kernels of some optimizers do not support variable batches on CUDA. With
+``gradient_clipping`` FBGEMM clips the gradient of each looked-up row, and a clipped sum differs
+from the sum of clipped gradients.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _RATE = (
     .parameters["learning_rate"]
     .default
 )
-#: Updates that FBGEMM has kernels of on CPU.
+#: Optimizers for which FBGEMM has CPU kernels.
 ON_CPU = {
     EmbOptimType.EXACT_SGD,
     EmbOptimType.EXACT_ADAGRAD,
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
 }
-#: Updates of each number by its own gradients; others have sums or norms of a row.
+#: Elementwise optimizers; others use sums or norms over a row.
 ELEMENTWISE = {
     EmbOptimType.SGD,
     EmbOptimType.EXACT_SGD,
     EmbOptimType.EXACT_ADAGRAD,
     EmbOptimType.ADAM,
 }
-# Arguments that FBGEMM takes of every kind, and heeds of these alone, on CUDA alone.
+# FBGEMM accepts these arguments for every optimizer, but uses them only here, and only on CUDA.
 _HEEDED_BY = {
     "weight_decay": {
         EmbOptimType.EXACT_ROWWISE_ADAGRAD,
@@ -65,7 +65,7 @@ _HEEDED_BY = {
     "max_norm": {EmbOptimType.EXACT_ROWWISE_ADAGRAD},
     "momentum": set[EmbOptimType](),
 }
-# Others assert at the first variable batch on CUDA.
+# The other optimizers fail an assertion at the first variable batch on CUDA.
 _VARIABLE_ON_CUDA = {
     EmbOptimType.SGD,
     EmbOptimType.EXACT_SGD,
@@ -74,7 +74,7 @@ _VARIABLE_ON_CUDA = {
     EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
     EmbOptimType.ADAM,
 }
-# Kernels of FBGEMM's tables. On CPU a plugin has kernels of its own for the cached ones.
+# Compute kernels of FBGEMM's tables. On CPU a plugin provides the cached kernels.
 _FUSED = {EmbeddingComputeKernel.FUSED.value}
 _FUSED_ON_CUDA = _FUSED | {
     EmbeddingComputeKernel.FUSED_UVM.value,
@@ -85,10 +85,10 @@ _FUSED_ON_CUDA = _FUSED | {
 def kind_of_update(
     optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
 ) -> EmbOptimType:
-    """Return FBGEMM's update of an optimizer class and its arguments in the backward pass.
+    """Return FBGEMM's optimizer type for an optimizer class and its arguments.
 
     Raises:
-        ValueError: FBGEMM has none.
+        ValueError: FBGEMM has no such optimizer.
     """
     kind: EmbOptimType = arguments.get("optimizer") or optimizer_type_to_emb_opt_type(optimizer)
     return kind
@@ -117,7 +117,7 @@ def check_updates(
     fused_params: Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> None:
-    """Refuse optimizer arguments that FBGEMM ignores, and warn of updates that differ.
+    """Refuse optimizer arguments that FBGEMM ignores, and warn of updates that differ from torch's.
 
     Raises:
         SetupError: names the table and the argument.
@@ -161,7 +161,7 @@ def check_update_of_fused(
     params: Mapping[str, ParameterSharding],
     device: torch.device | None,
 ) -> None:
-    """Check the one optimizer that a module brings for its tables, as ``check_updates`` does."""
+    """Run ``check_updates`` for a module that has one optimizer for all its tables."""
     device_type = "cpu" if device is None else device.type
     if any(each.compute_kernel in _fused_on(device_type) for each in params.values()):
         given = module.optimizer_kwargs()
@@ -171,10 +171,10 @@ def check_update_of_fused(
 
 
 def copy_optimizer_arguments(parameters: Iterable[nn.Parameter]) -> None:
-    """Give parameters of tables arguments of their own for the optimizers that they bring.
+    """Give each table parameter its own copy of the optimizer arguments set on it.
 
-    TorchRec (1.6 to 1.9) writes the update of a table into them. Tables of a second optimizer that
-    was given the same dict would silently train by the first.
+    TorchRec (1.6 to 1.9) writes a table's optimizer type into these arguments. If two optimizers
+    were given the same dict, tables of the second would silently be trained by the first.
     """
     for parameter in parameters:
         # Set by torch.distributed.optim._apply_optimizer_in_backward.
@@ -187,7 +187,7 @@ def plain_updates(
     fused_params: Mapping[str, Any] | None,
     device_type: str,
 ) -> dict[str, str]:
-    """Return tables of an unsharded module whose kernels take no deduplicated batches."""
+    """Return an unsharded module's tables whose kernels need plain batches."""
     found: dict[str, str] = {}
     for config in module.embedding_bag_configs() if device_type != "cpu" else ():
         kind = kind_of_update(torch.optim.SGD, fused_params or {})
@@ -206,7 +206,8 @@ def why_plain_kernels(
 ) -> str:
     """Return why kernels of bags need plain batches; empty if they do not.
 
-    On CPU data-parallel tables take variable batches. ``updates`` are those of ``plain_updates``.
+    On CPU data-parallel tables support variable batches. ``updates`` is the result of
+    ``plain_updates``.
     """
     replicated, dense = ShardingType.DATA_PARALLEL.value, EmbeddingComputeKernel.DENSE.value
     plain = [
@@ -229,13 +230,13 @@ def _fused_on(device_type: str) -> set[str]:
 
 
 def _brought(parameter: Any) -> Iterator[tuple[type[torch.optim.Optimizer], Mapping[str, Any]]]:
-    """Yield optimizers and arguments that _apply_optimizer_in_backward gave to a parameter."""
+    """Yield the optimizers and arguments that _apply_optimizer_in_backward set on a parameter."""
     classes = getattr(parameter, "_optimizer_classes", ())
     yield from zip(classes, getattr(parameter, "_optimizer_kwargs", ()), strict=True)
 
 
 def _has_other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
-    """Return whether FBGEMM's default learning rate replaces another one of the class."""
+    """Return whether FBGEMM's default learning rate differs from the optimizer class's default."""
     of_class = inspect.signature(optimizer).parameters.get("lr")
     return (
         given.keys().isdisjoint({"lr", "learning_rate"})
@@ -250,7 +251,7 @@ _OPTION = "gradient_clipping"
 class ClippedGradients:
     """Tables of an unsharded module whose optimizers clip gradients.
 
-    Models are searched for them only if ``in_use``: a module of this process has some.
+    Models are searched only if ``in_use`` is True, which means that a module of this process clips.
 
     Raises:
         SetupError: a coalesced table clips.
@@ -289,16 +290,16 @@ class ClippedGradients:
 
     @property
     def why_plain(self) -> str:
-        """The reason for plain batches of bags, or an empty string."""
+        """Return why bags need plain batches, or an empty string."""
         if not self.tables:
             return ""
         return f"as {_OPTION} of tables {shortened(self.tables)} clips the gradient of each row"
 
     def check_stored(self, features: Collection[str]) -> None:
-        """Refuse features whose equal rows are looked up and pooled once.
+        """Refuse features whose equal rows are looked up and pooled only once.
 
         Raises:
-            ExactnessError: tables that clip have some; names them.
+            ExactnessError: the named tables clip gradients and have such features.
         """
         if clipped := sorted(self._features.intersection(features)):
             raise ExactnessError(
@@ -310,19 +311,19 @@ class ClippedGradients:
 
 
 def why_clipped(sharded: nn.Module) -> str:
-    """Return why a module around an EmbeddingBagCollection needs plain batches, or nothing."""
+    """Return why a module with an EmbeddingBagCollection inside needs plain batches, or ""."""
     return next(filter(None, (clipped.why_plain for clipped in _inside(sharded))), "")
 
 
 def check_deduplicated(model: nn.Module, batch: ModelInput) -> None:
-    """Refuse a batch with deduplicated sequences of tables that clip."""
+    """Refuse a batch with deduplicated sequences for tables that clip gradients."""
     if ClippedGradients.in_use:
         for clipped in _inside(model):
             clipped.check_stored({*batch.inverse_lookup, *batch.segments})
 
 
 def clips(arguments: Mapping[str, Any]) -> bool:
-    """Return whether arguments of a kernel have it clip gradients."""
+    """Return whether a kernel's arguments enable gradient clipping."""
     return bool(arguments.get(_OPTION))
 
 

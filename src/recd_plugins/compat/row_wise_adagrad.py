@@ -1,4 +1,4 @@
-"""Row-wise Adagrad on CPU by compiled loops."""
+"""Row-wise Adagrad on CPU with compiled loops."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from recd_plugins.sharding.coalesced.input_dist import unique_ids
 from recd_plugins.sparse.overlap import float32_at, prefetch
 
 f32 = np.float32
-#: Scalars that FBGEMM squares side by side: a vector register of AVX2. The order of a sum is part
-#: of its last bits.
+#: Number of scalars that FBGEMM squares at once: one AVX2 register. The order of summation affects
+#: the last bits of a sum.
 _LANES = 8
-#: Rows between the one that learns and the one that is fetched from memory meanwhile.
+#: Prefetch distance in rows.
 _AHEAD = 8
 
 
 def _sum_of(lanes: int) -> Any:
-    """Return an intrinsic that sums ``lanes`` scalars of gradients over bags in a register.
+    """Return an intrinsic that sums ``lanes`` gradient scalars over bags in a register.
 
-    Its arguments are addresses, but for the first and the last bag of a row and the bytes from one
-    bag's gradients to the next; that of what a bag counts may be 0.
+    Its arguments are addresses, except the first and the last bag of a row and the bytes from one
+    bag's gradients to the next. The address of the bag weights may be 0.
     """
 
     def sum_of(
@@ -58,7 +58,8 @@ def _sum_of(lanes: int) -> Any:
                 at = builder.add(base, builder.mul(builder.sext(index, base.type), size))
                 return builder.load(builder.inttoptr(at, kind.as_pointer()), align=4)
 
-            # At the start of the function: of one in a loop the stack would hold each.
+            # Allocate at the start of the function: in a loop, each allocation would stay on the
+            # stack.
             total = cgutils.alloca_once(builder, vector)  # type: ignore[no-untyped-call]
             builder.store(ir.Constant(vector, [0.0] * lanes), total)
             with cgutils.for_range_slice(builder, begin, end, begin.type(1)) as (occurrence, _):
@@ -96,7 +97,7 @@ _sum_of_32, _sum_of_8, _sum_of_4 = _sum_of(32), _sum_of(8), _sum_of(4)
 def _sum_row(
     target: Any, gradients: Any, width: Any, stride: Any, bags: Any, begin: Any, end: Any, of: Any
 ) -> None:
-    """Sum a row of ``width`` scalars, a multiple of 4."""
+    """Sum the gradients of a row of ``width`` scalars, a multiple of 4."""
     start = 0
     while start + 32 <= width:
         _sum_of_32(target + start * 4, gradients + start * 4, stride, bags, begin, end, of)
@@ -112,17 +113,17 @@ def _sum_row(
 def bags_by_row(
     places: Any, counts: Any, offsets: Any, weights: Any, mean: Any, ends: Any, bags: Any, of: Any
 ) -> None:
-    """Find the bags of each row.
+    """Find the bags that contain each row.
 
     Args:
-        places: int64 ``[n]``, the number of the row of each id among those of its feature.
+        places: int64 ``[n]``, index of each id's row among the distinct rows of its feature.
         counts: int64 ``[F]``, distinct rows of each feature; their sum is R.
-        offsets: ``[F * B + 1]``, of bags in the ids, feature after feature.
-        weights: float32 ``[n]``, of the ids, or empty: 1 for each.
-        mean: whether a bag's ids have its inverse length for a weight.
-        ends: int64 ``[R]``, out: where the bags of a row end.
-        bags: int32 ``[n]``, out: the number of a bag in its feature.
-        of: float32 ``[n]``, out: what an id counts there; untouched without weights or means.
+        offsets: ``[F * B + 1]``, bag offsets into the ids, feature by feature.
+        weights: float32 ``[n]``, weight of each id; empty means 1.
+        mean: whether ids are weighted by the inverse length of their bag.
+        ends: int64 ``[R]``, out: end of each row's bags in ``bags``.
+        bags: int32 ``[n]``, out: index of the bag in its feature.
+        of: float32 ``[n]``, out: weight of the id there; not written without weights or means.
     """
     num_bags = (len(offsets) - 1) // len(counts)
     ends[:] = 0
@@ -151,7 +152,7 @@ def bags_by_row(
         first += counts[feature]
 
 
-# As FBGEMM: what is divided by 0 is infinite, and rows behind it learn.
+# As in FBGEMM: division by 0 gives infinity, and the following rows are still updated.
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def learn_rows(
     ids: Any,
@@ -170,26 +171,26 @@ def learn_rows(
     part: Any,
     parts: Any,
 ) -> None:
-    """Sum the gradients of each row and have it learn, as FBGEMM's kernels for CPU do bit for bit.
+    """Sum the gradients of each row and update it, bit-identical to FBGEMM's CPU kernels.
 
     Args:
-        ids: ``[R]``, distinct rows, feature after feature.
-        counts, ends, bags: as ``bags_by_row`` has them.
-        of: the same; empty where each id counts 1.
+        ids: ``[R]``, distinct rows, feature by feature.
+        counts, ends, bags: as in ``bags_by_row``.
+        of: as in ``bags_by_row``; empty if all weights are 1.
         gradients: float32 ``[B, columns]``, of bags.
-        columns: ``[F + 1]``, where those of a feature begin.
+        columns: ``[F + 1]``, first column of each feature.
         weights: address of all tables, one after the other, float32. An array would do, but a
             tensor that was one can not be resized.
-        weight_starts: int64 ``[F]``, where the table of a feature begins there.
-        momentum: address of a number of each row, likewise.
-        momentum_starts: ``[F]``.
+        weight_starts: int64 ``[F]``, start of each feature's table in ``weights``.
+        momentum: address of the momentum of all rows, one scalar per row.
+        momentum_starts: ``[F]``, start of each feature's table in ``momentum``.
         rate, eps: float32.
-        part, parts: which of how many equal parts of the rows of each feature.
+        part, parts: index of the part to update, of ``parts`` equal parts of each feature's rows.
     """
     widest = 0
     for feature in range(len(counts)):
         widest = max(widest, columns[feature + 1] - columns[feature])
-    # Zeros follow a row whose width is no multiple of what is squared at once.
+    # Rows are padded with zeros if their width is not a multiple of the register width.
     total, squares = np.empty(widest + _LANES, f32), np.empty(_LANES, f32)
     total_at, bags_at, stride = total.ctypes.data, bags.ctypes.data, gradients.shape[1] * 4
     of_at = of.ctypes.data if len(of) else 0
@@ -226,17 +227,17 @@ def learn_rows(
                 table[row * width + scalar] += step * total[scalar]
 
 
-# Rows that a further thread is worth its start for.
+# Minimum number of rows per extra thread.
 _ROWS_PER_THREAD = 16384
 
 
 class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
-    """An FBGEMM kernel on CPU whose rows learn by compiled loops of ours.
+    """An FBGEMM kernel on CPU whose rows are updated by compiled loops.
 
-    FBGEMM (1.6 to 1.9) generates code for this update that goes to and fro between AVX and SSE
-    instructions six times a row. An Intel Xeon with AMX waits at each change: 0.46 us for a row of
-    16 numbers, of which memory and arithmetic take 0.05. The order of all sums is FBGEMM's, so that
-    weights and states are the same bit for bit.
+    For this optimizer, FBGEMM (1.6 to 1.9) generates code that switches between AVX and SSE
+    instructions six times per row. An Intel Xeon with AMX stalls at each switch: a row of 16
+    scalars takes 0.46 us, but memory and arithmetic take only 0.05 us. All sums are added in
+    FBGEMM's order, so weights and optimizer states are bit-identical.
     """
 
     def forward(
@@ -253,7 +254,7 @@ class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
             or self.is_nobag
             or not torch.is_grad_enabled()
             or (per_sample_weights is not None and per_sample_weights.requires_grad)
-            or not self.hash_size_cumsum.diff().all()  # a feature after another of its table
+            or not self.hash_size_cumsum.diff().all()  # the previous feature has the same table
         ):
             return self.looked_up(indices, offsets, per_sample_weights, *more, **others)
         learned: Tensor = RowWiseAdagradLookupFunction.apply(  # type: ignore[no-untyped-call]
@@ -267,7 +268,7 @@ class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 class RowWiseAdagradLookupFunction(torch.autograd.Function):
-    """A lookup by FBGEMM; in the backward pass its rows learn."""
+    """Autograd function: lookup by FBGEMM, row updates by compiled loops in the backward pass."""
 
     @staticmethod
     def forward(
@@ -279,9 +280,9 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
         id_weights: Tensor | None,
     ) -> Tensor:
         rows = kernel.looked_up(indices, offsets, id_weights)
-        # Saved as FBGEMM's are: whoever changes one before the backward pass is told.
+        # Saved as FBGEMM saves them, so autograd detects in-place changes before the backward pass.
         ctx.save_for_backward(
-            kernel._indices,  # after its check of bounds
+            kernel._indices,  # after FBGEMM's bounds check
             kernel._offsets,
             id_weights,
             kernel.weights_host,
@@ -327,10 +328,10 @@ def _is_row_wise(kernel: Any) -> bool:
 
 
 def use_row_wise_adagrad(kernel: Any) -> None:
-    """Let an FBGEMM kernel of row-wise Adagrad on CPU learn by our loops, in place.
+    """Update rows of an FBGEMM row-wise Adagrad kernel on CPU with compiled loops, in place.
 
-    A kernel with a weight decay, clipping or counters, or of other types than float32, stays as it
-    is.
+    Kernels with weight decay, clipping or counters, or with dtypes other than float32, do not
+    change.
     """
     if type(kernel) is not SplitTableBatchedEmbeddingBagsCodegen or not _is_row_wise(kernel):
         return

@@ -1,7 +1,7 @@
 """Lists the private names of other packages that this package relies on.
 
-Plugins list theirs by the hook ``register_internals``. tests/test_internals.py finds names in the
-source that are not listed, and listed names that are not used.
+Plugins list theirs with the hook ``register_internals``. tests/test_internals.py fails for private
+names in the source that are not listed, and for listed names that are not used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.versions import Internal, lacks, one_of_the_sets, refuse_missing
 
 _TABLES = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
-#: Attributes and modules by their owner, a module or ``module:Class``.
+#: Attributes and modules, keyed by their owner: a module or ``module:Class``.
 _NAMES = {
     "torchrec.distributed.batched_embedding_kernel:BatchedDenseEmbedding": (
         "_config _local_rows _local_cols _feature_table_map _emb_module"
@@ -135,7 +135,7 @@ _NAMES = {
     "multiprocessing.forkserver": "_forkserver",
     "multiprocessing.forkserver:ForkServer": "_forkserver_address",
 }
-#: Names that the framework uses.
+#: Names used by recd_plugins itself.
 INTERNALS = tuple(
     Internal(of, tuple(names.split()), "recd-plugins") for of, names in _NAMES.items()
 )
@@ -143,12 +143,12 @@ INTERNALS = tuple(
 
 @cache
 def refuse_other_versions() -> None:
-    """Refuse an installation that lacks one of ``INTERNALS``, once in a process.
+    """Refuse an installation that lacks one of ``INTERNALS``; checks once per process.
 
-    Modules that nothing has imported are left out: torch.distributed.optim alone takes 0.3 s.
+    Only imported modules are checked, since importing torch.distributed.optim alone takes 0.3 s.
 
     Raises:
-        SetupError: names each that is missing, what needs it and what to install.
+        SetupError: names each missing attribute, what needs it and what to install.
     """
     refuse_missing(each for each in INTERNALS if each.of.partition(":")[0] in sys.modules)
 

@@ -28,7 +28,7 @@ from recd_plugins.interfaces.model_tables import rows_by_feature
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.from_columns import kjt_from_columns
 
-#: Distinct rows that are counted exactly, of all tables together, unless a bound is given.
+#: Default number of distinct rows, of all tables together, that are counted exactly.
 EXACT_ROWS = 1 << 25
 _LEAST_BOUND = 1 << 16
 
@@ -49,12 +49,12 @@ def measure_access(
 
     Args:
         registry: dataset, converter, preprocessing and batch size.
-        tables: with their features; ids of all features of a table are added up.
+        tables: tables and their features; ids of all features of a table are added up.
         rows: rows of the training split to read; None: all. With deduplication, whole batches.
         bound: distinct rows of a table to count exactly; beyond it a sketch is kept. None: the
             tables share ``EXACT_ROWS`` evenly.
-        deduplicated: False counts all rows as they are stored.
-        progress: gets the number of rows of each batch.
+        deduplicated: whether to count unique rows of a batch; False counts all rows.
+        progress: called with the number of rows of each batch.
 
     Raises:
         DataError: the data is missing or wrong, has no rows or lacks a feature, or an id is outside
@@ -91,18 +91,18 @@ def measure_access(
 
 Counts = NDArray[np.int64]
 
-# A model is made several times in a process, of one dataset.
+# A process may build a model several times from one dataset.
 _known: WeakKeyDictionary[Dataset, dict[Any, Counts]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The lookups of one batch.
+    """The ids that one batch looks up.
 
     Attributes:
         samples: rows of the batch.
-        ids: by table, int64 ``[num_ids]`` of each of its features.
-        every_row: by table, ids of all rows, before deduplication.
+        ids: int64 ``[num_ids]`` for each feature, keyed by table.
+        every_row: ids of all rows before deduplication, keyed by table.
     """
 
     samples: int
@@ -120,7 +120,7 @@ def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str
 def table_reads(
     registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
 ) -> Iterator[Reads]:
-    """Yield lookups of the training split: whole deduplicated batches of one rank, or all rows."""
+    """Yield lookups of the training split: of one rank's deduplicated batches, or of all rows."""
     num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
     if deduplicated:
@@ -195,10 +195,10 @@ def _ids_of_every_row(batch: Batch) -> dict[str, int]:
 
 
 def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
-    """Count the positive training rows by id of a feature after preprocessing.
+    """Count the positive training rows that contain each id of a feature, after preprocessing.
 
-    Reads the whole training split without wrappers, once in a process. Ids outside the table do not
-    count. Without a dataset all counts are 0: the checkpoint has the result.
+    Reads the whole training split without wrappers, once per process. Ids outside the table are
+    ignored. Without a dataset all counts are 0, since a checkpoint already has the result.
 
     Returns:
         int64 ``[num_embeddings]``.
@@ -210,7 +210,7 @@ def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> C
     if key not in known:
         counts = np.zeros(num_embeddings, np.int64)
         lookups, label = RegistryLookups(registry), registry.dataset.schema().label
-        with torch.device("cpu"):  # models are made on the meta device, too
+        with torch.device("cpu"):  # models may be built on the meta device
             for rows in training_rows(registry, None):
                 _add(counts, lookups, rows, feature, label)
         known[key] = counts

@@ -16,7 +16,7 @@ from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.sparse.dedup import JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn
 
-# Commands that only look at columns do not import torch.
+# torch is not imported at the top, so that commands without tensors start fast.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,7 +54,7 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     offsets, items = column.offsets.to_numpy(), column.values
     if items.type == pa.int64() and items.null_count == 0:
         return _ids(items), offsets
-    # Only what these rows use is widened, and only nulls in these rows are errors.
+    # Widen only the values of these rows; nulls in other rows are no errors.
     first = int(offsets[0])
     used = items.slice(first, int(offsets[-1]) - first)
     if used.null_count:
@@ -84,13 +84,13 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
     return DictionaryColumn(
         column.indices.to_numpy(),
         np.frombuffer(bounds, np.int32)[start : start + len(dictionary) + 1],
-        # A buffer of no bytes may be None.
+        # The buffer of an empty array may be None.
         np.frombuffer(data, np.uint8) if data else _NO_BYTES,
     )
 
 
 def broken_list(rows: Rows, name: str) -> DataError:
-    """Return the error for a damaged ``list_dict`` column."""
+    """Return the error to raise for a damaged ``list_dict`` column."""
     lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
@@ -136,7 +136,7 @@ def labels(rows: Rows, name: str) -> Tensor:
 
 
 def place(rows: Rows, column: str, row: int) -> str:
-    """Return file, row and column for messages; ``row`` counts in the batch, from 0."""
+    """Return file, row and column for messages; ``row`` counts from 0 within the batch."""
     return f"{rows.place_of(row)}, column {column!r}"
 
 

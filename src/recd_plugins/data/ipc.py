@@ -26,17 +26,17 @@ from recd_plugins.runtime.errors import SetupError
 
 _LAYOUT_VERSION = 2
 
-# Tensors start at cache lines, as in memory of torch.
+# Tensors are aligned to cache lines, as torch's own memory is.
 _ALIGNMENT = 64
-# Start of the pickle, and versions; a multiple of _ALIGNMENT.
+# Header: start of the pickle, and versions. Its size is a multiple of _ALIGNMENT.
 _HEADER = struct.Struct("<Q184s")
 
-#: Start, dtype and shape of a tensor in the bytes.
+#: Start, dtype and shape of a serialized tensor.
 Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 
 def encode(value: Any) -> np.ndarray:
-    """Serialize ``value`` with its CPU tensors, each once.
+    """Serialize ``value`` with its CPU tensors; shared tensors are written once.
 
     Returns:
         uint8 ``[bytes]``.
@@ -48,10 +48,10 @@ def encode(value: Any) -> np.ndarray:
 
 
 def decode(buffer: Any) -> Any:
-    """Return an encoded value. Its tensors are views of ``buffer`` and keep it alive.
+    """Deserialize a value. Its tensors are views of ``buffer`` and keep it alive.
 
     Args:
-        buffer: bytes, memoryview or numpy array; copied if it does not start at a multiple of 8.
+        buffer: bytes, memoryview or numpy array; copied unless its address is a multiple of 8.
 
     Raises:
         SetupError: another version of this package, torch or torchrec encoded it.
@@ -81,7 +81,7 @@ def encode_to_file(value: Any) -> tuple[int, int]:
 
 
 def decode_file(file: int, size: int, pin_memory: bool = False) -> Any:
-    """Decode a file and close it. Tensors are views of its memory, or pinned."""
+    """Decode and close a file of ``encode_to_file``; tensors are views of its memory, or pinned."""
     data = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
     return decode((data.pin_memory() if pin_memory else data).numpy())
@@ -112,7 +112,7 @@ class _Packing:
         self.size = self._pickler.end + len(self._structure)
 
     def write(self, data: Tensor) -> None:
-        """Copy everything to ``data``, uint8 ``[size]``."""
+        """Write the serialized value to ``data``, uint8 ``[size]``."""
         end = self._pickler.end
         _HEADER.pack_into(data.numpy().data, 0, end, _versions().encode())
         for place, tensor in self._pickler.tensors:

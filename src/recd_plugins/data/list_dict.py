@@ -13,28 +13,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-#: Storage of a feature: list<int64>, or binary values.
+#: Storage type of a feature: list<int64>, or binary values for ``list_dict``.
 Layout = Literal["list", "list_dict"]
 
 ID_BYTES = 8
-#: Type of these features in memory.
+#: In-memory type of ``list_dict`` features.
 DECODED = pa.dictionary(pa.int32(), pa.binary())
 _MARK = {b"recd.layout": b"list_dict"}
 _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """Return the field of a feature in layout ``list_dict`` in a file."""
+    """Return the file schema's field of a feature in layout ``list_dict``."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """Return the field in memory: ``list_dict`` becomes dictionary<int32, binary>."""
+    """Return the in-memory field: ``list_dict`` becomes dictionary<int32, binary>."""
     return field.with_type(DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
-    """Return whether a field is in layout ``list_dict``, decoded to a dictionary or not."""
+    """Return whether a field is in layout ``list_dict``, as stored or decoded to a dictionary."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     marked = (field.metadata or {}).items() >= _MARK.items()
     return marked and (pt.is_binary(kind) or pt.is_large_binary(kind))
@@ -50,7 +50,7 @@ def is_id_list(kind: pa.DataType) -> bool:
 
 
 def id_features(schema: pa.Schema) -> list[str]:
-    """Return the columns of id lists, in either layout."""
+    """Return the names of the id list columns in a schema, in either layout."""
     return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
 
 
@@ -58,7 +58,7 @@ def to_list_dict(lists: pa.Array) -> pa.Array:
     """Encode lists of integers as binary values, without a copy of int64.
 
     Raises:
-        ValueError: a null, or more than 2 GiB of ids.
+        ValueError: there is a null, or more than 2 GiB of ids.
     """
     items, offsets = lists.values, lists.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
@@ -77,10 +77,10 @@ def to_lists(array: pa.Array) -> pa.Array:
     """Decode binary values, or a dictionary of them, as list<int64>. Nulls stay.
 
     Raises:
-        ValueError: a value whose bytes are no whole number of ids.
+        ValueError: the size of a value is not a multiple of 8 bytes.
     """
     if pt.is_dictionary(array.type):
-        # Taking lists, not bytes, which would end at 2 GiB.
+        # Index into lists, not into binary values, whose size is limited to 2 GiB.
         return to_lists(array.dictionary).take(array.indices)
     ids, offsets = _packed_ids(array)
     nulls = array.is_null() if array.null_count else None
@@ -88,7 +88,7 @@ def to_lists(array: pa.Array) -> pa.Array:
 
 
 def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of binary values, int64 and not copied, and offsets, int32 ``[n + 1]``."""
+    """Return the ids of binary values, int64 without a copy, and offsets, int32 ``[n + 1]``."""
     _, bounds, data = array.buffers()
     wide = np.int64 if pt.is_large_binary(array.type) else np.int32
     if not len(array):
@@ -102,13 +102,13 @@ def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         )
     first, last = int(ends[0]), int(ends[-1])
     count = (last - first) // ID_BYTES
-    # A buffer of no bytes may be None.
+    # The buffer of an empty array may be None.
     ids = np.frombuffer(data, np.int64, count, first) if count else np.empty(0, np.int64)
     return ids, ((ends - first) // ID_BYTES).astype(np.int32)
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate batches of one schema. A value may occur twice in joined dictionaries."""
+    """Concatenate batches of one schema. Joined dictionaries may contain a value twice."""
     parts = zip(*(batch.columns for batch in batches), strict=True)
     columns = [
         _concat_dictionaries(arrays)
@@ -127,7 +127,7 @@ def _concat_dictionaries(arrays: Sequence[Any]) -> pa.Array:
         if not len(array):
             continue
         indices = array.indices.to_numpy()
-        # Adjacent rows of a row group use adjacent values of its dictionary.
+        # Neighbouring rows of a row group use neighbouring dictionary values.
         first = int(indices.min())
         used = array.dictionary.slice(first, int(indices.max()) + 1 - first)
         dictionaries.append(used)

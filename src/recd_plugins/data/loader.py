@@ -46,7 +46,7 @@ def read_task(
     split: Split = "train",
     prepared: PreparedModel | None = None,
 ) -> ReadTask:
-    """Make the task of one rank, with the arguments of ``build_dataloader``.
+    """Create the read task of one rank, with the arguments of ``build_dataloader``.
 
     Raises:
         PluginError: a plugin, or its state, cannot be pickled.
@@ -117,7 +117,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """A reader for single blocks, which keeps how it has cut the rest of the epoch."""
+        """Return a reader for single blocks that caches the block borders of the epoch."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
@@ -135,7 +135,7 @@ class _Reader(TaskReader):
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """Return the part of a registry that reading needs."""
+    """Return the sections of a registry that readers need."""
     spec = registry.with_training({"workers": 0}).spec
     parts = registry.dataset, registry.converter, registry.preprocessing
     return RunConfig(registry.path, spec, *parts, (), (), (), wrappers=registry.wrappers)
@@ -156,8 +156,8 @@ class DataLoader:
     """Iterates over model inputs from the current position to the end of the epoch.
 
     Args:
-        reader: at the position to start from.
-        feed: makes the batches; closed with the loader.
+        reader: reader at the start position.
+        feed: produces the batches; closed with the loader.
         pin_memory: pin batches.
     """
 
@@ -179,14 +179,14 @@ class DataLoader:
             yield pinned(model_input) if self._pin_memory else model_input
 
     def num_left(self) -> int | None:
-        """Return the batches left in the epoch, or None if unknown."""
+        """Return the number of batches left in the epoch, or None if unknown."""
         return self._reader.num_left()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch yielded.
 
-        A train pipeline takes batches ahead: feed it from ``recd_plugins.BatchSource``, which
-        knows the position of training.
+        A train pipeline fetches batches ahead of training. Feed it from
+        ``recd_plugins.BatchSource``, which knows the position of training.
         """
         return self._reader.state_dict()
 
@@ -194,11 +194,11 @@ class DataLoader:
         self._reader.load_state_dict(state)
 
     def report(self) -> Mapping[str, float]:
-        """Return figures of the ingestion by name, also after ``close``."""
+        """Return the ingestion's metrics, keyed by name; also works after ``close``."""
         return self._feed.report()
 
     def close(self) -> None:
-        """End processes that make batches. Leaving the context calls it."""
+        """End the processes that produce batches. Leaving the context calls this method."""
         self._feed.close()
 
     def __enter__(self) -> Self:
@@ -217,18 +217,18 @@ def build_dataloader(
     *,
     prepared: PreparedModel | None = None,
 ) -> DataLoader:
-    """Make a loader of this rank's share of a split, ``training.batch_size`` rows a batch.
+    """Build a loader of this rank's share of a split, with ``training.batch_size`` rows per batch.
 
     Batches are in host memory, pinned for a CUDA ``device``. ``training.workers`` processes or an
-    ingestion make the same batches as this process alone.
+    ingestion produce the same batches as this process alone would.
 
     Args:
-        registry: names the data.
-        rank: of this process.
+        registry: dataset, converter, preprocessing and training section.
+        rank: rank of this process.
         world_size: number of ranks that share the split.
-        split: of the dataset.
-        device: of the model.
-        prepared: the model that batches are for; None: the demo model, without checks of ids.
+        split: split of the dataset.
+        device: device of the model.
+        prepared: the prepared model; None for the demo model, without checks of ids.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -265,7 +265,7 @@ def _feed(
 
 
 class _OwnFeed(Feed):
-    """Makes batches in this process."""
+    """Produces batches in this process."""
 
     def __init__(self, pipeline: RowPipeline) -> None:
         self._pipeline = pipeline
@@ -284,15 +284,16 @@ def pinned(model_input: ModelInput) -> ModelInput:
 class EveryRow:
     """A rank's share of all rows of a split, in batches of ``training.batch_size``.
 
-    Full batches come from the dataset's reader, without wrappers. The other rows are dealt to the
-    ranks, and their batches repeat a row at the end, since kernels may need one batch size.
+    Full batches come from the dataset's reader, without wrappers. The remaining rows are
+    distributed over the ranks. Their batches are filled up with copies of the last row, since
+    kernels may need a fixed batch size.
 
     Args:
-        prepared: the model.
-        rank: of this process.
+        prepared: the prepared model.
+        rank: rank of this process.
         world_size: number of ranks.
-        split: of the dataset.
-        device: of the model.
+        split: split of the dataset.
+        device: device of the model.
         sessions: read sessions, if the dataset has some.
     """
 
@@ -332,7 +333,7 @@ class EveryRow:
         return len(self._rest) + (0 if self._loader is None else len(self._loader))
 
     def __iter__(self) -> Iterator[tuple[ModelInput, int]]:
-        """Yield batches and their number of rows before the repeated one."""
+        """Yield each batch and its number of rows without the copies that fill it up."""
         if self._loader is not None:
             for batch in self._loader:
                 yield batch, self._batch_size
@@ -344,7 +345,7 @@ class EveryRow:
                 yield pinned(batch) if self._pin_memory else batch, len(rows)
 
     def _filled(self, wanted: range) -> Rows:
-        """Read at least one row, and repeat the last one to fill the batch."""
+        """Read at least one row, and repeat the last row to fill the batch."""
         reader = self._row_by_row()
         reader.skip(min(wanted.start, self._num_rows - 1))
         rows = list(islice(reader, max(len(wanted), 1)))
@@ -355,7 +356,7 @@ class EveryRow:
         return dataset.reader(rank=0, world_size=1, batch_size=1, split=self._split)
 
     def close(self) -> None:
-        """End processes that make batches."""
+        """End the processes that produce batches."""
         if self._loader is not None:
             self._loader.close()
 

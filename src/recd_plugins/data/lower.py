@@ -28,13 +28,13 @@ from recd_plugins.sparse.jagged import runs_of_equal_rows
 
 @dataclass(frozen=True)
 class StoredFeature:
-    """One feature over its stored rows.
+    """The stored rows of one feature.
 
     Attributes:
-        jagged: the rows; with ``segments`` one row of stored ids.
+        jagged: the stored rows; with ``segments``, a single row with all stored ids.
         num_rows: number of stored rows.
-        inverse: stored row by row of the batch, ``[B]``; None if all B rows are stored.
-        segments: stored ids of each row, of a partial IKJT.
+        inverse: ``[B]``, stored row of each batch row; None if all B rows are stored.
+        segments: segment of the stored ids for each row of a partial IKJT, else None.
     """
 
     jagged: JaggedTensor
@@ -104,7 +104,7 @@ def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, StoredFea
 def _exact(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
 ) -> dict[str, StoredFeature]:
-    """Return features of partial IKJTs over unique rows."""
+    """Convert partial IKJTs to features with whole unique rows."""
     return {
         key: feature
         for partial in partials
@@ -131,7 +131,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with a number of rows per feature; plain if all have B rows."""
+    """Return a KJT with a number of rows per feature (VBE); a plain KJT if all have B rows."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
@@ -142,7 +142,7 @@ def variable_batch_kjt(
         lengths=torch.cat([feature.jagged.lengths() for feature in chosen]),
         weights=_weights(names, [feature.jagged for feature in chosen]),
         stride_per_key_per_rank=[[feature.num_rows] for feature in chosen],
-        # Given, as computing it would wait for the device.
+        # Passed in, since computing it would synchronize the device.
         length_per_key=[feature.jagged.values().numel() for feature in chosen],
         inverse_indices=(
             list(names),

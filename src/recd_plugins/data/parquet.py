@@ -1,4 +1,4 @@
-"""Tables of Parquet files, local or in an object store."""
+"""Tables in Parquet files, local or in an object store."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.runtime.files import parse_json, read_note, real_path, write_note
 
-#: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
+#: Key in a Parquet footer; its value is the file's ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
 
-# Files of a store that are read in parallel.
+# Number of files of an object store that are read in parallel.
 _FOOTERS_AT_ONCE, _COUNTED_AT_ONCE = 16, 8
-# Rows decoded at once: more costs page faults, less costs calls. Dictionaries are built anew for
-# every batch, so these decode whole row groups.
+# Rows decoded at once. More rows cost page faults, fewer cost calls. Dictionary columns decode
+# whole row groups, since each batch rebuilds the dictionary.
 _DECODE_ROWS, _DECODE_DICTIONARY_ROWS = 2048, 16_384
-# Damaged names in a footer raise UnicodeError.
+# A damaged column name in a footer raises UnicodeError.
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeError)
-# Bytes at a file's end that are read first, and bytes behind a footer.
+# Bytes to read first from the end of a file, and bytes behind its footer.
 _TAIL, _ENDING = 1 << 16, 8
 _FOOTER = "footer"
-# The folder of a Hive partition whose key is null.
+# The folder name of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _COUNTS_VERSION = 2
 
@@ -54,22 +54,22 @@ _Counts = list[list[int]]
 
 
 class ParquetTable:
-    """A Parquet file, or every ``*.parquet`` below a folder in the order of the names.
+    """A Parquet file, or every ``*.parquet`` file below a folder in the order of the names.
 
-    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions: their keys
-    are no columns, but conditions may name them. Features in layout ``list_dict`` are read as
+    Names that start with ``_`` or ``.`` are skipped. Folders may be Hive partitions: their keys are
+    not columns, but conditions may use them. Features in layout ``list_dict`` are read as
     dictionaries.
 
     Args:
         path: a local path, or a URL.
-        storage: how the store of a URL is reached.
+        storage: access options for the object store of a URL.
         where: conditions that rows must meet, on columns or on keys of Hive partitions. Files whose
             keys do not meet them are not opened.
 
     Raises:
         DataError: there is no such file, one is not Parquet, or two differ in their columns; a
             condition names no column, or its value is of another type.
-        SetupError: the store cannot be reached, or refuses.
+        SetupError: the store cannot be reached, or denies access.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class ParquetTable:
 
     @property
     def files(self) -> list[Path]:
-        """The files of a local table."""
+        """Files of the table, if it is local."""
         return [file for location in self.locations if (file := location.local) is not None]
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups with rows that meet the conditions, which are counted once."""
+        """Row groups with rows that meet the conditions; these rows are counted once."""
         return self.counted()
 
     def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
-        """Return ``units``; ``progress`` gets the number of newly counted row groups."""
+        """Return ``units``; ``progress`` is called with the number of newly counted row groups."""
         counts = None if self._filter is None else self._counts(self._filter, progress)
         units = [
             Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
@@ -124,13 +124,13 @@ class ParquetTable:
 
     @property
     def num_to_count(self) -> int:
-        """Row groups whose rows must be counted before training."""
+        """Number of row groups whose rows must be counted before training."""
         if self._filter is None or self._cached_counts() is not None:
             return 0
         return sum(map(len, self._groups))
 
     def identity(self) -> list[list[str | int]]:
-        """Return path, footer digest and row counts of every file as JSON values."""
+        """Return path, footer digest and row counts of every file, as JSON values."""
         rows: list[list[str | int]] = [
             [location.below(self._top), str(dict(location.seen)[_FOOTER])]
             for location in self.locations
@@ -140,7 +140,7 @@ class ParquetTable:
         return rows
 
     def contents(self) -> dict[str, dict[str, int | str | None]]:
-        """Return size and footer digest of every file by its path in the table."""
+        """Return size and footer digest of every file, keyed by its path in the table."""
         return {
             location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
             for location, footer in zip(self.locations, self._metadata, strict=True)
@@ -169,13 +169,13 @@ class ParquetTable:
         ranges: Sequence[tuple[int, int]],
         schema: pa.Schema,
     ) -> Iterator[Rows]:
-        """Read ranges (first row, number of rows) of the rows that the filter keeps."""
+        """Read ranges, given as (first row, number of rows), of the rows that pass the filter."""
         location, num_rows = self.locations[unit.file], self._groups[unit.file][unit.group][1]
         names = list(schema.names)
         if self._filter is not None:
             names += [name for name in self._filter.columns if name not in names]
         decoded = _DECODE_DICTIONARY_ROWS if any(map(is_list_dict, schema)) else _DECODE_ROWS
-        # Rows kept by the filter so far, and rows read.
+        # Number of rows so far that passed the filter, and that were read.
         row, group_row = 0, 0
         stop = sum(ranges[-1])
         with closing(_batches(file, location, unit.group, names, decoded)) as batches:
@@ -204,7 +204,7 @@ class ParquetTable:
 
     @cached_property
     def _groups(self) -> list[list[tuple[int, int]]]:
-        """First row and number of rows of every row group of every file."""
+        """Return the first row and number of rows of every row group of every file."""
         found = []
         for metadata in self._metadata:
             rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
@@ -212,14 +212,14 @@ class ParquetTable:
         return found
 
     def _counts(self, row_filter: RowFilter, progress: Callable[[int], None]) -> _Counts:
-        """Count the kept rows of each row group of each file, with a cache in the user's folder."""
+        """Count the matching rows of each row group, or read the counts from the user's cache."""
         if (cached := self._cached_counts()) is not None:
             return cached
         with ThreadPoolExecutor(_COUNTED_AT_ONCE) as threads:
             counts = list(
                 threads.map(lambda file: _count(file, row_filter, progress), self.locations)
             )
-        with suppress(RecdError):  # else every reader counts for itself
+        with suppress(RecdError):  # without a cache, every reader would count for itself
             write_note(self._cache, {"version": _COUNTS_VERSION, "counts": counts})
         return counts
 
@@ -232,7 +232,7 @@ class ParquetTable:
 
     @cached_property
     def _cache(self) -> Path:
-        """The cache file of the counts, named by a hash of files and conditions."""
+        """Return the cache file for the counts, named by a hash of files and conditions."""
         files = [
             [each.below(self._top), each.size, each.changed, _digest(footer)]
             for each, footer in zip(self.locations, self._metadata, strict=True)
@@ -247,7 +247,7 @@ class ParquetTable:
 
     @property
     def _top(self) -> Location:
-        """The folder that paths of files are relative to."""
+        """Return the folder that file paths are relative to."""
         local = self.root.local
         if local is not None and not local.is_dir():
             return Location(local.parent)
@@ -346,9 +346,9 @@ def _errors(location: Location, what: str = "no readable Parquet file") -> Itera
 def _open(
     location: Location, columns: pa.Schema
 ) -> Iterator[tuple[pq.ParquetFile, Callable[[], None]]]:
-    """Open a known file, with a function that refuses a local file if it was overwritten.
+    """Open a known file, and return a function that raises if a local file was overwritten.
 
-    Objects are checked at the end, as each request may have read another one.
+    Objects in a store are checked at the end, since each request may have read another version.
     """
     with _errors(location):
         source = location.open()
@@ -378,7 +378,7 @@ def _open(
 def _batches(
     file: pq.ParquetFile, location: Location, group: int, names: Sequence[str], num_rows: int
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield columns of a row group, ``num_rows`` rows at once, in file order."""
+    """Yield columns of a row group, ``num_rows`` rows at a time, in file order."""
     with _errors(location, f"row group {group} cannot be read"):
         for batch in file.iter_batches(
             num_rows, row_groups=[group], columns=list(names), use_threads=False
@@ -396,7 +396,7 @@ def _batches(
 
 
 def _count(location: Location, row_filter: RowFilter, progress: Callable[[int], None]) -> list[int]:
-    """Return the rows that a filter keeps of each row group."""
+    """Return the number of rows of each row group that pass a filter."""
     scan = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
     counts, where = [], row_filter.expression
     with _errors(location, "rows cannot be counted"):
@@ -419,7 +419,7 @@ def _replaced(location: Location, what: str) -> DataError:
 
 
 def _check_same(location: Location, now: dict[str, str | int]) -> None:
-    """Refuse a file that differs from the one that ``_look_at`` saw."""
+    """Refuse a file that has changed since the table was opened."""
     before = dict(location.seen)
     if not before and location.size is not None:
         before = {"size": location.size}
@@ -452,7 +452,7 @@ def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordB
 
 
 def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """Return the columns of a file as readers yield them."""
+    """Return the schema of a file as readers return it."""
     return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
 
 
@@ -464,7 +464,7 @@ def _digest(footer: pq.FileMetaData) -> str:
 
 
 def _kinds(schema: pa.Schema) -> dict[str, str]:
-    """Return types by column, without the nullability of list items."""
+    """Return the type of each column, ignoring the nullability of list items."""
     return {
         field.name: "list_dict"
         if is_list_dict(field)

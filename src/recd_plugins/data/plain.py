@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PlainConverter(Converter):
-    """Plain KeyedJaggedTensor with every row, the baseline of comparisons."""
+    """Converter to plain KeyedJaggedTensors with every row: the baseline of comparisons."""
 
     name = "plain"
 

@@ -1,4 +1,4 @@
-"""Prepared models, placements of features, and datasets in their wrappers."""
+"""Prepared models, feature placements, and datasets with their wrappers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the placement for the demo model: features of pooling entries are sequences."""
-    # Readers need no modules of torchrec.
+    """Return the placement for the demo model: features with a pooling entry are sequences."""
+    # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
     if registry.entries("model"):
@@ -71,10 +71,10 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
 
     Args:
         modules: ``embedding_modules`` of the model.
-        sharding: plugins by table name.
+        sharding: sharding plugins, keyed by table name.
 
     Raises:
-        ExactnessError: a module has replicated and other tables.
+        ExactnessError: a module has both replicated and other tables.
     """
     pooled: list[str] = []
     replicated: list[str] = []
@@ -105,17 +105,17 @@ class PreparedModel:
     """A model that is ready to be sharded, and its registry.
 
     Attributes:
-        registry: that prepared it.
-        model: unsharded, after sharding and pooling plugins replaced modules.
-        placement: the lookup of each feature.
-        num_embeddings: table rows by feature.
-        tables: of the model before sharding plugins replaced any.
-        parts: strategies of sharding and cache entries, by ``Entry.field``.
-        coalesced: names of tables whose ids are made unique before they are sent.
+        registry: the registry that prepared it.
+        model: unsharded model; sharding and pooling plugins may have replaced modules.
+        placement: how each feature is looked up.
+        num_embeddings: number of table rows, keyed by feature.
+        tables: tables of the model before sharding plugins replaced any.
+        parts: table strategies of sharding and cache entries, keyed by ``Entry.field``.
+        coalesced: names of tables whose ids are deduplicated before they are sent.
         batch_parts: ``parts`` for wrappers of the dataset; a baseline gets the batches of the model
             that it is compared with.
-        setting: given to sharding plugins; None for a baseline.
-        chosen: the choice of a chooser; None without one.
+        setting: plan context passed to sharding plugins; None for a baseline.
+        chosen: the chooser's choice; None without a chooser.
     """
 
     registry: RunConfig
@@ -131,12 +131,12 @@ class PreparedModel:
 
     @property
     def table_parts(self) -> tuple[TableStrategy, ...]:
-        """The strategies in the order of the file."""
+        """Return the table strategies in the order of the file."""
         return tuple(self.parts.values())
 
     @property
     def checked_parts(self) -> tuple[CheckedPart, ...]:
-        """The strategies, whose errors name their entries."""
+        """Return the table strategies, wrapped so that errors name their entries."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(
@@ -145,7 +145,7 @@ class PreparedModel:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Lookup kernels that replace TorchRec's, with caches first."""
+        """Return the lookup kernels that replace TorchRec's; caches come first."""
         caches = {entry.field for entry in self.registry.cache}
         parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
@@ -153,13 +153,13 @@ class PreparedModel:
 
     @property
     def lookups(self) -> RegistryLookups:
-        """The lookups for wrappers of the dataset."""
+        """Return the lookups for wrappers of the dataset."""
         parts = self.parts if self.batch_parts is None else self.batch_parts
         return RegistryLookups(self.registry, self.tables, tuple(parts.values()))
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """The dataset in wrappers that know the model."""
+        """Return the dataset in wrappers that know the model."""
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
@@ -180,8 +180,8 @@ class RegistryLookups(Lookups):
     """The table rows that samples look up, after preprocessing. Can be pickled.
 
     Args:
-        registry: has the preprocessing.
-        tables: of the model; None if none is prepared.
+        registry: dataset, converter and preprocessing.
+        tables: tables of the model; None if no model is prepared.
         parts: strategies of the tables.
     """
 
@@ -255,14 +255,14 @@ def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> Feature
 
 
 class _NotPrepared(SetupError):
-    """A wrapper asks for lookups before the model is prepared."""
+    """Raised if a wrapper asks for lookups before the model is prepared."""
 
 
 class UnknownLookups(Lookups):
     """The lookups of a model that is not prepared yet."""
 
     def of(self, *_: object) -> Never:
-        """Raise: not known."""
+        """Raise, since the lookups are not known yet."""
         raise _NotPrepared("a sample is read before the model is prepared")
 
     tables = parts = property(of)
@@ -273,9 +273,9 @@ class FirstRows:
     """The first batch of the training split, the same on every rank.
 
     Attributes:
-        rows: of the batch.
-        dataset: in the wrappers that have ordered them.
-        left_out: wrappers that need the model's lookups, which are not known yet.
+        rows: the rows of the batch.
+        dataset: the dataset in the wrappers that ordered the rows.
+        left_out: wrappers that were skipped, since they need the model's lookups.
     """
 
     rows: Rows
@@ -283,13 +283,13 @@ class FirstRows:
     left_out: tuple[Entry[DatasetWrapper], ...] = ()
 
     def batches(self, count: int) -> Iterator[Rows]:
-        """Yield the next batches of as many rows, until there are ``count`` with the first."""
+        """Yield ``count`` batches of the same size, starting with the first batch."""
         with plugin_call(self.dataset, "reading"):
             yield from islice(_reader(self.dataset, len(self.rows)), 1, count)
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
-    """Read the first batch in the order of as many wrappers as need no model."""
+    """Read the first batch, ordered by all wrappers that do not need a model."""
     for count in range(len(registry.wrappers), -1, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())
@@ -303,7 +303,7 @@ def read_first_rows(registry: RunConfig) -> FirstRows:
 
 
 def first_rows(registry: RunConfig) -> Rows:
-    """Return the rows of ``read_first_rows``."""
+    """Return only the rows of ``read_first_rows``."""
     return read_first_rows(registry).rows
 
 
@@ -330,7 +330,7 @@ def session_column(dataset: Dataset) -> str | None:
 
 
 def smallest_batch(dataset: Dataset) -> int:
-    """Return the number of rows that every training batch is a multiple of."""
+    """Return the number of rows of which every training batch has a multiple."""
     size = 1
     while isinstance(dataset, DatasetWrapper):
         size *= dataset.rows_together

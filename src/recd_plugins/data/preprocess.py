@@ -1,4 +1,4 @@
-"""Preprocessing of batches: each step runs over the stored rows of a feature."""
+"""Preprocessing of batches: each step processes the stored rows of a feature."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent_runs, offsets_of
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
-# Most bytes of feature rows to keep in memory during one pass over the table.
+# Limit for feature rows kept in memory during one pass over the table, in bytes.
 _KEPT_BYTES = 1 << 28
 
 _Chain = tuple[Preprocessing, ...]
@@ -38,13 +38,13 @@ _Chain = tuple[Preprocessing, ...]
 _Jagged = tuple[Tensor, Tensor]
 _Partial = PartialInverseKeyedJaggedTensor
 Steps = dict[str, _Chain]
-#: Tensors by the JSON list of entry number, feature ("" if all share one) and name.
+#: Tensors, keyed by a JSON list of entry number, feature ("" if shared by all) and tensor name.
 FittedState = Mapping[str, Tensor]
 
 
 @contextmanager
 def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
-    """Name the entry in errors of a step."""
+    """Add the entry's name to errors that a step raises."""
     try:
         with plugin_call(step, what):
             yield
@@ -69,7 +69,7 @@ def _apply_steps(
 
 
 def _apply_to_ids(step: Preprocessing, features: Sequence[str], values: Tensor) -> Tensor:
-    """Apply a step of scope ``id`` to all values as one row."""
+    """Apply a step of scope ``id`` to all values, passed as one row."""
     return _apply(step, features, values, torch.tensor([0, values.numel()]))[0]
 
 
@@ -83,10 +83,10 @@ def _apply(
 class Preprocess:
     """Applies the steps of each feature, in order, to the stored rows of a batch.
 
-    Neighbouring features with the same steps are transformed in one call.
+    Neighbouring features with the same steps are processed in one call.
 
     Args:
-        steps: by feature.
+        steps: the steps, keyed by feature.
         dense: names of the dense features, in the order of a batch's columns.
     """
 
@@ -95,7 +95,7 @@ class Preprocess:
     ) -> None:
         self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
         self._dense = tuple(dense)
-        #: Title of the last step, by feature.
+        #: Title of the last step, keyed by feature.
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
@@ -144,7 +144,7 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Return partials, and features that are exact now because of a step of scope ``row``."""
+        """Return the partial IKJTs, and exact IKJTs for features with a step of scope ``row``."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
@@ -163,7 +163,7 @@ class Preprocess:
         return tuple(shared), tuple(exact)
 
     def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Jagged:
-        """Return new values and lengths of the stored rows."""
+        """Return new values and lengths for the stored rows."""
         keys, values, lengths = rows.keys(), rows.values(), rows.lengths()
         runs = list(self._runs(keys))
         if len(runs) == 1:
@@ -182,7 +182,7 @@ class Preprocess:
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], _Chain]]:
-        """Yield neighbouring features with the same steps."""
+        """Yield groups of neighbouring features that have the same steps."""
         for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
             yield list(run), steps
 
@@ -208,7 +208,7 @@ class Preprocess:
 def _transform_together(
     steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
 ) -> list[InverseKeyedJaggedTensor]:
-    """Transform IKJTs by the same steps, in one call for those that are adjacent in memory."""
+    """Apply the same steps to IKJTs, in one call for those that are adjacent in memory."""
     # A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
     transformed: list[InverseKeyedJaggedTensor] = []
     for count, values in adjacent_runs([ikjt.values() for ikjt in ikjts]):
@@ -253,7 +253,7 @@ def _with_rows(
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
-    """Return the features after ``step``, or None if it needs whole rows."""
+    """Return the features after ``step``, or None if the step needs whole rows."""
     if step.scope == "id":
         values = _apply_to_ids(step, part.keys(), part.values())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
@@ -263,17 +263,17 @@ def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
 
 
 def _shortened(part: _Partial, lengths: Tensor) -> _Partial:
-    """Cut rows at their end, and drop ids that no row has any longer."""
+    """Truncate rows at their end, and drop ids that are no longer in any row."""
     values, offsets, length_per_key = [], [], []
     new_lengths = lengths.view(len(part.keys()), -1)
     for (_, ids, starts, _), kept in zip(part.split(), new_lengths, strict=True):
-        # Rows that begin at each id, less those that end before it; rows may start at the end.
+        # Rows that start at each id, minus those that end before it. Rows may start at the end.
         change = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
         first = starts.long()
         change.index_add_(0, first, torch.ones_like(first))
         change.index_add_(0, first + kept, torch.full_like(first, -1))
         used = (torch.cumsum(change, 0) > 0).long()
-        places = torch.cumsum(used, 0) - used  # of an id among the used ones
+        places = torch.cumsum(used, 0) - used  # index of an id among the used ones
         values.append(ids[used[:-1].bool()])
         offsets.append(places.index_select(0, starts).to(starts.dtype))
         length_per_key.append(values[-1].numel())
@@ -316,13 +316,13 @@ def _transform_columns(
 
 
 def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return the steps of each feature that has some, in the order of the file.
+    """Return the steps of each feature that has steps, in the order of the file.
 
-    A pattern chooses among the features that its step takes: sparse ones for ids, dense ones for
-    numbers.
+    A pattern matches only features that the step supports: sparse features for id steps, dense
+    features for number steps.
 
     Raises:
-        RegistryError: a pattern matches no feature, or none that its step takes; or a feature has
+        RegistryError: a pattern matches no feature that its step supports; or a feature has
             two vocabularies.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
@@ -366,13 +366,13 @@ def _problem(registry: RunConfig, entry: Entry[Preprocessing], message: str) -> 
 
 
 def num_ids_of(step: Preprocessing) -> int | None:
-    """Return the number of ids that a step makes, fitted or not."""
+    """Return the number of ids that a step produces, whether it is fitted or not."""
     with plugin_call(step, "num_ids, which is asked before fit,"):
         return step.num_ids
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
-    """Refuse separate vocabularies for features of one table: an id would have several rows."""
+    """Refuse separate vocabularies in one table, since an id would have several rows."""
     numbering = [
         entry for entry in _fitted_entries(registry) if num_ids_of(entry.plugin) is not None
     ]
@@ -404,20 +404,21 @@ def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
 
 
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return ``feature_steps``, fitted.
+    """Return the steps of ``feature_steps`` after fitting.
 
-    Each entry is fitted once in a process, to the training rows after the entries before it.
+    Each entry is fitted once per process, on the training rows that earlier entries have already
+    processed.
 
     Raises:
         DataError: the data is missing or wrong, or a step refuses it.
-        RegistryError: as ``feature_steps``.
+        RegistryError: see ``feature_steps``.
     """
     steps = feature_steps(registry, schema)
     for entry in _fitted_entries(registry):
         plugin = entry.plugin
         claimed = {name: chain for name, chain in steps.items() if plugin in chain}
         if plugin.fitted is None:
-            # A copy, so that fitting can be tried again after it failed.
+            # Works on a copy, so that a failed fit can be repeated.
             shared, fitted = _unfitted(plugin), {}
             for name, rows in _training_rows(registry, schema, list(claimed), plugin.fit_rows):
                 step = shared if plugin.fits_together else _unfitted(plugin)
@@ -450,10 +451,10 @@ def _unfitted(plugin: Preprocessing) -> Preprocessing:
 def _training_rows(
     registry: RunConfig, schema: FeatureSchema, features: Sequence[str], limit: int | None
 ) -> Iterator[tuple[str, Iterable[_Jagged]]]:
-    """Yield each feature with its first ``limit`` training rows, as they are stored.
+    """Yield each feature with its first ``limit`` training rows, as stored.
 
-    Reading one column takes about as long as reading all, so a pass over the table keeps as many
-    features as fit into ``_KEPT_BYTES``. A feature that does not fit alone is streamed.
+    Reading one column takes about as long as reading all columns, so one pass over the table keeps
+    as many features as fit into ``_KEPT_BYTES``. A larger feature is streamed.
     """
     left = list(features)
     while left:
@@ -488,7 +489,7 @@ def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], 
 
 
 def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
-    """Return values and lengths of a sparse feature, or a dense one with one number a row."""
+    """Return values and lengths of a sparse feature, or of a dense one with one number per row."""
     if feature in schema.sparse:
         kjt = kjt_from_columns({feature: sparse_column(rows, feature)}, len(rows))
         return kjt.values(), kjt.lengths()
@@ -499,7 +500,7 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
 
 
 def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
-    """Return the fitted state of each entry that has one, for a checkpoint."""
+    """Return the fitted state of each entry that has state, for a checkpoint."""
     found = {}
     for number, entry in _entries_with_state(registry):
         for feature, step in (entry.plugin.fitted or {}).items():
@@ -511,7 +512,7 @@ def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
 
 
 def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
-    """Load the state of entries in place of fitting. Entries that it lacks stay unfitted."""
+    """Load the fitted state of entries instead of fitting. Entries without state stay unfitted."""
     to_load = [
         (number, entry.plugin)
         for number, entry in _entries_with_state(registry)

@@ -1,8 +1,9 @@
-"""Deals row ranges to ranks. Reading resumes at any position, on any number of ranks.
+"""Assigns row ranges to ranks, so that reading can resume with any number of ranks.
 
-All rows of an epoch form one line, unit after unit. Each rank gets one range with the same number
-of whole batches, and the rest is not read. A position is the history of the epoch, as pairs (world
-size, steps): rows that were read are cut out of the line, and the others are dealt anew.
+All rows of an epoch form one sequence, unit after unit. Each rank gets a range with the same number
+of whole batches; the remaining rows are not read. A position is the history of the epoch as pairs
+(world size, steps). To resume, rows already read are cut out of the sequence, and the others are
+assigned again.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ class Unit:
 
 @dataclass(frozen=True)
 class Piece:
-    """``num_rows`` rows of a unit from its row ``skip`` on."""
+    """Range of ``num_rows`` rows of a unit, starting at its row ``skip``."""
 
     unit: Unit
     skip: int
     num_rows: int
 
 
-#: Ranges of the line, half open, in order.
+#: Half-open row ranges of the epoch's sequence, in order.
 Ranges = tuple[tuple[int, int], ...]
-#: Pairs of world size and steps taken at it.
+#: Pairs (world size, steps taken with it).
 History = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The rows of every epoch.
+    """The assignment of rows to ranks in every epoch.
 
     Args:
-        units: all data, in order.
-        batch_size: rows of a batch of one rank.
-        shuffle: shuffle the units for each epoch.
-        seed: of the shuffle.
+        units: all units of the data, in order.
+        batch_size: rows per batch and rank.
+        shuffle: whether to shuffle the units for each epoch.
+        seed: seed of the shuffle.
     """
 
     units: tuple[Unit, ...]
@@ -78,13 +79,13 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Return the batches that each of ``world_size`` ranks gets after ``history``."""
+        """Return the number of batches that each of ``world_size`` ranks gets after ``history``."""
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(
         self, epoch: int, history: History, rank: int, world_size: int, steps: int
     ) -> Iterator[Piece]:
-        """Yield the pieces of a rank after ``history`` and ``steps`` more at ``world_size``."""
+        """Yield a rank's pieces after ``history`` and ``steps`` further steps at ``world_size``."""
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
         line = self._line(epoch)
@@ -113,10 +114,10 @@ class ReadPlan:
 def cut_into_blocks(
     pieces: Iterable[Piece], batch_size: int, most_rows: int
 ) -> Iterator[tuple[Piece, ...]]:
-    """Cut pieces into blocks of whole batches, each for one worker.
+    """Cut pieces into blocks of whole batches; each block goes to one worker.
 
-    A block ends where a batch begins in another unit. Longer ranges of a unit are cut at
-    ``most_rows`` rows, or one batch.
+    A block ends where the next batch starts in another unit. Long ranges of a unit are cut after
+    ``most_rows`` rows, or after one batch if that is larger.
     """
     most_rows = max(1, most_rows // batch_size) * batch_size
     block: list[Piece] = []
@@ -153,14 +154,14 @@ def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
 
 
 def _deal(ranges: Ranges, world_size: int, batch_size: int) -> list[Ranges]:
-    """Return the share of every rank, and the unread rest."""
+    """Return each rank's share, and the rows that no rank reads."""
     share = _num_steps(ranges, world_size, batch_size) * batch_size
     bounds = [*(rank * share for rank in range(world_size + 1)), _size(ranges)]
     return [_cut(ranges, first, last) for first, last in pairwise(bounds)]
 
 
 def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Ranges:
-    """Return the rest when every rank has taken ``steps`` batches of its share."""
+    """Return the remaining ranges after every rank has read ``steps`` batches of its share."""
     *shares, rest = _deal(ranges, world_size, batch_size)
     left = [_cut(share, steps * batch_size, _size(share)) for share in shares]
     return tuple(piece for share in [*left, rest] for piece in share)
@@ -168,26 +169,26 @@ def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Rang
 
 T = TypeVar("T")
 
-#: Yields the rows of pieces in order, in batches of any size.
+#: Function that yields the rows of pieces in order, in batches of any size.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
-# Most rows of a block, which a worker holds in memory.
+# Maximum rows per block, since a worker holds a block in memory.
 _MOST_ROWS = 16_384
 _END = object()
 
 
 class PlannedReader(Reader):
-    """Reads the batches of one rank as a ``ReadPlan`` deals them.
+    """Reads the batches that a ``ReadPlan`` assigns to one rank.
 
     Args:
-        plan: deals the rows.
-        read: reads them, in a thread unless ``ahead`` is 0.
-        data: identity of the data, JSON values by name; states of other data are refused.
-        what: data and split, for messages.
-        rank: of this process.
+        plan: assigns the rows to ranks.
+        read: reads the rows, in a thread unless ``ahead`` is 0.
+        data: identity of the data, JSON values by name; must match in a loaded state.
+        what: description of data and split, for messages.
+        rank: rank of this process.
         world_size: processes that share the data.
-        ahead: batches to read ahead in a thread, 0 for none.
+        ahead: number of batches to read ahead in a thread.
 
     Raises:
         DataError: there are too few rows for one batch on every rank.
@@ -231,7 +232,7 @@ class PlannedReader(Reader):
 
     @property
     def shuffles(self) -> bool:
-        """Return whether epochs have different orders."""
+        """Return whether the order of rows differs between epochs."""
         return self._plan.shuffle
 
     def __len__(self) -> int:
@@ -242,7 +243,7 @@ class PlannedReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """See ``Reader.blocks``. A block is about a row group."""
+        """See ``Reader.blocks``. A block has about the size of a row group."""
         blocks, ends = self._cut()
         size = self._plan.batch_size
         mine = slice(worker, None, num_workers)
@@ -250,7 +251,7 @@ class PlannedReader(Reader):
             for block, end in zip(blocks[mine], ends[mine], strict=True):
                 num_steps = sum(piece.num_rows for piece in block) // size
                 yield self._block(batches, end - num_steps, num_steps)
-            next(batches, None)  # files are checked once more at their end
+            next(batches, None)  # files are checked again at their end
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def num_blocks(self) -> int:
@@ -304,7 +305,7 @@ class PlannedReader(Reader):
         self._history = history
 
     def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
-        """Return the remaining blocks and the steps after each, cached by position."""
+        """Return the remaining blocks and the steps after each. Caches the last position."""
         position = self._epoch, self._history, self._steps
         if self._cut_from != position:
             pieces = self._plan.pieces(
@@ -334,9 +335,9 @@ def digest(value: object) -> str:
 
 
 def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, None]:
-    """Iterate over ``make()`` in a thread at most ``size`` items ahead; 0 iterates inline.
+    """Iterate over ``make()`` in a thread, up to ``size`` items ahead; 0 uses no thread.
 
-    An exception of the thread is raised in its turn. The thread ends with this iterator.
+    An exception in the thread is raised in place of its item. The thread ends with this iterator.
     """
     if size == 0:
         yield from make()

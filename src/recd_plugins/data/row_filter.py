@@ -29,14 +29,14 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 _NO_VALUE = ("is null", "is not null")
-# The column of row numbers while a filter is applied.
+# Name of the column with row numbers while a filter is applied.
 _ROW = "row number"
 
 
 class Condition(BaseModel):
-    """``[column, op, value]``, or the same by name. For nulls only ``is null`` holds.
+    """Condition ``[column, op, value]``; a mapping with these keys also works.
 
-    NaN is unequal to every value, and neither below nor above one.
+    A null meets only ``is null``. NaN differs from every value and is neither below nor above any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,12 +74,12 @@ class Condition(BaseModel):
 
 
 class RowFilter:
-    """The conjunction of conditions on the columns of a table.
+    """The conjunction of conditions on a table's columns.
 
     Attributes:
-        columns: names of the columns that it reads.
-        expression: for ``pyarrow.dataset``.
-        floats: whether it reads floats, whose statistics ignore NaN.
+        columns: names of the columns in the conditions.
+        expression: filter expression for ``pyarrow.dataset``.
+        floats: whether a column has floats; Parquet statistics ignore their NaNs.
     """
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:
@@ -97,7 +97,7 @@ class RowFilter:
         )
 
     def kept(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return the indices of the kept rows, int64 ``[num_kept]``."""
+        """Return the indices of the rows that meet all conditions, int64 ``[num_kept]``."""
         columns = {name: batch.column(name) for name in self.columns}
         columns[_ROW] = pa.array(np.arange(batch.num_rows))
         kept = pa.record_batch(columns).filter(self.expression)
@@ -106,7 +106,7 @@ class RowFilter:
 
 
 def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
-    """Return whether a condition holds for a key of a Hive partition, text or integer."""
+    """Return whether the key of a Hive partition (text or integer) meets a condition."""
     values = condition.value if condition.op == "in" else [condition.value]
     kind = pa.int64() if values and all(type(value) is int for value in values) else pa.string()
     try:
@@ -135,7 +135,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
         typed = pa.array([_typed(value, kind) for value in values], kind)
         if condition.op == "in":
             if pt.is_floating(kind):
-                # Arrow compares bits, and -0.0 equals 0.0.
+                # Arrow compares bits, but -0.0 equals 0.0.
                 zero = pa.scalar(0, kind)
                 column, typed = pc.add(column, zero), pc.add(typed, zero)
             expression = column.isin(typed)
@@ -151,7 +151,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
 
 
 def _typed(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Return a value in the column's type; refuse one that Arrow would change."""
+    """Cast a value to the column's type; refuse a value that Arrow would change."""
     is_datetime = isinstance(value, datetime)
     if isinstance(value, date) and not is_datetime and pt.is_timestamp(kind):
         value, is_datetime = datetime.combine(value, time()), True

@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Transforms:
-    """The parts of ``RowPipeline``, pickled for readers.
+    """The parts of a ``RowPipeline`` that are pickled for readers.
 
     Attributes:
-        schema: of the dataset.
-        converter: fitted.
-        preprocess: with fitted steps.
-        placement: of features in the model.
-        num_embeddings: table rows by feature, as far as known.
+        schema: schema of the dataset.
+        converter: the fitted converter.
+        preprocess: preprocessing with fitted steps.
+        placement: placement of features in the model.
+        num_embeddings: number of table rows, keyed by feature; unknown ones are missing.
     """
 
     schema: FeatureSchema
@@ -53,7 +53,7 @@ class Transforms:
         placement: Placement | None = None,
         num_embeddings: Mapping[str, int] | None = None,
     ) -> Transforms:
-        """Make the transforms of a registry whose converter is fitted."""
+        """Create the transforms of a registry whose converter is fitted."""
         schema = registry.dataset.schema()
         _check_tables(registry, schema, num_embeddings or {})
         return cls(
@@ -68,7 +68,7 @@ class Transforms:
 def _check_tables(
     registry: RunConfig, schema: FeatureSchema, num_embeddings: Mapping[str, int]
 ) -> None:
-    """Refuse tables with fewer rows than the last step makes ids."""
+    """Refuse tables with fewer rows than the number of ids that the last step produces."""
     problems = []
     for feature, steps in feature_steps(registry, schema).items():
         made, rows = num_ids_of(steps[-1]) if steps else None, num_embeddings.get(feature)
@@ -88,8 +88,8 @@ class RowPipeline:
     """Converts, preprocesses and lowers batches of rows.
 
     Args:
-        registry: has the dataset.
-        transforms: None: of the demo model, without checks of ids.
+        registry: registry with the dataset.
+        transforms: fitted transforms; None for the demo model's, without checks of ids.
     """
 
     def __init__(self, registry: RunConfig, transforms: Transforms | None = None) -> None:
@@ -98,7 +98,7 @@ class RowPipeline:
         self._session = session_column(self._dataset)
 
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
-        """Yield model inputs with their making times, reading on demand."""
+        """Yield model inputs with their making times; rows are read on demand."""
         rows_of_batches = self.reading(batches)
         while True:
             start = time.perf_counter()
@@ -114,7 +114,7 @@ class RowPipeline:
             yield replace(lowered, groups=rows.groups, making=making, sessions=sessions)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return one batch before it is lowered."""
+        """Convert and preprocess one batch, but do not lower it."""
         return self._transform(self._convert(rows), rows)
 
     def _convert(self, rows: Rows) -> Batch:
@@ -131,7 +131,7 @@ class RowPipeline:
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, and name the dataset in errors."""
+        """Yield the items, and add the dataset's name to errors."""
         return plugin_items(self._dataset, "reading", items)
 
 
@@ -150,7 +150,7 @@ def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None
 
 
 def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
-    """Fit the converter once to the first rows of the training split, the same on every rank."""
+    """Fit the converter once, on the first rows of the training split (same on every rank)."""
     if registry.converter.is_fitted:
         return
     if rows is None:

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from recd_plugins.config.run_config import RunConfig
 
-# Factor by which the batches of the last rows of a split get smaller.
+# Factor by which batch sizes shrink at the end of a split.
 _FINER = 8
 
 
 def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
-    """Yield the rows in batches of ``size``, without a copy if a part holds a whole batch.
+    """Yield the rows in batches of ``size``; without a copy if one part holds a whole batch.
 
     Args:
-        parts: any number of rows each.
-        size: of a batch.
-        rest: yield the last rows as a smaller batch.
+        parts: rows, in parts of any size.
+        size: rows per batch.
+        rest: whether to yield the last rows as a smaller batch.
     """
     waiting: list[Rows] = []
     missing = size
@@ -71,10 +71,10 @@ def concat_rows(parts: list[Rows]) -> Rows:
 
 
 class RowTable:
-    """Rows in memory, to take batches from in any order.
+    """Rows in memory that can be taken in any order.
 
     Args:
-        parts: at least one, of one schema.
+        parts: at least one part; all have one schema.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -91,9 +91,9 @@ class RowTable:
         return int(self._data.num_rows)
 
     def take(self, rows: NDArray[np.int64], groups: Mapping[str, int]) -> Rows:
-        """Return a batch of rows by index, int64 ``[num_rows]``, with ``Rows.groups``.
+        """Return a batch of the rows at int64 indices ``[num_rows]``, with ``Rows.groups``.
 
-        Dictionaries keep the values that these rows use.
+        Dictionaries keep only the values that these rows use.
         """
         indices = pa.array(rows)
         columns = [
@@ -106,7 +106,7 @@ class RowTable:
         return Rows(data, self._origins(rows), groups)
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return origins, one for adjacent rows of a file."""
+        """Return the origins of rows; adjacent rows of one file share an origin."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
         file_rows = self._file_rows[rows]
@@ -137,12 +137,12 @@ def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.
 
 
 def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Iterator[Rows]:
-    """Yield every row of a split once, in stored order, by ``scan`` or by readers.
+    """Yield every row of a split once, in stored order, with ``scan`` or with readers.
 
     Args:
-        dataset: with wrappers or without.
-        split: of the dataset.
-        batch_size: most rows of a reader's batch; the last batches are smaller.
+        dataset: the dataset, with or without wrappers.
+        split: split of the dataset.
+        batch_size: maximum rows of a reader's batch; the last batches are smaller.
     """
     if dataset.session_keys() is not None:
         yield from plugin_items(dataset, "scan", dataset.scan(split))
@@ -177,7 +177,7 @@ def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
 
 
 def session_ids(rows: Rows, column: str) -> Tensor:
-    """Return the session of each row, int64 ``[len(rows)]``: integers, or a 64-bit hash."""
+    """Return each row's session, int64 ``[len(rows)]``; non-integers are hashed to 64 bits."""
     import torch
 
     sessions = rows.data.column(column)
