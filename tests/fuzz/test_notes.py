@@ -102,7 +102,7 @@ def test_a_conversion_of_criteo_that_broke_off(case: Case) -> None:
     for day in (0, 1):
         Path(f"days/day_{day}").write_text(LINE * 40)
     command = ["criteo", "convert", "days", "new", "--part-rows", "16"]
-    notes = broken_off(command, convert, "write_note", case.number(0, 4, "after"))
+    notes = broken_off(command, convert.file_utils, "write_note", case.number(0, 4, "after"))
     if notes:
         change_json(case, case.one_of(notes, "note"))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from recd_plugins.api import Section, StepShape, Table, TableStrategy, TrainedRun
@@ -81,14 +82,14 @@ class HotPart(TableStrategy):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        from recd_plugins.api import step_costs
+        from recd_plugins.api import gradients_sent_once, step_costs
 
         setting, sent = run.setting, run.sent or {}
         copies = sum(table.num_bytes for part in parts for table in part.tables.values())
         predicted = step_costs.bytes_of_tables(
             run.tables,
             {name: each for module in run.plan.plan.values() for name, each in module.items()},
-            setting.data.profile(),
+            replace(setting.data.profile(), gradients=gradients_sent_once(setting)),
             batch_size=setting.batch_size,
             world_size=setting.world_size,
             parts=parts,

@@ -108,7 +108,3 @@ def test_both_sides_and_workers_train_on_the_same_batches(registry: Path) -> Non
     for result in results:
         assert isinstance(result, Result), result
         assert np.abs(np.subtract(result.losses, results[0].losses)).max() < 1e-4
-    groups = results[0].groups.as_json()
-    assert groups["hot"]["batches"] > 0
-    assert groups["mixed"]["batches"] <= 4, "one of each window and rank"
-    assert 0 < groups["hot"]["expected"] < 1
