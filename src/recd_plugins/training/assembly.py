@@ -53,7 +53,8 @@ from recd_plugins.training.rank_state import broadcast_state, copy_weights, firs
 
 logger = logging.getLogger(__name__)
 
-#: A registry with its plugins, or plain TorchRec on the same data.
+#: ``plugins`` trains with the registry's plugins, ``baseline`` with plain TorchRec on the same
+#: data.
 Variant = Literal["plugins", "baseline"]
 
 
@@ -78,19 +79,19 @@ def assemble(
 ) -> Assembled:
     """Build, prepare, plan and shard the model. Collective.
 
-    Both variants start from the seed's weights, whatever their plans. The baseline is the same
-    model fed plain KJTs and sharded by TorchRec's own sharders; its planner avoids shardings that
-    TorchRec trains wrongly on CPU.
+    Both variants start from the same seeded weights, whatever their plans. The baseline trains the
+    same model on plain KJTs with TorchRec's own sharders. Its planner avoids shardings that
+    TorchRec trains incorrectly on CPU.
 
     Args:
         registry: the model and its data.
-        side: with its plugins or without them.
+        side: train with the registry's plugins or without them.
         device: device of this rank.
-        sharders: in place of the variant's own.
+        sharders: sharders to use instead of the variant's own.
         topology: topology of these ranks; by default that of this machine.
 
     Raises:
-        RecdError: the registry, the data or the machine does not allow it.
+        RecdError: the registry, the data or the machine does not allow training.
     """
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
@@ -157,12 +158,12 @@ def _prepared(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
-    """Return the model; its tables have no memory until sharded, unless a plugin uses them."""
+    """Build and prepare the model. Tables are allocated at sharding unless a plugin needs them."""
     try:
         with deferred_tables() as deferred:
             made = _whole(registry, schema, side, device, topology)
         why = deferred.touched
-    except PluginError as error:  # a plugin may need a table's values
+    except PluginError as error:  # a plugin may read the values of a table
         why = str(error)
     if not why:
         return made
@@ -198,9 +199,9 @@ def _whole(
 
 
 def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
-    """Replace a chooser by the entries that the newest whole checkpoint was trained with.
+    """Replace a chooser by the entries in the newest intact checkpoint.
 
-    A chooser decides by measurements, which differ from start to start.
+    A chooser measures candidates, so it could choose differently after each start.
     """
     chooser = chooser_of(registry)
     if chooser is None:
@@ -235,7 +236,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
 
 
 def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the installed plugins can repeat a choice."""
+    """Return whether all plugins of a saved choice are installed."""
     installed = {cls.name: cls for cls in registry.offering}
     try:
         for entry in chosen:

@@ -1,4 +1,4 @@
-"""Calls of callbacks: plugins that observe training on one rank."""
+"""Calls the callbacks of a run on one rank. Callbacks are plugins that observe training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from recd_plugins.training.evaluation import Measured
 
 @dataclass(frozen=True)
 class Called:
-    """A callback of a run."""
+    """A callback with its name in errors and checkpoints."""
 
     entry: Entry[Callback]
     key: str
@@ -43,7 +43,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Return every plugin that is a callback, of any kind, in the order of the file."""
+    """Return all plugins, of any kind, that are callbacks, in the order of the registry file."""
     schema = registry.dataset.schema()
     names = {
         "feature": (*schema.sparse, *schema.dense),
@@ -69,7 +69,7 @@ def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
 
 
 def _key_of_several(entry: Entry[Callback]) -> str:
-    """Return a key by options, as entries may move in the file before a run is resumed."""
+    """Return a key made of the options, because entries may move before a run is resumed."""
     options = entry.plugin.options.model_dump(mode="json")
     said = json.dumps([options, entry.patterns], sort_keys=True)
     return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
@@ -81,8 +81,8 @@ class Callbacks:
 
     Attributes:
         path: the registry file, for errors.
-        called: callbacks in order.
-        step_samples: rows of a step on all ranks.
+        called: the callbacks, in the order in which they are called.
+        step_samples: rows per step, summed over ranks.
         settings: values in place of the file's.
         text: text of the registry file.
     """
@@ -123,7 +123,7 @@ class Callbacks:
             click.echo(f"the state of {names} is dropped: no entry fits it", err=True)
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the same batches, kept until trained on if a callback wants to see them."""
+        """Yield the batches. If a callback reads batches, keep each until it is trained on."""
         keeps = any(_overrides(each, "on_batch") for each in self.called)
         for batch in batches:
             if keeps:
@@ -139,7 +139,7 @@ class Callbacks:
             self._call_all("on_step", context)
 
     def evaluated(self, step: int, split: Split, measured: Measured) -> None:
-        """Call ``on_evaluate``, if anything was measured."""
+        """Call ``on_evaluate`` if the evaluation has results."""
         quality, metrics = measured
         if quality is not None:
             evaluation = RunEvaluation(self.rank, step, split, quality, metrics)
@@ -154,7 +154,7 @@ class Callbacks:
         self._call_all("on_end", RunEnd(self.rank, step, tuple(losses)))
 
     def states(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the states of callbacks by key, one per rank. Collective."""
+        """Return a map from callback key to its states, one per rank. Collective."""
         with_state = [each for each in self.called if _overrides(each, "state_dict")]
         if not with_state:
             return {}

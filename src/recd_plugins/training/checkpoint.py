@@ -1,4 +1,4 @@
-"""Checkpoints of model, optimizer and reader together, each whole or absent."""
+"""Atomic checkpoints of model, optimizer and reader."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from recd_plugins.training.rank_state import (
     read_rank_state,
 )
 
-#: Steps between looks at the losses, unless a checkpoint is due before.
+#: Steps between checks for NaN losses. A checkpoint checks earlier.
 MOST_UNSEEN = 50
 _ROWS_AT_ONCE = 65_536
 _ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
@@ -85,18 +85,18 @@ _BEFORE_LEARNING = (
     "Nothing has learned before it: check dense features, labels, initial weights and the output "
     "of plugins"
 )
-# Models keep replicated pooled tables in such a module, and the others in the one without the word.
+# Module names: models keep replicated pooled tables in a separate module with this prefix.
 _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """State of model and optimizer, under names and shapes that do not depend on the plan.
+    """State of model and optimizer, with names and shapes independent of the sharding plan.
 
-    A replicated table is named as a sharded one, and so is its row-wise Adagrad: TorchRec's
-    ``sum``, ``[rows, 1]``, holds the numbers of FBGEMM's ``momentum1``, ``[rows]``. Its ``step``
-    changes nothing without a decay of the learning rate, and is left out. Tables that learn by
-    their step count, as FBGEMM's Adam does, have it under ``steps``.
+    Replicated tables have the names of sharded ones. Their row-wise Adagrad state is stored as
+    FBGEMM's ``momentum1``, ``[rows]``; TorchRec's ``sum``, ``[rows, 1]``, has the same values. Its
+    ``step`` has no effect without learning rate decay, and is not stored. Optimizers that need a
+    step count, such as FBGEMM's Adam, store it under ``steps``.
     """
 
     document: dict[str, Any]
@@ -106,7 +106,7 @@ class CheckpointState:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
-        """Return the present state; of the model alone without an optimizer. Collective."""
+        """Return the current state of the model and, if given, the optimizer. Collective."""
         model = dmp.state_dict()
         check_names(model)
         document: dict[str, Any] = {
@@ -125,7 +125,7 @@ class CheckpointState:
             if name in tables
             else values
             for name, values in state["state"].items()
-            if values  # SGD has none, also of a replicated table
+            if values  # SGD has no state, for replicated tables too
         }
         document["optimizer"] = {**state, "state": by_name}
         if steps := steps_of_tables(dmp.module):
@@ -133,7 +133,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> list[str]:
-        """Leave out and return tables whose steps an older checkpoint lacks."""
+        """Drop and return the tables whose step count is missing from an older checkpoint."""
         steps = self.document.pop("steps", {})
         kept = {name: step for name, step in steps.items() if f"steps.{name}" in stored}
         if kept:
@@ -143,7 +143,7 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load the document, filled by DCP, into model and optimizer. Collective."""
+        """Load the state dict that DCP has filled into model and optimizer. Collective."""
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         if optimizer is None:
@@ -162,17 +162,17 @@ class CheckpointState:
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
-    A checkpoint is written under a hidden name and renamed when every rank is done, and renamed
-    again before it is deleted, so a kill leaves whole ones only. Loading verifies the digests in
-    the manifest.
+    A checkpoint is written under a hidden name, renamed when every rank is done, and renamed again
+    before it is deleted. A killed process therefore leaves only complete checkpoints. Loading
+    verifies the digests in the manifest.
 
     Args:
-        folder: made if it is missing.
-        keep: number of newest checkpoints to keep, besides the best of a validated run.
-        identity: from ``identity_of``, on rank 0. It is written, and a checkpoint of another run
-            is refused. None does neither.
+        folder: the folder; created if it is missing.
+        keep: number of newest checkpoints to keep. The best one of a validated run is kept as well.
+        identity: the run's identity from ``identity_of``, on rank 0. It is written to checkpoints,
+            and checkpoints of other runs are refused. None disables both.
         allowed: fields of the identity that may differ.
-        fitted: state of fitted preprocessing, by ``fitted_state``, on rank 0.
+        fitted: state of fitted preprocessing from ``fitted_state``, on rank 0.
     """
 
     def __init__(
@@ -191,10 +191,10 @@ class Checkpoints:
 
     @contextmanager
     def reserve(self, resume: bool) -> Iterator[None]:
-        """Keep other runs from writing here, and remove leftovers. For one process of the run.
+        """Lock the folder for this run and remove leftovers. Call it in one process of the run.
 
         Raises:
-            RecdError: the folder cannot be written, another run writes it, or it holds checkpoints
+            RecdError: the folder is not writable, another run is using it, or it holds checkpoints
                 and the run does not resume.
         """
         with ExitStack() as stack:
@@ -221,12 +221,12 @@ class Checkpoints:
             yield
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint, damaged or not."""
+        """Return the path of the newest checkpoint, even if it is damaged."""
         found = checkpoints_in(self._folder)
         return found[-1] if found else None
 
     def of_step(self, step: int) -> Path:
-        """Return the path of the checkpoint of a step, whether it exists or not."""
+        """Return the path for the checkpoint of a step. It need not exist."""
         return self._folder / step_name(step)
 
     def save(self, dmp: DistributedModelParallel, optimizer: Optimizer, progress: Progress) -> None:
@@ -234,7 +234,8 @@ class Checkpoints:
 
         Raises:
             SetupError: ``optimizer`` lacks state of the tables.
-            RecdError: it cannot be written, or a later step is there; existing checkpoints stay.
+            RecdError: it cannot be written, or a checkpoint of a later step exists. Existing
+                checkpoints stay.
         """
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
@@ -260,15 +261,16 @@ class Checkpoints:
             raise from_rank_0(_cannot_be_written(final, error)) from error
 
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load the newest whole checkpoint; return the first step if there is none. Collective.
+        """Load the newest intact checkpoint and return its progress, or step 0. Collective.
 
         The number of ranks and the plan may differ from those of the run that saved it. With the
         same number of ranks, each rank gets its random generators and buffers back. A damaged
-        checkpoint is named on stderr and set aside, and the one before it is taken.
+        checkpoint is reported on stderr and renamed; then the one before it is tried.
 
         Raises:
-            RecdError: the checkpoint does not fit the model or is of another run, none is whole,
-                or as ``save``.
+            RecdError: the checkpoint does not fit the model or belongs to another run, or all are
+                damaged.
+            SetupError: ``optimizer`` lacks state of the tables.
         """
         check_optimizer(dmp, optimizer)
         together(lambda: check_names(name for name, _ in dmp.named_parameters()))
@@ -297,10 +299,10 @@ class Checkpoints:
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load only the weights of this checkpoint. Collective.
+        """Load only the weights of the given checkpoint. Collective.
 
         Raises:
-            RecdError: it does not fit the model, or is of another run.
+            RecdError: it does not fit the model, or belongs to another run.
             DamagedError: it was changed.
         """
         if damage := _damage(path):
@@ -330,7 +332,7 @@ class Checkpoints:
                     f"of {shortened(tables)}: taken for {progress.step}, the trained steps"
                 )
         except (
-            AssertionError,  # of a collision map whose rows other ranks had
+            AssertionError,  # buffers of a collision map that belong to rows of other ranks
             CheckpointException,
             RuntimeError,
             ValueError,
@@ -380,7 +382,7 @@ class Checkpoints:
                 f"{damage[0]}, as this process sees it; training.checkpoint.path has to be a "
                 "folder that all ranks share"
             )
-        read_metadata(partial)  # refuse now what a newer torch writes
+        read_metadata(partial)  # fails now if loading would refuse these classes
         (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             sync(path)
@@ -396,7 +398,7 @@ def common_name(name: str) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse parameters that would share a name in checkpoints and overwrite each other."""
+    """Refuse parameters that would have the same name in checkpoints."""
     by_common: dict[str, str] = {}
     for name in names:
         first = by_common.setdefault(common_name(name), name)
@@ -436,10 +438,10 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
 
 
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Have an optimizer make its lazy state, to be filled from a checkpoint.
+    """Make an optimizer create its lazy state, to be filled from a checkpoint.
 
-    Adam and SGD with momentum make their state in the first step. This takes a step by gradients
-    of zero, for those parameters alone, and restores them.
+    Adam and SGD with momentum create their state in the first step. This runs a step with zero
+    gradients for the parameters without state, and then restores their values.
     """
     named: dict[str, Any] = getattr(optimizer, "params", {})
     dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
@@ -464,15 +466,15 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
 
 
 def trained_names(optimizer: Optimizer | None) -> list[str]:
-    """Return the parameters of an optimizer, as checkpoints name them."""
+    """Return the names that checkpoints use for the parameters of an optimizer."""
     return [common_name(name) for name in getattr(optimizer, "params", {})]
 
 
 def _unsaved(optimizer: Any) -> list[str]:
-    """Return parameters with state in some part of an optimizer, and none in its state dict.
+    """Return parameters whose state is missing from the optimizer's state dict.
 
-    A wrapper such as WarmupOptimizer adds state of its own, and keeps the state that a
-    CombinedOptimizer inside had when it was made.
+    A wrapper such as WarmupOptimizer adds its own state. It keeps the state that a wrapped
+    CombinedOptimizer had at construction.
     """
     saved = optimizer
     while isinstance(saved, OptimizerWrapper):
@@ -508,7 +510,7 @@ def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
 
 
 def _damage(path: Path) -> list[str]:
-    """Return the damage of a checkpoint; each rank reads its share of the files."""
+    """Describe the damage of a checkpoint, if any. Each rank checks some of the files."""
 
     def manifest() -> tuple[dict[str, FileDigest], list[str]]:
         if dist.get_rank() != 0:
@@ -529,7 +531,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """Return the error of this package or the operating system, of whichever rank."""
+    """Return the underlying RecdError or OSError, from whichever rank raised it."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):
@@ -554,14 +556,14 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
 class FiniteRun:
     """Ends a run before it saves losses or weights that are NaN or infinite.
 
-    All calls are collective: all ranks go on, or all raise.
+    All calls are collective: either all ranks continue or all raise.
     """
 
     name: str
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Average the losses of the same steps over ranks; empties the list."""
+        """Return the mean loss over ranks of each step, and empty the list."""
         if not pending:
             return []
         stacked = torch.stack(pending).double().cpu()
@@ -575,7 +577,7 @@ class FiniteRun:
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
-        """Check the state before it is saved as the checkpoint of ``step``."""
+        """Check the state before it is saved in the checkpoint of ``step``."""
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
 
@@ -600,7 +602,7 @@ class FiniteRun:
 
 
 def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:
-    """Return the first tensor with such a value on any rank."""
+    """Return the name of the first tensor with a NaN or infinite value on any rank."""
     named = {f"weight {name}": value for name, value in dmp.state_dict().items()}
     for name, state in optimizer.state_dict()["state"].items():
         named |= {f"optimizer state {name} {key}": value for key, value in state.items()}
@@ -614,8 +616,8 @@ def _all_finite(value: Any) -> bool:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         numbers = tensor.detach()
-        # A sum over NaN or inf is not finite; the sum of large numbers need not be either. They
-        # are tested in parts then, as isfinite copies them.
+        # A sum with NaN or inf is not finite, but a sum of large numbers may overflow too. Only
+        # then test all elements, in chunks because isfinite allocates a copy.
         parts = torch.split(numbers, _ROWS_AT_ONCE) if numbers.dim() else (numbers,)
         if not math.isfinite(numbers.sum()) and not all(part.isfinite().all() for part in parts):
             return False

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint without running code from files, with errors that name the cause."""
+"""Reads torch.distributed.checkpoint (DCP) files without running code from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-# Private, as no public name has it; so in torch 2.11 to 2.14.
+# Private in torch 2.11 to 2.14; there is no public name.
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
@@ -46,7 +46,7 @@ from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.training.checkpoint_files import METADATA, DamagedError, check_whole
 
 _DCP = "torch.distributed.checkpoint.metadata"
-#: What ``.metadata`` may name: what torch 2.11 to 2.14 write, and Python 3.11 to 3.14 with them.
+#: Classes allowed in ``.metadata``: those written by torch 2.11 to 2.14 on Python 3.11 to 3.14.
 ALLOWED = {
     *((_DCP, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
     *((_DCP, name) for name in ("TensorStorageMetadata", "TensorProperties")),
@@ -65,16 +65,16 @@ DTYPES = frozenset(
     }
 )
 _MODEL, _STATE = "model.", "optimizer.state."
-# Early models of two towers kept replicated tables here.
+# Early two-tower models kept replicated tables in these modules.
 _COPIES = re.compile(r"(^|\.)copies(\.embedding_bags\.)")
 
 
 class _RefusedError(pickle.UnpicklingError):
-    """The full name of a class that is not allowed."""
+    """Raised for a class that is not allowed; the message is its full name."""
 
 
 class _Record:
-    """Stands for an unpickled object: its arguments and state, and no code."""
+    """A placeholder for an unpickled object. It holds arguments and state but runs no code."""
 
     args: tuple[Any, ...]
     state: Any = None
@@ -85,14 +85,14 @@ class _Record:
         return record
 
     def __init__(self, *_: Any) -> None:
-        """``__new__`` keeps the arguments."""
+        """Do nothing, because ``__new__`` stores the arguments."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class _Records(pickle.Unpickler):
-    """Makes a record of each object. Classes are made anew for each file, which may change them."""
+    """An unpickler that builds a record for each object. Classes are new for each file."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -107,17 +107,17 @@ class _Records(pickle.Unpickler):
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """Read ``.metadata``, a pickle that torch itself would let run any code.
+    """Read the pickle ``.metadata`` without running its code, as torch's reader would.
 
     Raises:
-        DamagedError: it is damaged, or names a class that no checkpoint needs.
+        DamagedError: it is damaged, or names a class that checkpoints do not use.
     """
     path = checkpoint / METADATA
     try:
         return _metadata(_Records(path.read_bytes()).load().state)
     except _RefusedError as error:
         raise DamagedError(_refusal(path, str(error))) from error
-    except Exception as error:  # a damaged pickle can raise any of them
+    except Exception as error:  # a damaged pickle can raise any of these
         raise DamagedError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
 
 
@@ -155,7 +155,7 @@ def _size(record: Any) -> torch.Size:
 
 
 def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Metadata:
-    """Rename replicated tables of an early checkpoint to the names that the model has now."""
+    """Rename replicated tables of an early checkpoint to their current names."""
     entries = metadata.state_dict_metadata
     new = {name: _COPIES.sub(r"\1bags\2", name) for name in entries}
     tables = [name for name in entries if name.startswith(_MODEL) and new[name] != name]
@@ -163,7 +163,7 @@ def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Meta
         return metadata
     known = {f"{_MODEL}{name}" for name in names()}
     if any(name in known or new[name] not in known - entries.keys() for name in tables):
-        return metadata  # today's model has tables of that name
+        return metadata  # the current model has tables of that name
     return Metadata(
         {new[name]: entry for name, entry in entries.items()},
         storage_data={
@@ -174,7 +174,7 @@ def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Meta
 
 
 class TellingWriter(FileSystemWriter):
-    """DCP's writer, raising the OSError (such as a full disk) behind torch's RuntimeError."""
+    """A DCP writer that raises the OSError (such as a full disk) behind torch's RuntimeError."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See ``FileSystemWriter.write_data``."""
@@ -188,14 +188,14 @@ class TellingWriter(FileSystemWriter):
 
 
 class SafeReader(FileSystemReader):
-    """DCP's reader with metadata from ``read_metadata``."""
+    """A DCP reader that takes its metadata from ``read_metadata``."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(path)
         self._metadata = metadata
 
     def read_metadata(self) -> Metadata:
-        """Return the metadata that was given."""
+        """Return the metadata passed to the constructor."""
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -208,17 +208,17 @@ class SafeReader(FileSystemReader):
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, for entries of the same dtype and bytes of plain values."""
+    """A DCP load planner that requires equal dtypes, and unpickles only plain values."""
 
     def __init__(self, trained: Collection[str] = (), *, partial: bool = False) -> None:
         self._trained = tuple(f"{_STATE}{name}." for name in trained)
         self._partial = partial
-        # Flattened, a table without rows on this rank would be missing from its state, which
-        # torch takes for a checkpoint of before 2.4; one without optimizer state then fails.
+        # Not flattened: a table without rows on this rank would be missing from the flat state.
+        # torch would treat that as a checkpoint from before 2.4 and fail without optimizer state.
         super().__init__(flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """Refuse weights that the model lacks or has in another dtype, which DCP accepts."""
+        """Refuse weights that the model lacks or has in another dtype. DCP accepts both."""
         assert self.metadata is not None, "set_up_planner came before"
         for name, stored in {} if self._partial else self.metadata.state_dict_metadata.items():
             if name.startswith(_MODEL) and name not in self.state_dict:
@@ -232,7 +232,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse state that the optimizers of all ranks lack, which DCP accepts."""
+        """Refuse state that no rank's optimizer has; DCP accepts it."""
         read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         for name in self.metadata.state_dict_metadata if self.metadata else ():
             if name.startswith(self._trained) and name not in read:
@@ -240,7 +240,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         return super().create_global_plan(global_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Hand over plain values only; DCP would unpickle anything."""
+        """Load plain values only. DCP would unpickle any object."""
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
@@ -250,7 +250,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
 def read_weights(
     checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Return whole parameters and buffers of a checkpoint, whatever sharding wrote them."""
+    """Return the unsharded parameters and buffers of a checkpoint, for any sharding."""
     metadata = as_named_now(read_metadata(checkpoint), lambda: model)
     weights = {
         name.removeprefix(_MODEL): torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -289,7 +289,7 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint into an unsharded model.
 
-    Tensors that a sharding's modules keep beside the tables are left out.
+    Skips extra tensors that sharded modules store next to the tables.
     """
     own = model.state_dict()
     weights = read_weights(checkpoint, model=own)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: names, manifest, progress and arrays. Imports no torch."""
+"""Reads and writes checkpoint files: manifest, progress and arrays. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.launch import torchrun_rank
 
 MANIFEST, PROGRESS, IDENTITY = "manifest.json", "progress.json", "identity.json"
-#: Written by torch.distributed.checkpoint.
+#: File written by torch.distributed.checkpoint.
 METADATA = ".metadata"
-#: Fitted preprocessing, and the state of each rank.
+#: Files with the fitted preprocessing and the state of each rank.
 FITTED, RANKS = "preprocessing.npz", "ranks.npz"
 FORMAT = 1
 
 _NAME = re.compile(r"step-\d{9}")
-# Left by a killed process: partial, half-deleted, or whole and about to be replaced.
+# Names left by a killed process: partly written, partly deleted, or about to be replaced.
 _LEFTOVER = re.compile(r"\.(?P<step>step-\d{9})(\.[0-9a-f]{8})?\.(partial|old|(?P<whole>before))")
 Number = Annotated[int, Field(ge=0, le=2**53)]
 
-# Fields of a run's identity: sections of further plugin kinds, and of kinds that only observe.
+# Fields of a run's identity: sections of additional plugin kinds, and of kinds that only observe.
 FURTHER, OBSERVERS = "further", "observers"
-#: Fields that a resumed run may change, as no result depends on them.
+#: Fields that a resumed run may change, because they do not affect results.
 FREE = (
     *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
     *(
@@ -48,7 +48,7 @@ FREE = (
         )
     ),
 )
-#: Fields that it may change with ``--allow``: the state fits, and later steps learn otherwise.
+#: Fields that it may change with ``--allow``: the state still fits, but later steps differ.
 ALLOWABLE = (
     *("training.learning_rate", "training.dense_learning_rate", "training.eps"),
     *("training.schedule", "training.wire", "converter", "preprocessing", "model.bag_pooling"),
@@ -60,7 +60,7 @@ class DamagedError(RecdError):
 
 
 def damaged(problems: Sequence[str]) -> DamagedError:
-    """Return the error for the first problem."""
+    """Return a ``DamagedError`` for the first problem."""
     return DamagedError(f"{problems[0]}; name another checkpoint (recd checkpoint verify)")
 
 
@@ -80,7 +80,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def check_newest(checkpoint: Path) -> None:
-    """Refuse an earlier step than the newest, which would be resumed instead."""
+    """Refuse to save a step before the newest checkpoint, which a resume would load."""
     newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
     if checkpoint.name < newest:
         raise RecdError(
@@ -90,12 +90,12 @@ def check_newest(checkpoint: Path) -> None:
 
 
 def partial_of(checkpoint: Path) -> Path:
-    """Return a new hidden name to write to, unknown to ranks of a killed run."""
+    """Return a new hidden name to write to, which leftover ranks of a killed run cannot know."""
     return _hidden(checkpoint, "partial")
 
 
 def clean(folder: Path) -> None:
-    """Remove leftovers of earlier runs; a whole checkpoint gets its name back."""
+    """Remove leftovers of earlier runs. Restore the name of a complete checkpoint."""
     for path in folder.iterdir():
         if not (found := _LEFTOVER.fullmatch(path.name)):
             continue
@@ -122,7 +122,7 @@ def delete(checkpoint: Path) -> None:
 
 
 def put(partial: Path, checkpoint: Path) -> None:
-    """Rename a written checkpoint to its final name, and remove one that has it already."""
+    """Rename a written checkpoint to its final name, replacing an existing one."""
     before = _hidden(checkpoint, "before") if checkpoint.exists() else None
     if before:
         os.replace(checkpoint, before)
@@ -157,21 +157,21 @@ def _hidden(checkpoint: Path, suffix: str) -> Path:
 
 @dataclass(frozen=True)
 class FileDigest:
-    """Size of a file in bytes and its SHA-256 in hex."""
+    """The size of a file in bytes and its SHA-256 in hex."""
 
     bytes: int
     sha256: str
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Return size and digest of a file, which is read whole."""
+    """Read a file and return its size and digest."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return FileDigest(file.tell(), sha256)
 
 
 def manifest_text(files: Mapping[str, FileDigest]) -> str:
-    """Return the manifest as JSON; its last entry is the digest of all before it."""
+    """Return the manifest as JSON. Its last entry is the digest of the preceding entries."""
     entries = {name: asdict(digest) for name, digest in sorted(files.items())}
     return sealed({"format": FORMAT, "files": entries})
 
@@ -209,7 +209,7 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
 
 
 def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
-    """Return which files are missing or of another size, and which are unknown; reads none."""
+    """Return files that are missing or have a wrong size, and unknown files. Reads no contents."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -226,7 +226,7 @@ def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str
 
 
 def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
-    """Return which of these files, all of the right size, have another content."""
+    """Return the files whose contents differ from the digests. Sizes were checked before."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -239,7 +239,7 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
 
 
 def check_file(checkpoint: Path, name: str) -> bool:
-    """Refuse a changed file; return whether the checkpoint has it."""
+    """Return whether the checkpoint has a file. Refuse it if it was changed."""
     files = read_manifest(checkpoint)
     if name not in files:
         return False
@@ -250,7 +250,7 @@ def check_file(checkpoint: Path, name: str) -> bool:
 
 
 def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
-    """Read every file; return the damage, and the unknown files."""
+    """Read every file, and return the damaged and the unknown files."""
     try:
         files = read_manifest(checkpoint)
     except DamagedError as error:
@@ -260,7 +260,7 @@ def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Raise ``DamagedError`` if a file of a checkpoint is damaged; reads all of them."""
+    """Read all files of a checkpoint, and raise ``DamagedError`` if one is damaged."""
     if damage := problems(checkpoint)[0]:
         raise damaged(damage)
 
@@ -282,7 +282,7 @@ def _regular(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class ValidationCurve:
-    """Validations so far, by the metric that picks the best."""
+    """The validated steps so far, with the values of the metric that selects the best."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -293,7 +293,7 @@ class ValidationCurve:
 
     @property
     def best(self) -> int | None:
-        """The index of the best validation, the first of equal ones."""
+        """Index of the best validation; the first one in case of a tie."""
         sign = 1 if self.mode == "min" else -1
         known = [(sign * value, i) for i, value in enumerate(self.values) if value is not None]
         return min(known)[1] if known else None
@@ -309,21 +309,21 @@ class ValidationCurve:
         return len(self.values) - (0 if self.best is None else self.best + 1)
 
     def with_value(self, step: int, value: float | None) -> ValidationCurve:
-        """Return the curve with one more validation."""
+        """Return a copy of the curve with one more validation."""
         return replace(self, steps=[*self.steps, step], values=[*self.values, value])
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run came.
+    """The progress of a run.
 
     Attributes:
         step: optimizer steps done.
         epoch: epochs of the reader completed.
         reader: the reader's position after the last batch that was trained on.
-        losses: the mean loss over ranks of every step so far; empty if nobody kept them.
-        callbacks: states of callbacks by name, one per rank.
-        validation: the curve so far, if there is one.
+        losses: mean loss over ranks of every step so far; empty if losses were not recorded.
+        callbacks: maps the key of a callback to its states, one per rank.
+        validation: the validation curve, if the run is validated.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -345,9 +345,9 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def progress_text(progress: Progress) -> str:
-    """Return a progress as JSON."""
+    """Return the progress as JSON text."""
     values = asdict(progress)
-    for later in ("callbacks", "validation"):  # absent in files of the first versions
+    for later in ("callbacks", "validation"):  # missing from files of the first versions
         if not values[later]:
             del values[later]
     text = json.dumps(values) + "\n"
@@ -383,22 +383,22 @@ def _parsed(text: str | bytes, where: str, error_type: type[RecdError]) -> Progr
     return progress
 
 
-# Arrays: archives of numpy files, without pickle.
+# Arrays: npz archives without pickle.
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
-    """Write arrays by name; return the digest for the manifest."""
+    """Write named arrays to a file and return its digest for the manifest."""
     with zipfile.ZipFile(path, "w") as archive:
         for number, (name, array) in enumerate(arrays.items()):
             entry = zipfile.ZipInfo(f"{number}.npy")
-            entry.comment = name.encode()  # any name, unlike a file name
+            entry.comment = name.encode()  # may be any string, unlike a file name
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
     return digest_of(path)
 
 
 def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
-    """Read the arrays of a file of a checkpoint; empty if it has no such file."""
+    """Return the named arrays in a checkpoint file; empty if the file does not exist."""
     if not check_file(checkpoint, name):
         return {}
     arrays = {}
@@ -414,12 +414,12 @@ def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
-    """Find a checkpoint of a run, and say on stderr which one it is if that may surprise.
+    """Find a checkpoint of a run. Print its name on stderr if the choice is not obvious.
 
     Args:
-        registry: its ``training.checkpoint.path`` is the folder.
+        registry: the registry; its ``training.checkpoint.path`` is the folder.
         wanted: ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest). None
-            takes the best of a validated run and the newest of any other.
+            selects the best checkpoint of a validated run, else the newest.
 
     Raises:
         RecdError: there is none.

@@ -1,4 +1,4 @@
-"""``recd run --dry-run``: a run up to its first step."""
+"""``recd run --dry-run``: show what a run would do, without training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recd_plugins.training.evaluation import splits_of
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the data, its use, and how it is used or why it is not."""
+    """A data column, how the run uses it, and details or the reason if it is unused."""
 
     name: str
     feeds: str | None
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run before its first step."""
+    """Columns, model, steps, plan and memory of a run, computed before its first step."""
 
     columns: tuple[Column, ...]
     rows: dict[str, int]
@@ -49,7 +49,8 @@ class DryRun:
         tables = tables_of(model)
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         of_tables = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
-        # Evaluation reads every row, one by one where they fill no batch on every rank.
+        # Evaluation reads every row. Rows that do not fill a batch on every rank are read one by
+        # one.
         each_row = (registry.dataset, 1, 1)
         whole: dict[Split, tuple[Dataset, int, int]] = dict.fromkeys(splits_of(registry), each_row)
         whole["train"] = wrapped_dataset(registry), world_size, training.batch_size
@@ -71,7 +72,7 @@ class DryRun:
         return {**vars(self), "columns": [vars(column) for column in self.columns]}
 
     def table(self) -> RichTable:
-        """Show the columns, and the rest in the caption."""
+        """Return a table of the columns. Its caption has the other values."""
         rows = ", ".join(f"{count:,} rows of {split}" for split, count in self.rows.items())
         table = RichTable(
             title="columns of the data, and their use",
@@ -90,7 +91,7 @@ class DryRun:
 
 
 def unused_line(registry: RunConfig) -> str:
-    """Name columns that feed nothing; empty if none or unknown."""
+    """Return a line that names unused columns; empty if there are none or they are unknown."""
     left_out = registry.dataset.left_out()
     if not left_out:
         return ""

@@ -1,4 +1,4 @@
-"""Quality and metrics of predictions, over the rows of all ranks."""
+"""Computes prediction quality and metrics over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.result import ValidationReport
 
-#: Quality of a split, None if it is empty, and its metrics by name.
+#: Quality of a split (None if it is empty), and a map from metric name to value.
 Measured = tuple[Quality | None, Mapping[str, float]]
-#: Scores this close are equal: 16 float32 roundings, relative to the score or absolute below 1.
+#: Scores closer than this count as equal: 16 float32 roundings, relative above 1, else absolute.
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
-# A dense sample has chains of close scores that reach from end to end, so they are cut.
+# In a dense sample, chains of close scores can span the whole range, so they are cut.
 _LONGEST = 2 * TOLERANCE
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 # A metric named calibration, as TorchRec's is, replaces the built-in one.
@@ -52,14 +52,14 @@ _OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
 
 def splits_of(registry: RunConfig) -> tuple[Split, ...]:
-    """Return the splits that a run reads."""
+    """Return the names of the dataset splits that a run reads."""
     return registry.dataset.splits() if registry.training.evaluate else ("train",)
 
 
 def steps(
     pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield loss, logits and labels of each batch that is trained or evaluated."""
+    """Run the pipeline and yield loss, logits and labels of each batch."""
     entry = next(iter(registry.entries("pipeline")), None)
     while True:
         try:
@@ -84,9 +84,9 @@ def evaluate(
     device: torch.device,
     finite: FiniteRun,
 ) -> Measured:
-    """Measure every row of the test split, if there is one and the registry wants it. Collective.
+    """Evaluate every row of the test split, if it exists and the registry enables it. Collective.
 
-    Rows that pad a batch are scored and not counted.
+    Padding rows of a batch are scored but not counted.
     """
     split: Split = "test"
     registry = prepared.registry
@@ -121,20 +121,20 @@ def evaluate(
 def _noted(
     batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
 ) -> Iterator[ModelInput]:
-    """Yield batches to a pipeline that reads ahead; their counts and sessions wait."""
+    """Yield batches to a pipeline that reads ahead, and queue their row counts and sessions."""
     for batch, count in batches:
         waiting.append((count, batch.sessions))
         yield batch
 
 
 class Predictions:
-    """Logits and labels of this rank, 8 bytes a row.
+    """Collects the logits and labels of this rank, with 8 bytes per row.
 
     Args:
         window: number of newest rows to keep, in whole batches; None for all.
 
     Attributes:
-        num_samples: rows kept now.
+        num_samples: number of rows currently kept.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -144,7 +144,7 @@ class Predictions:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add one batch, logits and labels ``[B]``."""
-        # Left on the device: a copy to the host would wait for the step.
+        # Kept on the device, because a copy to the host would wait for the step.
         pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
         self.num_samples += pair.shape[1]
@@ -154,14 +154,14 @@ class Predictions:
             self.num_samples -= self._kept.popleft().shape[1]
 
     def summarize(self) -> Quality | None:
-        """Return the quality over all ranks, on every rank; None without a sample. Collective."""
+        """Return the quality over all ranks, on every rank; None without any row. Collective."""
         mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
         everyone = _gathered(mine.numpy())
         return together(lambda: None if everyone is None else _of_all(everyone))[0]
 
 
 def _gathered(mine: Any) -> list[Any] | None:
-    """Gather a value of every rank on rank 0; return None elsewhere."""
+    """Gather the values of all ranks on rank 0; return None on other ranks."""
     first = dist.get_rank() == 0
     everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
     dist.gather_object(mine, everyone)
@@ -174,7 +174,7 @@ def _of_all(ranks: Iterable[Any]) -> Quality | None:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality over logits and labels ``[N]``."""
+    """Return the quality of the predictions for float logits and labels ``[N]``."""
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
         raise RecdError(
@@ -200,7 +200,7 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
         metric.update(**batch)
         for name, value in metric.local_compute().items():
             values[name.partition("|")[2]] = float(value)
-    # Of equal labels it says nothing, and TorchRec has 1e12.
+    # Undefined if all labels are equal; TorchRec returns 1e12.
     told = bool((labels != labels[0]).any())
     return Quality(
         normalized_entropy=values["local_lifetime_ne"] if told else math.nan,
@@ -212,9 +212,10 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
 
 
 def _auc(logits: Tensor, labels: Tensor) -> float:
-    """Return how often a positive is above a negative; ties (``tie_groups``) count half.
+    """Return the share of positive-negative pairs in correct order. Ties count half.
 
-    TorchRec's AUC orders ties by its sort, so it depends on the order of rows and on ranks.
+    Scores in the same group of ``tie_groups`` are tied. TorchRec's AUC orders ties by its sort, so
+    it depends on the order of rows and on the number of ranks.
     """
     place = torch.from_numpy(tie_groups(logits.numpy()))
     positives = torch.bincount(place, labels)
@@ -225,18 +226,18 @@ def _auc(logits: Tensor, labels: Tensor) -> float:
 
 
 def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Number the distinct scores in ascending order, taking scores apart by rounding as equal.
+    """Number the distinct scores in ascending order. Scores that differ by rounding are equal.
 
-    The logits of two equal rows differ in their last bits when the rows stand at different places
-    of a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
-    neighbours is cut into groups of at most twice ``TOLERANCE``, so two close scores in a
-    longer chain may be told apart.
+    The logits of two equal rows can differ in their last bits if the rows have different positions
+    in a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
+    neighbours is split into groups at most twice ``TOLERANCE`` wide, so two close scores in a
+    longer chain may get different groups.
 
     Args:
         scores: logits or other scores ``[N]``, infinite ones included, without NaN.
 
     Returns:
-        ``[N]``, from 0; the larger of two numbers belongs to the larger score.
+        Group numbers ``[N]``, starting at 0. Larger scores have larger numbers.
     """
     values, place = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     if not len(values):
@@ -244,7 +245,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
     size = np.maximum(1, np.minimum(np.abs(values[1:]), np.abs(values[:-1])))
     starts = np.r_[True, np.diff(values) > TOLERANCE * size]
     first = values[starts][np.cumsum(starts) - 1]
-    with np.errstate(invalid="ignore"):  # an infinite score is a group of its own
+    with np.errstate(invalid="ignore"):  # each infinite score forms a separate group
         cell = (values - first) // (_LONGEST * np.maximum(1, np.abs(first)))
     starts[1:] |= np.diff(np.nan_to_num(cell)) > 0
     groups: NDArray[np.int64] = (np.cumsum(starts) - 1)[place]
@@ -252,7 +253,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 class Metrics:
-    """The metrics of one evaluated split on one rank.
+    """Updates the registry's metrics for one evaluated split on one rank.
 
     Args:
         path: the registry file, for errors.
@@ -266,7 +267,7 @@ class Metrics:
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
-        """Update all metrics with a batch: logits, labels and sessions ``[B]``."""
+        """Update all metrics with the logits, labels and sessions ``[B]`` of a batch."""
         self._num_samples += len(labels)
         if not self._entries:
             return
@@ -276,10 +277,10 @@ class Metrics:
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
     def results(self) -> dict[str, float]:
-        """Return figures over all ranks by name, on every rank; empty without a sample. Collective.
+        """Return metric values over all ranks, keyed by name; empty without any row. Collective.
 
         Raises:
-            PluginError: a plugin failed, or two figures have one name.
+            PluginError: a plugin failed, or two values have the same name.
         """
         if not self._entries:
             return {}
@@ -304,7 +305,7 @@ class Metrics:
 
 
 def check_evaluation(registry: RunConfig) -> None:
-    """Refuse metrics and a validation that have nothing to measure."""
+    """Refuse metrics or a validation if there is no split to evaluate."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
     why = f"{registry.dataset.name} has no test split"
     if not registry.training.evaluate:
@@ -326,7 +327,7 @@ def check_evaluation(registry: RunConfig) -> None:
 
 
 class Validation:
-    """The validations of a run: when they are due, and their figures."""
+    """Schedules the validations of a run and keeps their results."""
 
     def __init__(
         self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
@@ -347,11 +348,11 @@ class Validation:
             )
 
     def due(self, step: int) -> bool:
-        """Return whether this step is to be validated now."""
+        """Return whether a validation is due at this step."""
         return step % self.every == 0 and not self.is_measured(step)
 
     def is_measured(self, step: int) -> bool:
-        """Return whether this step is the last one validated."""
+        """Return whether this step is the last validated step."""
         return step in self.curve.steps[-1:]
 
     @property
@@ -360,13 +361,13 @@ class Validation:
         patience, curve = self._spec.patience, self.curve
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False
-        # The last step of an earlier run is validated, too, and does not count.
+        # The validation of an earlier run's last step does not count.
         due = [at for at, step in enumerate(curve.steps) if step % self.every == 0]
         values = [curve.values[at] for at in due]
         return replace(curve, steps=due, values=values).stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
-        """Add the figures of a step; return whether they are the best so far."""
+        """Add the results of a step; return whether they are the best so far."""
         values = _figures(measured)
         if self._spec.metric not in values:
             raise RecdError(
@@ -389,7 +390,7 @@ class Validation:
         return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
 
     def report(self) -> ValidationReport:
-        """Return the report of the run."""
+        """Return a report of all validations."""
         return ValidationReport(self.curve, self.stops)
 
 

@@ -1,7 +1,7 @@
 """The identity of a run: a JSON document in its checkpoints, compared when another run resumes.
 
-It uses the words of the registry file. Options include defaults, and patterns are the names that
-they match.
+It has the fields of the registry file. Options include defaults, and patterns are replaced by the
+names that they match.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from recd_plugins.training.checkpoint_files import (
 )
 
 FORMAT = 1
-#: Fields that scores depend on besides the weights.
+#: Fields, other than the weights, that affect scores.
 SCORES = (
     *("dataset.use", "dataset.options", "data.schema", "preprocessing", "pooling", "model"),
     f"{FURTHER}.model",
 )
-# Missing in early checkpoints: kinds of columns, and identities of dataset wrappers.
+# Missing from early checkpoints: kinds of columns, and identities of dataset wrappers.
 _KINDS = "kinds"
 _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 _SHOWN = 8
@@ -61,12 +61,12 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     """Return the identity of a run.
 
     Args:
-        registry: with the training section in force; its data is prepared.
+        registry: registry with the effective training section and prepared data.
         tables: tables of the model.
 
     Raises:
         DataError: the data cannot be read.
-        PluginError: a plugin's identity failed, or is no JSON value.
+        PluginError: the ``identity`` of a plugin raised an error, or is not a JSON value.
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
@@ -75,7 +75,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     names = [table.name for table in tables]
     training = registry.training.model_dump(mode="json")
     training["dense_learning_rate"] = training["dense_learning_rate"] or training["learning_rate"]
-    if training["wire"] == "fp32":  # absent in early checkpoints
+    if training["wire"] == "fp32":  # missing from early checkpoints
         del training["wire"]
     model = registry.model and registry.model.model_dump(
         mode="json", exclude={"tables", "num_embeddings"}
@@ -126,7 +126,7 @@ def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[s
 
 
 def identity_of_data(dataset: Dataset) -> dict[str, Any]:
-    """Return the identity of the rows of a dataset."""
+    """Return an identity for the rows of a dataset."""
     with plugin_call(dataset, "identity"):
         return dict(_own_identity(dataset))
 
@@ -163,7 +163,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Read ``Dataset.kinds`` of the training data; None in an early checkpoint."""
+    """Read ``Dataset.kinds`` of the training data; None for an early checkpoint."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -171,7 +171,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Refuse to resume from a checkpoint of another run; return the differences that are free."""
+    """Refuse to resume from a checkpoint of another run; return the allowed differences."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
@@ -194,7 +194,7 @@ def check_resumable(
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
-    """Refuse a checkpoint whose model scores differently; wrappers and rows may differ.
+    """Refuse a checkpoint whose model would score differently. Wrappers and rows may differ.
 
     Returns:
         Whether the data is the training data.
@@ -217,7 +217,7 @@ def check_same_model(
         _words(field, before, now)
         for field in differing
         if (_within(field, fields) and not _within(field, free))
-        or (_within(field, [_KINDS]) and field in before and field in now)  # both are known
+        or (_within(field, [_KINDS]) and field in before and field in now)  # both known
     ]
     if wrong:
         raise RecdError(
@@ -228,13 +228,13 @@ def check_same_model(
 
 
 def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
-    """Refuse a checkpoint whose table rows belong to other ids.
+    """Refuse a checkpoint whose preprocessing maps ids to other table rows.
 
     Raises:
-        RecdError: names each field, with both values.
+        RecdError: preprocessing differs; the message names each field with both values.
     """
     if not registry.preprocessing and not (checkpoint / IDENTITY).exists():
-        return  # of a custom trainer, whose rows belong to the ids of the data
+        return  # from a custom training loop, where ids of the data are row numbers
     schema = registry.dataset.schema()
     fitted_steps(registry, schema)
     features = (*schema.sparse, *schema.dense)
@@ -248,8 +248,7 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
 def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
     """Restore the fitted preprocessing of a checkpoint.
 
-    Entries that the checkpoint lacks, or that have other options now, are fitted when they are
-    used.
+    Entries that are missing from the checkpoint or have other options now are fitted on first use.
 
     Raises:
         DamagedError: the file was changed.
@@ -277,7 +276,7 @@ def resume_fitted(registry: RunConfig) -> None:
 
 
 def check_fitted_alike(registry: RunConfig) -> None:
-    """Fit preprocessing, and refuse ranks that fitted differently. Collective."""
+    """Fit preprocessing, and check that the result is the same on all ranks. Collective."""
     plugins = [entry.plugin for entry in registry.preprocessing]
     fits = [plugin for plugin in plugins if type(plugin).fit is not Preprocessing.fit]
     if not fits:
@@ -324,13 +323,13 @@ def _wrappers(registry: RunConfig) -> list[dict[str, Any]]:
         said = _plugin(entry.plugin)
         dataset = entry.plugin.over(dataset, RegistryLookups(registry))
         if type(dataset).identity is not DatasetWrapper.identity:
-            said["identity"] = identity_of_data(dataset) or None  # None tells it from early ones
+            said["identity"] = identity_of_data(dataset) or None  # None: not an early one
         found.append(said)
     return found
 
 
 def _own_identity(plugin: Plugin) -> Any:
-    """Return a plugin's identity as JSON values; by feature if it is fitted."""
+    """Return a plugin's identity as JSON values, keyed by feature if the plugin is fitted."""
     if isinstance(plugin, Preprocessing) and plugin.fitted is not None:
         said: Any = {name: step.identity() for name, step in plugin.fitted.items()}
     else:
@@ -350,14 +349,14 @@ def _fields(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """Yield fields as the registry file has them; a list of plain values is one."""
+    """Yield the fields of the registry file. A list of plain values is one field."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _leaves(item, f"{field}.{name}" if field else str(name))
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for index, item in enumerate(value):
             yield from _leaves(item, f"{field}[{index}]")
-    elif value not in ({}, []):  # as if it were not there
+    elif value not in ({}, []):  # as if the field were missing
         yield field, value
 
 
@@ -366,7 +365,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown_before(field: str, before: Iterable[str]) -> bool:
-    """Return whether an early version wrote ``before`` without the identity of this wrapper."""
+    """Return whether ``before`` lacks a wrapper's identity because an early version wrote it."""
     found = _OF_WRAPPER.match(field)
     return found is not None and not any(_within(name, [found[0]]) for name in before)
 

@@ -1,9 +1,9 @@
-"""Measurements of training steps on one rank: speed, bytes, memory, stages, waits and quality.
+"""Measures training steps on one rank: speed, bytes, memory, stages, data stalls and quality.
 
-A breakdown (RecD, figure 8) counts every moment of a profiled step once. On CPU it belongs to the
-innermost operation of the training thread that has a stage. Work of gloo's threads counts while
-the training thread waits for it. On CUDA it belongs to the kernel that runs; communication counts
-only where no computation hides it.
+A breakdown (RecD, figure 8) assigns every moment of a profiled step to one stage. On CPU, the
+innermost operation of the training thread that has a stage determines it. Work of gloo's threads
+counts while the training thread waits for it. On CUDA, the running kernel determines the stage.
+Communication counts only while no computation runs.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from recd_plugins.training.result import StepMemory
 if TYPE_CHECKING:
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
-#: The profiler range around a profiled step.
+#: Name of the profiler range around a profiled step.
 PROFILED_STEP = "## recd step ##"
-# Cost of profiling an operator; a larger difference between steps has other causes.
+# Maximum cost of profiling an operator. Larger differences between steps have other causes.
 _EVENT_SECONDS = 3e-6
-# Ends of the names of gradient collectives: all-reduces and, of nodes, reduces.
+# Name suffixes of gradient collectives: all-reduce, and reduce between nodes.
 _OF_GRADIENTS = ("reduce", "broadcast")
-# Computation hides communication, in this order.
+# Stages in order of priority: computation hides communication.
 _FOREGROUND: tuple[Stage, ...] = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
 
-# Steps of a breakdown: half are timed and half profiled.
+# Number of steps in a breakdown. Half are timed and half are profiled.
 PROFILED_STEPS = 10
-# Predictions that a rank keeps while it trains.
+# Number of training predictions that a rank keeps.
 _NEWEST_SAMPLES = 5_000_000
-# Batches that TrainPipelineSparseDist distributes before it trains on them.
+# Number of batches that TrainPipelineSparseDist distributes ahead of training.
 _READ_AHEAD = 2
-# Steps by which a device may lag behind the host.
+# Number of steps by which a device may lag behind the host.
 _UNREAD = 64
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
@@ -65,9 +65,9 @@ class Span:
     """A profiler event from ``start`` to ``end``, in nanoseconds.
 
     Attributes:
-        thread: thread of the host.
-        is_region: annotated code instead of an operator.
-        operator: correlation id of this operator, or of the one that launched this kernel.
+        thread: id of the host thread.
+        is_region: whether the span is annotated code, not an operator.
+        operator: correlation id of this operator, or of the operator that launched this kernel.
     """
 
     name: str
@@ -83,11 +83,11 @@ class StepEvents:
     """Profiler events of one step.
 
     Attributes:
-        step: the region around it.
-        host: operators and regions of the host's threads.
+        step: the span of the whole step.
+        host: operators and regions on host threads.
         in_flight: collectives on gloo's threads.
-        kernels: kernels and copies of the device.
-        allocations: time in nanoseconds and bytes, negative if freed.
+        kernels: kernels and copies on the device.
+        allocations: pairs of time in nanoseconds and bytes; bytes are negative for a free.
     """
 
     step: Span
@@ -127,20 +127,20 @@ def read_profile(profiler: profile, device: torch.device) -> StepEvents:
             events.in_flight.append(span)
         elif name == PROFILED_STEP:
             events.step = span
-        # CUDA's runtime is linked to the operator that its time belongs to.
+        # Calls of the CUDA runtime are linked to the operator that made them.
         elif event.linked_correlation_id() == 0:
             events.host.append(span)
     return events
 
 
 def host_seconds(events: StepEvents) -> dict[Stage, float]:
-    """Return seconds of the step's thread by stage; they sum to the step."""
+    """Return the seconds of the training thread per stage. They sum to the step time."""
     nanoseconds: Counter[Stage] = Counter()
     of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
     for start, end, stage, in_operator in _segments(events):
         waited = 0
         if stage is None and not in_operator:
-            # DistributedDataParallel waits for its collectives outside of operators.
+            # DistributedDataParallel waits for its collectives outside any operator.
             waited = sum(max(0, min(s.end, end) - max(s.start, start)) for s in of_gradients)
             waited = min(waited, end - start)
             nanoseconds["all_reduce"] += waited
@@ -149,7 +149,7 @@ def host_seconds(events: StepEvents) -> dict[Stage, float]:
 
 
 def device_seconds(events: StepEvents) -> dict[Stage, float]:
-    """Return seconds of the step on the device by stage; they sum to the step."""
+    """Return the seconds on the device per stage. They sum to the step time."""
     launched_in: dict[int, Stage | None] = {}
     for thread in {span.thread for span in events.host}:
         for span, around in _stages(span for span in events.host if span.thread == thread):
@@ -173,7 +173,7 @@ def device_seconds(events: StepEvents) -> dict[Stage, float]:
 
 
 def memory_of_step(events: StepEvents) -> StepMemory:
-    """Return the memory that the step allocates above its start."""
+    """Return the memory that the step allocates above the level at its start."""
     step = events.step
     level = peak = area = 0
     now = step.start
@@ -188,7 +188,7 @@ def memory_of_step(events: StepEvents) -> StepMemory:
 
 
 def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
-    """Yield spans of one thread with their stages, by start."""
+    """Yield the spans of one thread with their stages, ordered by start time."""
     around: list[tuple[int, Stage | None]] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         while around and around[-1][0] <= span.start:
@@ -199,7 +199,7 @@ def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
 
 
 def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool]]:
-    """Split the step's thread by innermost span: start, end, stage, whether in an operator."""
+    """Split the step into segments of one innermost span: (start, end, stage, in an operator)."""
     step = events.step
     now = step.start
     around: list[tuple[int, Stage | None, bool]] = [(step.end, None, False)]
@@ -221,10 +221,10 @@ def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool
 
 
 class StepProfile:
-    """Measures steps one by one: warm-up steps, then timed and profiled ones in turn.
+    """Measures steps one by one: first warm-up steps, then alternately timed and profiled steps.
 
-    Timed steps give the length of a step; profiled ones, less the cost of profiling, the share of
-    each stage. All ranks measure together.
+    Timed steps give the step time. Profiled steps, minus the cost of profiling, give the share of
+    each stage. All ranks measure the same steps.
 
     Example::
 
@@ -248,7 +248,7 @@ class StepProfile:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time or profile one training step; all ranks start it together."""
+        """Time or profile one training step. A barrier starts it on all ranks at once."""
         self._step += 1
         if self._step <= self._warmup:
             yield
@@ -274,7 +274,7 @@ class StepProfile:
 
     @property
     def complete(self) -> bool:
-        """Whether a step was timed and one profiled."""
+        """Whether at least one step was timed and one was profiled."""
         return bool(self._profiled)
 
     @property
@@ -283,17 +283,18 @@ class StepProfile:
         return statistics.median(self._timed)
 
     def stages(self) -> StageTimes:
-        """Return seconds by stage of a step that is not profiled."""
+        """Return the seconds per stage of an unprofiled step."""
         seconds = _medians([seconds for seconds, *_ in self._profiled])
         events = _medians([events for _, events, _ in self._profiled])
-        # Every event costs about the same, so stages of many small operations pay most.
+        # Profiling costs about the same for every event, so subtract more from stages with many
+        # small operations.
         excess = max(0.0, sum(seconds.values()) - self.step_seconds)
         cost = min(_EVENT_SECONDS, excess / max(1.0, sum(events.values())))
         left = {stage: max(0.0, seconds[stage] - cost * events[stage]) for stage in STAGES}
         return StageTimes(**left).scaled(self.step_seconds)
 
     def memory(self) -> StepMemory:
-        """Return the memory of a step above its start."""
+        """Return the memory that a step allocates above the level at its start."""
         found = [memory for *_, memory in self._profiled]
         return StepMemory(
             peak=statistics.median(memory.peak for memory in found),
@@ -324,7 +325,7 @@ class StepCounts:
 
 
 class Meter:
-    """Measures steps one by one: the first fills the pipeline, a few are counted, the rest timed.
+    """Measures steps: the first fills the pipeline, a few are counted, the rest are timed.
 
     Counting slows a step down, so no step is both counted and timed.
     """
@@ -345,7 +346,8 @@ class Meter:
         self._cut_short = self._uncounted = False
         self._bytes = CollectiveBytes()
         self._ids = 0
-        # A run may have days of steps: eight bytes of each, and marks of the newest.
+        # A run may take days: keep eight bytes per step, and device events only of the newest
+        # steps.
         self._seconds = array("d")
         self._spans: deque[tuple[Any, Any]] = deque()
         self._stall_meter = stalls or StallMeter(device)
@@ -368,13 +370,13 @@ class Meter:
             span = start, self._clock.mark()
             self._spans.append(span)
             self._read_spans(_UNREAD)
-            # A pipeline that runs dry takes none, and one that fills anew takes several.
+            # A pipeline reads no batch while it drains, and several batches while it refills.
             if self._stall_meter.taken == taken + 1 and self._stall_meter.newest is not None:
                 self._waits.append((*span, self._stall_meter.newest))
                 self._add_waits(_UNREAD)
 
     def ran_dry(self) -> None:
-        """Restart counts that a dry pipeline cut short, once; then time steps without them."""
+        """Restart counting if the drained pipeline interrupted it. The second time, give up."""
         if self._uncounted or self._step >= 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return
         self._uncounted, self._cut_short = self._cut_short, True
@@ -387,12 +389,12 @@ class Meter:
         return self._seconds.tolist()
 
     def stalls(self) -> Stalls | None:
-        """Return the data stalls of the timed steps; None without any."""
+        """Return the data stalls of the timed steps; None without timed steps."""
         self._add_waits(0)
         return self._stalls.mean()
 
     def _read_spans(self, left: int) -> None:
-        # The device may not know the time of the newest yet.
+        # The device may not have finished the newest step yet.
         while len(self._spans) > left:
             self._seconds.append(self._clock.seconds(*self._spans.popleft()))
 
@@ -422,7 +424,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Figures of one rank; ``observed`` by the class of table plugin."""
+    """Measurements of one rank; ``observed`` is keyed by the class of the table plugin."""
 
     counts: StepCounts | None
     peak: int
@@ -444,7 +446,7 @@ class Measurement:
 
     Attributes:
         stalls: waits of the steps for batches.
-        predictions: predictions of training steps, made before they learned from their batch.
+        predictions: predictions of training steps, computed before learning from the batch.
     """
 
     def __init__(
@@ -471,25 +473,25 @@ class Measurement:
         self._observed: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Note that training begins, or goes on after a validation."""
+        """Start measuring when training begins or continues after a validation."""
         reset_peak(self._device)
 
     def step(self, done: int) -> AbstractContextManager[None]:
-        """Measure a training step; ``done`` steps of the run came before."""
+        """Measure a training step. ``done`` is the number of earlier steps of the run."""
         return self._profile.step() if done in self._profiled else self._meter.step()
 
     def waiting(self) -> float | None:
-        """Return the share of the newest steps that waited for data, if there are any."""
+        """Return the share of time that the newest steps waited for data, if known."""
         recent = self.stalls.recent()
         return None if recent is None else recent.share
 
     def ran_dry(self) -> None:
-        """Note that the pipeline ran dry for a validation."""
+        """Record that the pipeline was drained for a validation."""
         self._meter.ran_dry()
         self._peak = max(self._peak, peak_bytes(self._device))
 
     def end(self, step: int) -> None:
-        """Note that the last step is done, before evaluation begins."""
+        """Stop measuring after the last step, before evaluation begins."""
         self._peak = max(self._peak, peak_bytes(self._device))
         self._observed = {
             _name(cls): call_class(some, "observe", self._model, step - self._first_step)
@@ -497,7 +499,7 @@ class Measurement:
         }
 
     def figures(self) -> RankFigures:
-        """Return the figures of the run, which has ended."""
+        """Return the measurements of the finished run."""
         profiled = self._profile.complete
         return RankFigures(
             self._meter.per_step(),
@@ -514,17 +516,17 @@ class Measurement:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start to measure peak memory anew; macOS keeps one peak for a whole process."""
+    """Reset the peak memory. On macOS the peak of a process cannot be reset."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _CLEAR.exists():
-        ctypes.CDLL(None).malloc_trim(0)  # memory of the set-up would count
+        ctypes.CDLL(None).malloc_trim(0)  # else memory used during set-up would count
         _CLEAR.write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak since ``reset_peak``: allocated on a CUDA device, else resident."""
+    """Return the peak bytes since ``reset_peak``: allocated on CUDA, else resident in the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if _STATUS.exists():
@@ -536,7 +538,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add up the figures of all ranks."""
+    """Sum values over ranks, per kind."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 
@@ -544,12 +546,12 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[CheckedPart], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return the report sections of table plugins by name.
+    """Return a map from name to report section of the table plugins.
 
     Args:
         parts: table plugins of the run.
-        run: the trained run; ``observed`` is filled in for each class of plugins.
-        ranks: figures of each rank.
+        run: the trained run. ``observed`` is set for each class of plugins.
+        ranks: the measurements of each rank.
     """
     return {
         section.name: section
