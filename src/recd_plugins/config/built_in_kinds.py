@@ -26,7 +26,7 @@ def _kind(interface: Any, section: str, claims: Any, description: str, **options
     return Kind(interface.kind, interface, section, claims, description, contract, **options)
 
 
-#: In the order in which data meets them.
+#: Built-in kinds, in the order in which data passes through them.
 KINDS = (
     _kind(Dataset, "dataset", "one", "Where rows come from."),
     _kind(Converter, "converter", "one", "How rows become tensors."),
@@ -89,7 +89,7 @@ KINDS = (
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
-#: Sections of registry files that belong to no kind.
+#: Sections of registry files without a plugin kind.
 OTHER_SECTIONS = frozenset({"version", "model", "training"})
 #: Sections of these kinds.
 OWN_SECTIONS = frozenset(kind.section for kind in KINDS)

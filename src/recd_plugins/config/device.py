@@ -1,4 +1,4 @@
-"""Choice of the device."""
+"""Selection of the training device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 
 def choose_device(registry: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``; rank 0 prints why ``auto`` selects the CPU.
+    """Return ``cpu`` or ``cuda``. If ``auto`` selects the CPU, rank 0 prints the reason.
 
     Raises:
-        SetupError: ``training.device`` is ``cuda``, which is not available.
+        SetupError: ``training.device`` is ``cuda``, but CUDA is not available.
         RegistryError: a cache does not support the device.
     """
     wanted = registry.training.device
@@ -43,12 +43,12 @@ def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """Return this rank's device, the current one of CUDA."""
+    """Return this rank's device. For ``cuda``, it is the current CUDA device."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def lack_for_cuda(ranks: int) -> str:
-    """Return why this number of local ranks cannot use CUDA, or an empty text."""
+    """Return why this number of local ranks cannot use CUDA; an empty text if they can."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     if not fbgemm_has_cuda():

@@ -17,7 +17,7 @@ from recd_plugins.runtime.errors import Problem, RegistryError
 
 Location = tuple[str | int, ...]
 
-#: Most values of a file, with aliases expanded: a few lines could hold billions.
+#: Maximum number of values in a file. Aliases count expanded: a few lines can hold billions.
 MOST_VALUES = 50_000
 
 _STANDARD = "tag:yaml.org,2002:"
@@ -26,7 +26,7 @@ _TAGS = {
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
 }
 
-# Suffixes of tables, to recognise one that is given in place of a registry file.
+# Suffixes of data files, to detect one that is passed instead of a registry file.
 _TABLES = (
     *(".parquet", ".pq", ".parq", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json"),
     *(".arrow", ".arrows", ".feather", ".ipc", ".duckdb", ".ddb", ".lance"),
@@ -39,7 +39,7 @@ _KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
 
 @dataclass(frozen=True)
 class Document:
-    """YAML mapping as dicts, lists and scalars, with 1-based lines and settings by location."""
+    """Parsed YAML mapping. Maps each location to its 1-based line and to its override, if any."""
 
     path: str
     data: dict[str, Any]
@@ -48,7 +48,7 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem with the line of the closest enclosing value."""
+        """Return a problem at a location, with the line of the closest enclosing value."""
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]
@@ -68,7 +68,7 @@ def render(location: Location) -> str:
 
 
 def names_table(name: str) -> bool:
-    """Return whether a name is a URL or has the suffix of a table."""
+    """Return whether a name is a URL or has the suffix of a data file."""
     plain = name.lower().rstrip("/")
     for suffix in _COMPRESSED:
         plain = plain.removesuffix(suffix)
@@ -81,15 +81,16 @@ def read_yaml(
     first: str = "`version: 1`, `dataset:` and `converter:`",
     text: str | None = None,
 ) -> Document:
-    """Parse a file with a mapping and without tags, which could run code.
+    """Parse a YAML file that holds a mapping. Tags are rejected, because they could run code.
 
     Args:
         path: the file.
-        first: its usual first lines, for messages.
-        text: text to use in place of the file's.
+        first: usual first lines of such a file, for messages.
+        text: text to parse instead of the file's content.
 
     Raises:
-        RegistryError: the file is unreadable, no YAML, too large, or has tags or duplicate keys.
+        RegistryError: the file cannot be read, is not YAML, is too large, or has tags or duplicate
+            keys.
     """
     name = str(path)
     if names_table(name):
@@ -116,7 +117,7 @@ def _error(path: str, line: int, message: str) -> RegistryError:
 
 @dataclass
 class _Reading:
-    """Turns nodes into plain values, and collects lines and problems."""
+    """Converts YAML nodes to plain values, and collects lines and problems."""
 
     path: str
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
@@ -193,19 +194,19 @@ class _Reading:
 
 
 def short_repr(value: object) -> str:
-    """Return ``repr``, or its start and length."""
+    """Return the ``repr`` of a value. Long ones are cut, with their length appended."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
 def with_settings(document: Document, settings: Sequence[str]) -> Document:
-    """Override values of a document by settings ``KEY=VALUE``.
+    """Return the document with values overridden by settings ``KEY=VALUE``.
 
-    KEY is a location such as ``sharding[0].options.tiers``; missing keys are added, list items are
-    not. VALUE is YAML. Later problems name the setting in place of a line.
+    KEY is a location such as ``sharding[0].options.tiers``. Missing keys are added, but missing
+    list items are errors. VALUE is YAML. Later problems name the setting instead of a line.
 
     Raises:
-        RegistryError: settings are wrong.
+        RegistryError: a setting is invalid.
     """
     data = deepcopy(document.data)
     given: dict[Location, str] = {}
@@ -230,7 +231,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
             problems.append(Problem(setting, 0, "", wrong))
     if problems:
         raise RegistryError(problems)
-    # Values below a setting are gone.
+    # A setting replaces all values below its location.
     lines = {
         at: line
         for at, line in document.lines.items()
@@ -240,7 +241,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 
 
 def _set(data: Any, location: Location, value: Any) -> str:
-    """Set a value; return a message if that is not possible."""
+    """Set a value. Return an error message if that is not possible, else an empty text."""
     for depth, part in enumerate(location):
         where = render(location[:depth])
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Entries of a registry file, their claims, and their table strategies."""
+"""Entries of a registry file, the names that they match, and their table strategies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Entry(Generic[P]):
 
     Attributes:
         plugin: the plugin with its options.
-        patterns: names or globs of features or tables.
-        field: field of the file, such as ``sharding[0]``.
-        line: 1-based line in the file.
+        patterns: names or glob patterns of features or tables.
+        field: location of the entry in the file, such as ``sharding[0]``.
+        line: 1-based line of the entry.
     """
 
     plugin: P
@@ -36,7 +36,7 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Whether other entries come first for tables that it matches by a glob."""
+        """Return whether other entries take precedence over this entry's glob patterns."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
@@ -64,7 +64,7 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
 
 
 def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
-    """Match the entries of one kind to names; see ``RunConfig.claim``."""
+    """Match the entries of one kind to names. See ``RunConfig.claim``."""
     names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:
@@ -129,7 +129,7 @@ T = TypeVar("T")
 
 
 class CheckedPart(TableStrategy):
-    """Table strategy of an entry, asked about its own tables only; errors name the entry."""
+    """Table strategy of an entry, limited to the entry's tables. Its errors name the entry."""
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
@@ -140,17 +140,17 @@ class CheckedPart(TableStrategy):
 
     @property
     def place(self) -> str:
-        """Plugin and place of the entry, for messages."""
+        """Name of the plugin and location of the entry, for messages."""
         return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
 
     def claims(self, table: str) -> bool:
-        """Return whether the entry has a table."""
+        """Return whether the entry matches a table."""
         if table not in self._claimed:
             self._claimed[table] = self.entry.matches(table)
         return self._claimed[table]
 
     def call_plugin(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part; return a tuple for an iterator."""
+        """Call a method of the wrapped strategy. Iterators are returned as tuples."""
         with (
             at_entry(self.path, self.entry),
             plugin_call(self.entry.plugin, method, type(self.part)),
@@ -160,7 +160,7 @@ class CheckedPart(TableStrategy):
 
 
 def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[CheckedPart]]:
-    """Group parts by class, in the order of the file."""
+    """Group strategies by class, in the order of the file."""
     found: dict[type[TableStrategy], list[CheckedPart]] = {}
     for part in parts:
         found.setdefault(type(part.part), []).append(part)
@@ -168,14 +168,18 @@ def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[Che
 
 
 def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
-    """Call a class method with all parts of one class."""
+    """Call a class method of a strategy class with all of its strategies."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
 
 def one_answer(
     parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
 ) -> T | None:
-    """Return the only answer of the parts for a table, or None; PluginError for two answers."""
+    """Return the result of the only strategy that has one for a table, or None.
+
+    Raises:
+        PluginError: several strategies have a result.
+    """
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:
         raise PluginError(

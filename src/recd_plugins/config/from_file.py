@@ -64,15 +64,15 @@ def load_registry(
 
     Args:
         path: the file.
-        plugins_dir: folder of additional plugin files.
-        sharding: plugin to use in place of that of the first enabled sharding entry.
+        plugins_dir: folder with additional plugin files.
+        sharding: plugin that replaces the one of the first enabled ``sharding`` entry.
         settings: overrides, such as ``training.learning_rate=0.05``.
         needs_data: whether ``dataset`` and ``converter`` are always required.
-        text: text to use in place of the file's.
+        text: text to parse instead of the file's content.
 
     Raises:
-        RegistryError: the file has problems; lists all with lines.
-        PluginError: a plugin does not load.
+        RegistryError: the file is invalid. The error lists all problems with their lines.
+        PluginError: a plugin cannot be loaded.
     """
     path = Path(path)
     document = with_settings(read_yaml(path, text=text), settings)
@@ -136,7 +136,7 @@ def load_registry(
 
 
 def registry_without_file() -> RunConfig:
-    """Return a config without data and entries."""
+    """Return a config without a dataset and without entries."""
     return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
@@ -150,7 +150,7 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the shardings to choose from, those without ``rewrite`` first."""
+    """Return the sharding plugins to choose from. Those without ``rewrite`` come first."""
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -164,13 +164,14 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     """Replace the plugin of the first enabled ``sharding`` entry.
 
-    The options are those of an entry with this plugin and the same ``tables``, enabled or not, or
-    the defaults. An enabled entry of the same chooser takes the tables too.
+    The options come from an entry with this plugin and the same ``tables``, even a disabled one.
+    Without such an entry, the defaults apply. If the plugin is a chooser with an enabled entry,
+    that entry also provides the tables.
 
     Args:
         document: a registry file.
         name: the plugin.
-        chooses: whether it is a chooser, which needs no entry to replace.
+        chooses: whether the plugin is a chooser. A chooser needs no entry to replace.
 
     Raises:
         RegistryError: no entry is enabled.
@@ -191,7 +192,7 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     ]
     other = next((i for i in same if _tables_of(entries[i]) == tables), None)
     if other is None and chooses and (other := next((i for i in same if i in enabled), None)):
-        # Without tables, a chooser takes all that other entries leave.
+        # Without `tables`, a chooser gets all tables that no other entry matches.
         both = tables and _tables_of(entries[other])
         entries[other] = {**entries[other], "tables": sorted({*tables, *both}) if both else ["*"]}
     if other is None:
@@ -221,7 +222,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Valid document: kinds by name, spec, entries by kind, and wrappers."""
+    """Validated document: kinds by name, validated sections, entries by kind, and wrappers."""
 
     kinds: Mapping[str, Kind]
     spec: RegistrySpec
@@ -230,10 +231,10 @@ class Resolved:
 
 
 def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
-    """Validate a document and make the plugin of every entry.
+    """Validate a document and create the plugin of every entry.
 
     Raises:
-        RegistryError: the document has problems; lists all in the order of lines.
+        RegistryError: the document is invalid. The error lists all problems in the order of lines.
         PluginError: a plugin of the document cannot be used.
     """
     problems: list[Problem] = []
@@ -265,13 +266,13 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
 
 
 def is_chooser(manager: PluginManager, name: str) -> bool:
-    """Return whether a sharding is a chooser."""
+    """Return whether a sharding plugin is a chooser."""
     found = manager.find("sharding", name)
     return found is not None and issubclass(found.cls, Chooser)
 
 
 def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, Any]:
-    """Give choosers, and shardings that are not installed, ``tables: ["*"]``."""
+    """Add ``tables: ["*"]`` to entries of choosers and of missing sharding plugins."""
 
     def written(entry: Any) -> Any:
         name = entry.get("use") if isinstance(entry, dict) else None
@@ -290,7 +291,7 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
 def _unloaded(
     document: Document, model: type[RegistrySpec], manager: PluginManager
 ) -> Iterator[Problem]:
-    """Yield a problem with the packages that do not load if a section is unknown."""
+    """Yield a problem that names the packages that failed to load, if a section is unknown."""
     unknown = [name for name in document.data if name not in model.model_fields]
     if unknown and (broken := manager.broken):
         reasons = "; ".join(each.reason for each in broken)
@@ -300,7 +301,7 @@ def _unloaded(
 def _entries(
     document: Document, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
-    """Yield every entry that names a plugin, also with wrong fields."""
+    """Yield every entry that names a plugin, including entries with invalid fields."""
     for kind in kinds:
         yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
         dataset = document.data.get("dataset")
@@ -390,20 +391,20 @@ def schema_problems(
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
-    """Turn errors of pydantic into problems with lines.
+    """Convert a pydantic error to problems with lines.
 
     Args:
         document: the document.
         base: location of the validated part.
-        model: model of this part.
-        what: word for its keys, such as ``key`` or ``option of acme.hash``.
+        model: pydantic model of the validated part.
+        what: description of its keys, such as ``key`` or ``option of acme.hash``.
         error: error of pydantic.
     """
     data: Any = document.data
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
     found: dict[tuple[Location, str], Problem] = {}
-    meant: set[Location] = set()  # of misspelt keys
+    meant: set[Location] = set()  # intended keys of misspelt ones
     for details in error.errors(include_url=False):
         if (
             details["type"] == "too_short"
@@ -424,7 +425,7 @@ def schema_problems(
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
-    """Return the location without members of unions."""
+    """Return the location of an error without the union members that pydantic inserts."""
     location: list[str | int] = []
     for part in details["loc"]:
         if isinstance(data, dict) and part in data:

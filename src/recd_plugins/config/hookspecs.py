@@ -1,4 +1,4 @@
-"""Hooks of plugin packages, all optional."""
+"""Hooks that a plugin package may implement. All are optional."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("recd_plugins")
 hookimpl = pluggy.HookimplMarker("recd_plugins")
-"""The decorator of functions that implement a hook."""
+"""Decorator for functions that implement a hook."""
 
 
 @hookspec
@@ -66,12 +66,12 @@ def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
 
 @hookspec
 def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: ignore[empty-body]
-    """Return models of additional sections of topology files, by name."""
+    """Return the pydantic models of additional sections of topology files, by section name."""
 
 
 @hookspec
 def register_plugins() -> Sequence[type[Plugin]]:  # type: ignore[empty-body]
-    """Return plugin classes of any kind, also of kinds from other packages."""
+    """Return plugin classes of any kind, including kinds from other packages."""
 
 
 @hookspec
@@ -86,17 +86,17 @@ def register_commands(cli: click.Group) -> None:
 
 @hookspec
 def register_starts() -> Sequence[click.Command]:  # type: ignore[empty-body]
-    """Return commands of ``recd init`` by their name, or ``TABLE``."""
+    """Return commands to add to ``recd init``, named after their subcommand or ``TABLE``."""
 
 
 @hookspec
 def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
-    """Return modes of ``recd plan``, which are ``PlanMode`` classes."""
+    """Return ``PlanMode`` classes, which add modes to ``recd plan``."""
 
 
 @hookspec
 def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
-    """Return ``Measurement`` classes, which measure machines; the last one is used."""
+    """Return ``Measurement`` classes, which measure machines. The last one is used."""
 
 
 @hookspec
@@ -106,4 +106,4 @@ def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
 
 @hookspec
 def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
-    """Return private names of other packages that this package needs, for ``recd doctor``."""
+    """Return the private names of other packages that this package uses, for ``recd doctor``."""

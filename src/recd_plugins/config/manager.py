@@ -1,4 +1,4 @@
-"""Plugins of installed packages, which are imported on demand, and of files."""
+"""Plugins of installed packages and of files. Packages are imported on demand."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import click
 
 API_VERSION = 5
-"""Version of the API; goes up if plugins may need what older versions lack."""
+"""Version of the plugin API. Increased when the API gains features that plugins may require."""
 
-#: Hooks for plugins of one kind; ``register_plugins`` takes all kinds.
+#: Hooks for plugins of one kind; ``register_plugins`` accepts all kinds.
 HOOKS = {
     "register_datasets": "dataset",
     "register_converters": "converter",
@@ -46,7 +46,7 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
-#: Other hooks, and what they add, in words.
+#: Other hooks, each with a description of what it adds.
 BESIDES = {
     "register_kinds": "kinds",
     "register_commands": "commands",
@@ -60,7 +60,7 @@ BESIDES = {
 #: Origin of the kinds of recd-plugins itself.
 OWN = "recd-plugins"
 
-# Wrappers of the dataset stand under ``wrap``, and are ``wrapper`` in the schema.
+# Dataset wrappers are listed under ``wrap`` and named ``wrapper`` in the schema.
 _RESERVED = OTHER_SECTIONS | {"wrap", "wrapper"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
@@ -75,7 +75,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class Broken:
-    """Name of an unusable package, and the reason."""
+    """Name of a package that cannot be used, and the reason."""
 
     name: str
     reason: str
@@ -84,11 +84,11 @@ class Broken:
 class PluginManager:
     """Finds plugins in installed packages and ``plugins_dir``.
 
-    Packages are imported for a name with their prefix, or an unknown prefix. Broken packages are
-    listed in ``broken``. ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
+    A package is imported when a plugin name has its prefix; an unknown prefix imports all packages.
+    ``broken`` lists the packages that fail. ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
 
     Raises:
-        PluginError: a file fails to import or has no plugin, or an unknown package is left out.
+        PluginError: a file fails to import or has no plugin, or an unknown package is excluded.
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
@@ -102,7 +102,7 @@ class PluginManager:
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
         hooks = [self._register_kinds(module, origin) for module, origin in files]
-        # Plugins may be of kinds of other files.
+        # Plugins may have kinds that other files define.
         for (module, origin), of_file in zip(files, hooks, strict=True):
             self._register_plugins(module, of_file, origin, None)
 
@@ -114,12 +114,12 @@ class PluginManager:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Kinds by name; imports all packages."""
+        """Return all kinds by name. Imports all packages."""
         self._load()
         return {kind.name: kind for kind in self._kinds}
 
     def besides(self) -> dict[str, list[str]]:
-        """Describe additions other than plugins, by origin."""
+        """Describe what each package or file adds besides plugins. Maps origins to descriptions."""
         found: dict[str, list[str]] = {origin: [] for origin in self.origins}
         for hooks, origin, _ in self._installed_first():
             for hook, words in BESIDES.items():
@@ -132,25 +132,25 @@ class PluginManager:
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return kinds by name; imports packages only for unknown sections."""
+        """Return kinds by name. Imports packages only if a section is unknown."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}
 
     @property
     def broken(self) -> tuple[Broken, ...]:
-        """Unusable packages; imports all packages."""
+        """Return the packages that cannot be used. Imports all packages."""
         self._load()
         return tuple(self._broken)
 
     @property
     def plugins(self) -> dict[str, dict[str, Registered]]:
-        """Plugin classes by kind and name; imports all packages."""
+        """Return plugin classes by kind and name. Imports all packages."""
         self._load()
         return {kind.name: dict(self._found.get(kind.name, {})) for kind in self._kinds}
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """Return a plugin, or None; PluginError if the package with its prefix is broken."""
+        """Return a plugin, or None. Raises PluginError if the package with its prefix is broken."""
         prefix = name.partition(".")[0]
         self._load(prefix if prefix in self._owners else None)
         found = self._found.get(kind, {}).get(name)
@@ -161,7 +161,7 @@ class PluginManager:
         return found
 
     def register_commands(self, cli: click.Group) -> None:
-        """Add the commands of all packages and files; PluginError if a file fails."""
+        """Add the commands of all packages and files. Raises PluginError if a file fails."""
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
                 _returned(hooks, "register_commands", origin, cli=cli)
@@ -189,7 +189,7 @@ class PluginManager:
             add: raises PluginError for unusable items.
 
         Raises:
-            PluginError: a file failed; failed packages are in ``broken``.
+            PluginError: a file failed. Failed packages are listed in ``broken``.
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
@@ -201,7 +201,7 @@ class PluginManager:
         return sorted(self._modules.values(), key=lambda module: module[2] is None)
 
     def _load(self, name: str | None = None) -> None:
-        """Import the package of that name, or all."""
+        """Import the package ``name``, or all packages."""
         now = [package for package in self._waiting if name in (None, package.name)]
         self._waiting = [package for package in self._waiting if package not in now]
         loaded = []
@@ -223,7 +223,7 @@ class PluginManager:
             self._broken.append(Broken(package.name, str(error)))
 
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
-        """Add the kinds of a module; return its hooks."""
+        """Add the plugin kinds of a module, and return its hooks."""
         if (needed := getattr(module, "REQUIRES_API", API_VERSION)) > API_VERSION:
             raise PluginError(
                 f"{origin} needs version {needed} of recd_plugins.api, and recd-plugins "
@@ -284,7 +284,7 @@ class PluginManager:
                 yield kind, cls
 
     def _kind_of(self, cls: Any, where: str) -> Kind:
-        """Return the kind of a class; imports all packages if it is unknown."""
+        """Return the kind of a plugin class. Imports all packages if the kind is unknown."""
         name = getattr(cls, "kind", None)
         if name not in {kind.name for kind in self._kinds}:
             self._load()
@@ -314,13 +314,13 @@ class PluginManager:
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """Make a plugin of an installed package; PluginError as ``installed_class``."""
+    """Create a plugin of an installed package. Raises PluginError like ``installed_class``."""
     found = installed_class(kind, name)
     return found(found.Options.model_validate(options or {}))
 
 
 def installed_class(kind: str, name: str) -> type[Plugin]:
-    """Return an installed plugin's class; PluginError if it is missing or broken."""
+    """Return an installed plugin's class. Raises PluginError if it is missing or broken."""
     manager = PluginManager()
     found = manager.find(kind, name)
     if found is None:

@@ -38,7 +38,7 @@ from recd_plugins.runtime.text import did_you_mean
 if TYPE_CHECKING:
     from recd_plugins.interfaces.rows import FeatureSchema
 
-#: Kinds with an attribute of the same name in a RunConfig.
+#: Kinds that have their own attribute in RunConfig.
 TYPED_KINDS = frozenset(
     {"dataset", "converter", "preprocessing", "ingestion", "pooling", "sharding", "cache"}
 )
@@ -46,7 +46,7 @@ TYPED_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Parsed registry file with its plugins, without disabled entries.
+    """Parsed registry file with its plugins. Disabled entries are omitted.
 
     Paths in options are relative to the current directory.
 
@@ -55,10 +55,10 @@ class RunConfig:
         wrappers: wrappers of the dataset, innermost first.
         ingestion: ingestion plugin, if any.
         kinds: plugin kinds by name.
-        further: entries of kinds without an attribute here, by kind.
-        offering: shardings for a chooser; empty without a chooser.
-        unloaded: reasons of packages that did not load, for a chooser.
-        document: the file as plain data with lines, if there is one.
+        further: maps each kind without its own attribute to its entries.
+        offering: sharding plugins that a chooser may try; empty without a chooser.
+        unloaded: reasons why packages failed to load, for a chooser.
+        document: the file as plain data with lines; None without a file.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class RunConfig:
 
     @property
     def text(self) -> str | None:
-        """Text of the file, if there is one."""
+        """Text of the file; None without a file."""
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
@@ -89,7 +89,7 @@ class RunConfig:
 
     @property
     def model(self) -> ModelSpec | None:
-        """Section ``model`` of the built-in model; None without one."""
+        """Section ``model`` of the built-in model; None if the file does not use that model."""
         return self.spec.model
 
     @property
@@ -103,14 +103,14 @@ class RunConfig:
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """Return the dataset in its wrappers."""
+        """Return the dataset with its wrappers around it."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)
         return dataset
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """Replace fields of the ``training`` section; RegistryError for wrong values."""
+        """Return a copy with fields of ``training`` replaced. Raises RegistryError if invalid."""
         try:
             training = TrainingSpec.model_validate(
                 {**self.training.model_dump(exclude_unset=True), **overrides}
@@ -146,7 +146,7 @@ class RunConfig:
         return claim(self.path, self._kind(kind), self.entries(kind), names)
 
     def entries(self, kind: str) -> tuple[Entry[Any], ...]:
-        """Return the enabled entries of a kind, in order; PluginError for an unknown kind."""
+        """Return the enabled entries of a kind, in order. Raises PluginError for unknown kinds."""
         if kind not in TYPED_KINDS:
             return self.further.get(self._kind(kind).name, ())
         own = getattr(self, kind)
@@ -169,7 +169,7 @@ def two_readers(ingestion: str, workers: int) -> str:
 
 
 def check_dataset(config: RunConfig) -> None:
-    """Raise RegistryError for options of the dataset that do not fit its data."""
+    """Raise RegistryError if options of the dataset contradict its data."""
     with plugin_call(config.dataset, "mistakes"):
         mistakes = list(config.dataset.mistakes())
     if mistakes:
@@ -179,7 +179,7 @@ def check_dataset(config: RunConfig) -> None:
 
 
 def plugin_versions(config: RunConfig) -> dict[str, str]:
-    """Return each plugin's distribution with version, or a digest of its file or folder."""
+    """Return each plugin's distribution and version, or the digest of its file or folder."""
     sections = [config.wrappers, *map(config.entries, config.kinds)]
     plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
     manager = PluginManager()
@@ -209,7 +209,7 @@ def _version_of(file: Path) -> str:
 
 
 class NoDataset(Dataset):
-    """No dataset: using rows raises SetupError."""
+    """Placeholder for a missing dataset. Raises SetupError if rows are used."""
 
     name = "none"
 
@@ -230,7 +230,7 @@ class NoDataset(Dataset):
 
 
 class NoConverter(Converter):
-    """No converter: batches come from the trainer."""
+    """Placeholder for a missing converter, for trainers that bring their own batches."""
 
     name = "none"
 

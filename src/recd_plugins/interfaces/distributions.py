@@ -1,4 +1,4 @@
-"""Access profiles from distributions and reuse histograms, with accesses per sample."""
+"""Access profiles computed from distributions or reuse histograms, in accesses per sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recd_plugins.runtime.errors import DataError
 
 _BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*(\d+(?:\.\d*)?(?:e-?\d+)?)")
 _BATCH = re.compile(r"Locality stats after processing 1 batches of size (\d+)")
-# Half of the last digit of shares.
+# Half a unit in the last digit of printed shares.
 _ROUNDING = 0.0005
 _COUNT = re.compile(r"Avg # of (indices|unique cols):\s*(\d+)")
 
@@ -35,13 +35,13 @@ def zipf(
     shift: float = 0.0,
     **options: Unpack[_Options],
 ) -> TableAccess:
-    """Return Zipf's law: row k of rank 1, 2... has ``C * (k + shift)^-exponent`` accesses.
+    """Return Zipf's law: the k-th most read row has ``C * (k + shift)^-exponent`` accesses.
 
     With a ``shift`` it is the Zipf-Mandelbrot law. See ``from_weights`` for the options.
     """
     weights = np.arange(1, num_embeddings + 1, dtype=np.float64)
     weights += shift
-    # Relative to the first, so that large exponents do not end in zeros.
+    # Relative to the first weight, so that large exponents do not underflow to 0.
     weights /= weights[0]
     np.power(weights, -exponent, out=weights)
     return from_weights(table, weights, length, **options)
@@ -50,7 +50,10 @@ def zipf(
 def exponential(
     table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """Give row k of rank 1, 2... ``C * exp(-(k - 1) / scale)`` accesses; see ``from_weights``."""
+    """Return an exponential law: the k-th row has ``C * exp(-(k - 1) / scale)`` accesses.
+
+    See ``from_weights`` for the options.
+    """
     weights = np.exp(np.arange(num_embeddings, dtype=np.float64) / -scale)
     return from_weights(table, weights, length, **options)
 
@@ -58,7 +61,10 @@ def exponential(
 def half_normal(
     table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """Give row k ``C * exp(-((k - 1) / scale)^2 / 2)`` accesses; see ``from_weights``."""
+    """Return a half-normal law: the k-th row has ``C * exp(-((k - 1) / scale)^2 / 2)`` accesses.
+
+    See ``from_weights`` for the options.
+    """
     with np.errstate(over="ignore"):
         weights = np.exp((np.arange(num_embeddings, dtype=np.float64) / scale) ** 2 / -2)
     return from_weights(table, weights, length, **options)
@@ -80,10 +86,11 @@ def from_weights(
         table: name of the table.
         weights: float64 ``[known]``, non-increasing.
         length: L, accesses per sample.
-        num_embeddings: rows of the table, by default as many as weights.
+        num_embeddings: number of rows of the table, by default the number of weights.
         cap: largest number of accesses per sample of a row: ``p = min(cap, C * weight)``.
-        seed: assigns rows at random; without it, row 0 is read most, then row 1.
-        features: features that look the table up, by default one of its name.
+        seed: seed of a random assignment of weights to rows; None keeps the order, so that row 0
+            is read most.
+        features: features that look the table up, by default one with the table's name.
 
     Raises:
         DataError: ``cap`` does not allow ``length`` accesses.
@@ -110,7 +117,7 @@ def _scaled(
             f"table {table}: {read:,} rows that are read at most {cap:g} times a sample cannot "
             f"have {length:g} accesses; lower the length or raise the cap"
         )
-    # The least number of capped rows for which the next row stays below the cap.
+    # The smallest number of capped rows such that the next row stays below the cap.
     most = min(int(length / cap), len(weights) - 1) + 1
     rest = float(weights[most:].sum()) + np.cumsum(weights[:most][::-1])[::-1]
     fits = (length - cap * np.arange(most)) * weights[:most] <= cap * rest
@@ -125,16 +132,16 @@ def _scaled(
 
 @dataclass(frozen=True, eq=False)
 class ReuseHistogram:
-    """Histogram of the rows of a batch by number of reads.
+    """Histogram of the number of reads per row in one batch.
 
     Attributes:
-        name: block in its file.
-        batch_size: samples of the batch.
-        accesses: reads of the whole batch.
-        unique_rows: distinct rows of the batch.
+        name: name of the histogram in its file.
+        batch_size: number of samples in the batch.
+        accesses: number of reads in the batch.
+        unique_rows: number of distinct rows in the batch.
         lower, upper: ascending bounds ``lower < reads <= upper``, float64 ``[bins]``. An open last
             bin ends at twice its lower bound.
-        share_of_rows, share_of_accesses: shares of the bins, float64 ``[bins]``.
+        share_of_rows, share_of_accesses: share of each bin, float64 ``[bins]``.
     """
 
     name: str
@@ -162,17 +169,17 @@ def from_reuse_histogram(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Return accesses that have a reuse histogram.
+    """Return accesses that reproduce a reuse histogram.
 
-    Reads fall from the upper to the lower bound within a bin. If the rounded shares of a bin
-    contradict its bounds, its rows follow from the geometric mean of the bounds.
+    Within a bin, reads fall from the upper to the lower bound. If the rounded shares of a bin
+    contradict its bounds, its number of rows is derived from the geometric mean of the bounds.
 
     Args:
         table: name of the table.
-        histogram: reads of a batch.
-        num_embeddings: rows of the table, by default ``read_rows``.
-        read_rows: rows that are read, by default ``histogram.unique_rows``.
-        length: accesses per sample; by default the histogram's, in proportion to the rows.
+        histogram: reuse histogram of a batch.
+        num_embeddings: number of rows of the table, by default ``read_rows``.
+        read_rows: number of rows that are read, by default ``histogram.unique_rows``.
+        length: accesses per sample; by default the histogram's length, scaled with ``read_rows``.
         seed: as in ``from_weights``.
         features: features that look the table up.
 
@@ -199,7 +206,7 @@ def from_reuse_histogram(
         )
     if length is None:
         length = histogram.length * read_rows / histogram.unique_rows
-    # Rounding of the large sums could let a difference rise.
+    # Rounding errors of the large sums could make a difference increase.
     weights = np.minimum.accumulate(-np.diff(_remaining(histogram, rows, means, read_rows)))
     return from_weights(
         table, weights, length, num_embeddings=num_embeddings, seed=seed, features=features
@@ -207,7 +214,7 @@ def from_reuse_histogram(
 
 
 def _bins(histogram: ReuseHistogram) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the rows of each bin, and their mean reads."""
+    """Return the number of rows of each bin and their mean number of reads."""
     lower, upper = histogram.lower, histogram.upper
     share = histogram.share_of_accesses / histogram.share_of_accesses.sum()
     accesses = share * histogram.accesses
@@ -230,7 +237,7 @@ def _remaining(
     means: NDArray[np.float64],
     read_rows: int,
 ) -> NDArray[np.float64]:
-    """Return accesses of all but the i most read rows, i from 0; ``[read_rows + 1]``."""
+    """Return the accesses without the i most read rows, for each i, ``[read_rows + 1]``."""
     at = np.linspace(float(rows.sum()), 0.0, read_rows + 1)
     starts = np.concatenate([[0.0], np.cumsum(rows)])
     below = np.concatenate([[0.0], np.cumsum(rows * means)])
@@ -252,16 +259,16 @@ def _remaining(
 def _filled(
     part: NDArray[np.float64], lower: float, upper: float, mean: float
 ) -> NDArray[np.float64]:
-    """Return the reads of the least read ``part`` of a bin, per row of the bin."""
+    """Return the reads of the least read share ``part`` of a bin, per row of the bin."""
     if lower == 0:
         return part * mean
-    # Reads rise as lower + (upper - lower) * part^k; this is k + 1.
+    # Reads increase like lower + (upper - lower) * part^k; this is k + 1.
     power = (upper - lower) / (mean - lower)
     return part * lower + (upper - lower) * part**power / power
 
 
 def read_reuse_histograms(path: str | Path) -> dict[str, ReuseHistogram]:
-    """Read histograms by name from a file of https://github.com/facebookresearch/dlrm_datasets.
+    """Read the histograms in a file of https://github.com/facebookresearch/dlrm_datasets, by name.
 
     Raises:
         DataError: the file cannot be read or has another format.

@@ -1,4 +1,4 @@
-"""Plugin kind ``ingestion``: makes the batches of a rank outside its trainer."""
+"""Plugin kind ``ingestion``: produces the batches of a rank outside its training process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from recd_plugins.runtime.plugin_modules import load_file
 if TYPE_CHECKING:
     from recd_plugins.interfaces.batch import ModelInput
 
-#: A position: JSON values of ``Reader.state_dict``.
+#: Position in the data: the JSON values of ``Reader.state_dict``.
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class BatchBlock:
-    """Adjacent batches.
+    """Block of adjacent batches.
 
     Attributes:
-        number: 0-based, from the position at which reading started.
+        number: 0-based number of the block, counted from the position at which reading started.
         batches: batches, each with the position after it.
-        end: the position at the end of the epoch, the error after ``batches``, or None if more
-            blocks may follow.
+        end: position at the end of the epoch, or the error after ``batches``; None if more blocks
+            may follow.
     """
 
     number: int
@@ -40,7 +40,7 @@ class BatchBlock:
     end: State | Exception | None = None
 
     def moved(self, packing: float, unpacking: float) -> BatchBlock:
-        """Add transfer times.
+        """Return the block with transfer times added to its batches.
 
         Args:
             packing: seconds for the block in the reader process.
@@ -55,7 +55,7 @@ class BatchBlock:
 
 
 class TaskReader(ABC):
-    """Makes blocks of batches; one thread uses it at a time."""
+    """Produces blocks of batches. Only one thread may use it at a time."""
 
     @abstractmethod
     def blocks(
@@ -63,20 +63,20 @@ class TaskReader(ABC):
     ) -> Generator[BatchBlock, None, None]:
         """Yield the blocks ``worker``, ``worker + num_workers``, and so on from ``position``.
 
-        The last block has an ``end``. Errors of data or plugins are stored there, not raised.
+        The last block has an ``end``. It stores errors of data or plugins, which are not raised.
         """
 
     @abstractmethod
     def block(self, position: State, number: int) -> BatchBlock:
-        """Return block ``number`` from ``position``, the same in any process.
+        """Return block ``number``, counted from ``position``. It is the same in any process.
 
-        After the last block it is empty. If the dataset's reader does not override ``blocks``, all
-        batches before it are read too.
+        Returns an empty block after the last one. If the dataset's reader does not override
+        ``blocks``, all earlier batches are read too.
         """
 
     @abstractmethod
     def num_blocks(self, position: State) -> int | None:
-        """Return the number of blocks to the end of the epoch, None if unknown.
+        """Return the number of blocks up to the end of the epoch; None if unknown.
 
         Raises:
             DataError: the position belongs to other data.
@@ -89,9 +89,9 @@ class ReadTask:
 
     Attributes:
         rank, world_size, split: share of a split to read.
-        folder: the trainer's current folder, for relative paths in options.
-        modules: plugin files by module name, which must exist at the same paths.
-        pickled: function from the task to its reader.
+        folder: current folder of the trainer, for relative paths in options.
+        modules: maps module names to plugin files. The files must exist at these paths.
+        pickled: pickled function that takes the task and returns its reader.
     """
 
     rank: int
@@ -102,7 +102,7 @@ class ReadTask:
     pickled: bytes
 
     def open(self) -> TaskReader:
-        """Return the reader of this process; changes to the trainer's folder if it exists.
+        """Change to the trainer's folder if it exists, and return the reader.
 
         Raises:
             PluginError: a plugin's module is missing or fails to import.
@@ -126,22 +126,23 @@ class ReadTask:
 class Ingestion(Plugin, ABC):
     """Runs readers in other processes or on other machines.
 
-    Batches, order and positions equal those of a rank that reads by itself.
+    Batches, their order and positions must be the same as without the plugin.
     """
 
     kind: ClassVar[str] = "ingestion"
 
     def check(self) -> None:
-        """Check before data is prepared that readers can run; SetupError if not."""
+        """Check that readers can run, before data is prepared. Raises SetupError if not."""
 
     @abstractmethod
     def open(self, task: ReadTask) -> Feed:
         """Return the feed of one rank and split.
 
-        Every rank calls it for the same splits in the same order; several may be open.
+        Every rank calls it for the same splits in the same order. Several feeds may be open at a
+        time.
 
         Args:
-            task: description of the reader, to pickle to another process.
+            task: description of the reader. Pickle it to send it to another process.
 
         Raises:
             SetupError: readers cannot run.
@@ -149,27 +150,27 @@ class Ingestion(Plugin, ABC):
 
 
 class Feed(ABC):
-    """Batches of one rank and split from readers elsewhere; a context manager."""
+    """Batches of one rank and split, received from readers. A context manager."""
 
     @abstractmethod
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """Yield the batches from the position of ``reader`` to the end of the epoch, in order.
 
-        ``reader`` only holds the position: move it with ``load_state_dict`` before each batch, at
-        the end to the next epoch, as ``hand_out`` of ``recd_plugins.api`` does. An iteration may be
-        left early and restarted at any position.
+        ``reader`` only holds the position. Update it with ``load_state_dict`` before each batch,
+        and move it to the next epoch at the end; ``hand_out`` of ``recd_plugins.api`` does both.
+        The caller may stop an iteration early and start another one at any position.
 
         Raises:
-            RecdError: an error of a reader, at its batch.
+            RecdError: a reader failed. Raised in place of the batch that failed.
             SetupError: readers died repeatedly.
         """
 
     def report(self) -> Mapping[str, float]:
-        """Return figures by name for the report, also after ``close``."""
+        """Return metrics by name for the run report. Also works after ``close``."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Stop the readers. May be called twice; resources for the next feed may stay."""
+        """Stop the readers. May be called twice, and may keep resources for the next feed."""
 
     def __enter__(self) -> Self:
         return self

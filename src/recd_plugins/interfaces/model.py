@@ -24,14 +24,15 @@ class ModelFeatures:
     """Inputs of a model, from the dataset and the registry file.
 
     Attributes:
-        num_dense: columns of ``batch.dense_features``, after preprocessing.
+        num_dense: number of columns of ``batch.dense_features``, after preprocessing.
         pooled: sparse features for an EmbeddingBagCollection, in the order of the dataset.
         sequence: sparse features of pooling entries, for an EmbeddingCollection and
             SequencePooling.
         replicated: names or patterns of tables that a sharding entry replicates.
-        positive_counts: counts lookups in positive rows of the training split, given a feature and
-            the rows of its table; returns int64 ``[num_embeddings]``. Keep the result in a buffer
-            for checkpoints: a trained model gets zeros. None without data.
+        positive_counts: function of a feature and the number of rows of its table. Returns int64
+            ``[num_embeddings]``: lookups of each row in positive rows of the training split. Keep
+            the result in a buffer so that checkpoints store it: a trained model gets zeros. None
+            without data.
     """
 
     num_dense: int
@@ -43,29 +44,31 @@ class ModelFeatures:
     )
 
     def replicates(self, table: str) -> bool:
-        """Return whether each rank holds a bag table whole.
+        """Return whether every rank holds a full copy of a pooled table.
 
-        TorchRec's data-parallel kernels do not support deduplicated input: such tables need an
-        EmbeddingBagCollection of their own with ``batch.replicated_features``.
+        TorchRec's data-parallel kernels do not support deduplicated input. Put replicated tables
+        into a separate EmbeddingBagCollection that looks up ``batch.replicated_features``.
         """
         return any(fnmatchcase(table, pattern) for pattern in self.replicated)
 
 
 class Model(Plugin, ABC):
-    """Builds the model to train, in place of the built-in one."""
+    """Builds the model to train, in place of the built-in model."""
 
     kind: ClassVar[str] = "model"
 
     @abstractmethod
     def build(self, features: ModelFeatures) -> nn.Module:
-        """Return an unsharded model with initial weights from torch's generator.
+        """Return an unsharded model. Draw initial weights from torch's default generator.
 
-        ``forward`` takes a ``ModelInput`` and returns ``loss, (loss, logits, labels)``: the mean
-        loss of the batch, a scalar, and detached the loss, logits ``[B]`` and ``batch.labels``.
-        EmbeddingBagCollections look up ``batch.sparse_features`` or
-        ``batch.replicated_features``, EmbeddingCollections ``batch.sequence_features``, which a
-        SequencePooling pools. Planning builds the model on the meta device, and once with tables of
-        one row.
+        ``forward`` takes a ``ModelInput`` and returns ``loss, (loss, logits, labels)``. The first
+        loss is the mean over the batch, a scalar. The tuple holds detached tensors: the loss,
+        logits ``[B]`` and ``batch.labels``.
+
+        EmbeddingBagCollections look up ``batch.sparse_features`` or ``batch.replicated_features``.
+        EmbeddingCollections look up ``batch.sequence_features``; pool their output with
+        SequencePooling. Planning calls ``build`` on the meta device, and once with tables of one
+        row.
         """
 
 
@@ -85,12 +88,12 @@ class Pooling(Plugin, ABC):
     def build(self, embedding_dim: int) -> nn.Module:
         """Return a module that pools a ``torchrec.JaggedTensor`` over unique rows.
 
-        It maps ``[num_values, embedding_dim]`` to ``[num_rows, embedding_dim]``, with zeros for
-        empty rows. Each vector depends on its row alone.
+        The module maps values ``[num_values, embedding_dim]`` to ``[num_rows, embedding_dim]``,
+        with zeros for empty rows. Each output vector must depend on its own row only.
         """
 
     def pool(self, modules: Sequence[nn.Module], sequences: Sequence[JaggedTensor]) -> Tensor:
-        """Pool features whose rows are deduplicated together; override it for speed.
+        """Pool features whose rows are deduplicated together. Override it for speed.
 
         Args:
             modules: results of ``build``, one per feature.
@@ -103,7 +106,7 @@ class Pooling(Plugin, ABC):
         return _stacked(pooled, sequences[0].lengths().numel(), sequences[0].values().shape[1])
 
     def pool_groups(self, groups: Sequence[PoolingGroup]) -> list[Tensor]:
-        """Call ``pool`` for each group of arguments; override it for speed."""
+        """Call ``pool`` for each group of arguments. Override it for speed."""
         return [self.pool(modules, sequences) for modules, sequences in groups]
 
 
@@ -126,7 +129,7 @@ class TargetPooling(Pooling):
         targets: Tensor,
         inverse: Tensor | None,
     ) -> Tensor:
-        """Pool a group for the targets of all B rows.
+        """Pool the features of one group for the targets of all B rows.
 
         Args:
             modules: results of ``build``, one per feature.

@@ -21,7 +21,7 @@ from recd_plugins.runtime.errors import SetupError
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)
 
-# TorchRec's modules that change ids for an inner module, by name, as versions differ.
+# TorchRec modules that remap ids for an inner module. By name, because versions differ.
 _REMAPPING = {
     "BaseManagedCollisionEmbeddingCollection",
     "ITEPEmbeddingBagCollection",
@@ -33,14 +33,14 @@ _HOLDING = _REMAPPING | {"FeatureProcessedEmbeddingBagCollection"}
 
 @dataclass(frozen=True)
 class EmbeddingModule:
-    """Module with tables.
+    """Module of a model that has embedding tables.
 
     Attributes:
         path: path of ``shardable`` in ``DistributedModelParallel``.
-        shardable: the module with the tables, or TorchRec's module around it, which changes ids or
+        shardable: the module with the tables, or the TorchRec module around it that remaps ids or
             weights.
         tables: tables of an unsharded module.
-        takes_rows: whether its input ids are rows of its tables.
+        takes_rows: whether its input ids are row numbers of its tables.
     """
 
     path: str
@@ -50,17 +50,17 @@ class EmbeddingModule:
 
     @property
     def ours(self) -> bool:
-        """Whether ``Prepared.sharders`` shards it, unlike a subclass."""
+        """Whether ``Prepared.sharders`` shards the module. False for subclasses of a collection."""
         return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
 
     @property
     def is_subclass(self) -> bool:
-        """Whether it is a subclass of a collection, which no sharder matches."""
+        """Whether the module is a subclass of a collection. No sharder matches subclasses."""
         return _is_collection(self.shardable) and not self.ours
 
     @property
     def why_left(self) -> str:
-        """Reason for not being ``ours``."""
+        """Reason why ``Prepared.sharders`` does not shard the module, for messages."""
         why = "which TorchRec's own sharder takes as a whole"
         if self.is_subclass:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
@@ -72,11 +72,11 @@ class EmbeddingModule:
 def rows_by_feature(
     tables: Iterable[Table], limits: Mapping[str, int | None] = MappingProxyType({})
 ) -> dict[str, int]:
-    """Return the exclusive bound of ids by feature, from its smallest table.
+    """Return the exclusive bound of the ids of each feature, given by its smallest table.
 
     Args:
         tables: tables of a model.
-        limits: bounds in place of a table's rows; None for any id.
+        limits: maps table names to bounds that replace the number of rows; None allows any id.
     """
     rows: dict[str, int] = {}
     for table in tables:
@@ -98,18 +98,18 @@ def tables_of(model: nn.Module) -> list[Table]:
 
 
 def all_tables_of(model: nn.Module) -> list[Table]:
-    """Return all unsharded tables, also inside other modules of TorchRec."""
+    """Return all unsharded tables, including those inside other modules of TorchRec."""
     return [table for module in embedding_modules(model) for table in module.tables]
 
 
 def names_of_several(tables: Iterable[Table]) -> list[str]:
-    """Return duplicate table names."""
+    """Return the names that several tables have."""
     counts = Counter(table.name for table in tables)
     return [name for name, count in counts.items() if count > 1]
 
 
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:
-    """Return the modules with tables that TorchRec shards."""
+    """Return the modules with tables that TorchRec's own sharders shard."""
     return [each for each in embedding_modules(model) if not _is_collection(each.shardable)]
 
 
@@ -132,7 +132,7 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
 
 
 def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise SetupError for frozen table parameters, which TorchRec's kernels would train."""
+    """Raise SetupError for frozen table parameters: TorchRec's kernels would train them."""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
@@ -153,7 +153,7 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
 
 
 def refuse_shared_tables(model: nn.Module) -> None:
-    """Raise SetupError for shared or frozen tables, which sharding would train incorrectly."""
+    """Raise SetupError for shared or frozen tables: sharding would train them incorrectly."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = {path: module for path, module in modules.items() if _tables(module)}
     paths: dict[int, str] = {}
@@ -219,7 +219,7 @@ def _is_one_of(module: nn.Module, names: set[str]) -> bool:
 
 
 def _tables(module: nn.Module) -> list[Table]:
-    """Return the tables of an embedding module, none for other modules."""
+    """Return the tables of an embedding module; an empty list for other modules."""
     if isinstance(module, _POOLED):
         configs, pooled = module.embedding_bag_configs(), True
     elif isinstance(module, _UNPOOLED):

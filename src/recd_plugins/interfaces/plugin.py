@@ -1,4 +1,4 @@
-"""Base class of plugins, plugin kinds, and calls whose errors name the plugin."""
+"""Base class of plugins, plugin kinds, and helpers that add the plugin's name to errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class PluginOptions(BaseModel):
     """Immutable options of a plugin. Unknown names, NaN and infinity are errors.
 
-    Options are compared as JSON: use tuples, as sets have no fixed order.
+    Options are compared as JSON. Use tuples instead of sets, because sets have no fixed order.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -30,52 +30,52 @@ class PluginOptions(BaseModel):
 class Plugin:
     """Base class of plugins of every kind.
 
-    A subclass sets ``name``, the ``package.part`` after ``use:`` in registry.yaml, and may nest an
+    A subclass sets ``name``, which registry.yaml refers to as ``use: package.part``. It may nest an
     ``Options`` model. ``recd plugins`` shows the first line of its docstring. Its module must not
-    import torch or torchrec at the top.
+    import torch or torchrec at the top level.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
-    #: Options without effect on results, such as paths, which a resumed run may change.
+    #: Names of options that do not affect results, such as paths. A resumed run may change them.
     free_options: ClassVar[frozenset[str]] = frozenset()
 
     class Options(PluginOptions):
         """No options."""
 
     options: PluginOptions
-    #: File, line and field of the entry, for messages; None for a plugin without a file.
+    #: File, line and field of the registry entry, for messages; None without a registry file.
     stands_at: tuple[str, int, str] | None = None
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that results depend on besides options, such as a file's digest.
+        """Return JSON values, other than options, that affect results, such as a file's digest.
 
         Resuming a checkpoint requires the same values.
 
         Raises:
-            RecdError: the content is missing or wrong.
+            RecdError: a file of the plugin is missing or invalid.
         """
         return {}
 
     @property
     def title(self) -> str:
-        """Place and name for messages, as ``registry.yaml:12 converter: acme.rows``."""
+        """Return line and name for messages, such as ``registry.yaml:12 converter: acme.rows``."""
         return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
     def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
-        """Set the place of its entry and return itself."""
-        vars(self)["stands_at"] = stands_at  # also of a frozen class
+        """Set ``stands_at``, the location of the registry entry, and return the plugin."""
+        vars(self)["stands_at"] = stands_at  # works for frozen dataclasses too
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as class, options, place and ``__getstate__``."""
+        """Pickle the class, options, ``stands_at`` and the result of ``__getstate__``."""
         return _made, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
-        """Return attributes to pickle; None if a copy makes its own."""
+        """Return the attributes to pickle; None if a copy recreates them."""
         return None
 
     @classmethod
@@ -102,11 +102,11 @@ class Kind:
         interface: abstract base class of its plugins; its ``kind`` is ``name``.
         section: key of registry files.
         claims: form of the section: ``one`` required plugin; an ``optional one``; an ordered
-            ``list``; or a list of entries with patterns of features or tables. A feature or table
-            has one entry, with ``several by feature`` any number.
+            ``list``; or a list of entries with patterns of features or tables. At most one entry
+            may match a feature or table, except with ``several by feature``.
         description: description of the section for ``recd schema``.
-        contract: module and name of the class with tests for plugins of the kind.
-        observes: whether its plugins do not change results, so that a resumed run may have others.
+        contract: module and name of the test class for plugins of the kind.
+        observes: whether its plugins never change results. A resumed run may then use other ones.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Kind:
 
     @property
     def claimed(self) -> Literal["feature", "table"] | None:
-        """Whether patterns match features or tables; None for a kind without patterns."""
+        """Whether patterns name features or tables; None for a kind without patterns."""
         if self.claims == "by table":
             return "table"
         return "feature" if "feature" in self.claims else None
@@ -127,12 +127,12 @@ class Kind:
 
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Add a note with the line in ``code`` to errors other than RecdErrors.
+    """Add a note to errors other than RecdErrors: the plugin, and the line of ``code`` at fault.
 
     Args:
-        name: plugin or part.
+        name: name of the plugin or part.
         what: method and purpose, such as ``transform of feature user``.
-        code: function, or class of the method.
+        code: the called function, or the class of the called method.
     """
     try:
         yield
@@ -146,7 +146,7 @@ def code_call(name: str, what: str, code: object) -> Iterator[None]:
 def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
-    """Return a ``code_call`` for a method of a plugin, or of its part's class ``code``."""
+    """Return a ``code_call`` for a method of a plugin, or of the class ``code`` of its strategy."""
     return code_call(plugin.title, what, code or type(plugin))
 
 
@@ -162,7 +162,7 @@ def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
 
 
 def guard_overrides(cls: type[Plugin]) -> None:
-    """Wrap each public method that a class overrides in a ``plugin_call``."""
+    """Wrap each public method that a class overrides, so that its errors name the plugin."""
     for name, method in list(vars(cls).items()):
         overrides = any(name in vars(base) for base in cls.__mro__[1:])
         if inspect.isfunction(method) and overrides and not name.startswith("_"):
@@ -179,7 +179,7 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T]:
 
 
 def _place(code: Any, error: BaseException) -> str:
-    """Return file and line of the last frame, in the file of ``code`` if possible."""
+    """Return file and line of the innermost frame of an error, preferably in ``code``'s file."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(code.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class Converter(Plugin, ABC):
-    """Turns Arrow columns into jagged tensors without changing values."""
+    """Converts Arrow columns to jagged tensors without changing values."""
 
     kind: ClassVar[str] = "converter"
     #: Whether ``fit`` was called; set by the caller.
     is_fitted: bool = False
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Inspect the first batch of the data, the same on every rank, before ``convert``."""
+        """Inspect the first batch of the data, before ``convert``. All ranks get the same batch."""
 
     def dedupe_factors(self) -> Mapping[str, float]:
-        """Return ids over stored ids by deduplicated feature, measured by ``fit``."""
+        """Return the ratio of ids to stored ids that ``fit`` measured, per deduplicated feature."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes for readers; leave out those that cannot be pickled."""
+        """Return the attributes to send to reader processes. Omit those that cannot be pickled."""
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
@@ -38,25 +38,26 @@ class Converter(Plugin, ABC):
         """Return a batch with each sparse feature in ``kjt``, one IKJT or one partial IKJT.
 
         Raises:
-            DataError: a null, a missing column or a wrong type, with file, column, row and value.
+            DataError: a value is null, a column is missing or has the wrong type. The message
+                names file, column, row and value.
         """
 
 
 Scope = Literal["id", "row"]
 Values = Literal["ids", "numbers"]
-#: Largest number of out-of-vocabulary ids that are counted.
+#: Maximum number of distinct out-of-vocabulary ids to count.
 MOST_UNKNOWN = 1_000_000
 
 
 class Preprocessing(Plugin, ABC):
-    """Transforms the unique rows of one feature; equal rows must give equal results.
+    """Transforms the unique rows of one feature. Equal rows must give equal results.
 
     Attributes:
         scope: ``"id"`` if each value maps to one value by itself, else ``"row"``.
         takes: ``"ids"`` for sparse features, int64; ``"numbers"`` for dense features, float32 or
             float64, one per row.
-        width: numbers returned for one number of a dense feature.
-        fit_rows: first rows of the training split for ``fit``; None for all.
+        width: number of outputs per input of a dense feature.
+        fit_rows: number of first rows of the training split that ``fit`` reads; None for all.
         fits_together: whether the features of an entry share one instance.
     """
 
@@ -68,7 +69,7 @@ class Preprocessing(Plugin, ABC):
     fits_together: bool = False
     #: Fitted instance of each feature of the entry; set by the caller of ``fit``.
     fitted: Mapping[str, Preprocessing] | None = None
-    #: A vocabulary adds up to MOST_UNKNOWN out-of-vocabulary ids to this set of the caller.
+    #: Set of the caller, to which a vocabulary adds up to MOST_UNKNOWN out-of-vocabulary ids.
     unknown_ids: set[int] | None = None
 
     @property
@@ -77,28 +78,29 @@ class Preprocessing(Plugin, ABC):
         return None
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
-        """Inspect the training rows of a feature, the same on every rank, before ``transform``.
+        """Inspect the training rows of a feature, before ``transform``. All ranks get the same.
 
         Store decisions in attributes, and return them from ``identity``.
 
         Args:
             feature: name of the feature.
-            rows: read-only values and offsets as for ``transform``, after previous entries.
+            rows: read-only values and offsets as in ``transform``, already transformed by the
+                previous entries of the feature.
         """
 
     def fitted_state(self) -> Mapping[str, Tensor]:
-        """Return the decisions of ``fit`` as tensors by name, for checkpoints; text as uint8.
+        """Return the decisions of ``fit`` for checkpoints, as tensors by name. Store text as uint8.
 
-        Override it together with ``load_fitted_state``; otherwise resumed runs and scoring fit
-        again and compare ``identity``.
+        Override it together with ``load_fitted_state``. Without them, resumed runs and scoring call
+        ``fit`` again and compare ``identity``.
         """
         return {}
 
     def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``fitted_state`` from CPU tensors in place of ``fit``."""
+        """Restore ``fitted_state`` from CPU tensors. Called instead of ``fit``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes for readers; leave out those that cannot be pickled."""
+        """Return the attributes to send to reader processes. Omit those that cannot be pickled."""
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
@@ -115,7 +117,10 @@ class Preprocessing(Plugin, ABC):
         """
 
     def original_values(self) -> Sequence[Any] | None:
-        """Return the value of each id of a vocabulary, None for ids of many values or none."""
+        """Return the original value of each id of a vocabulary.
+
+        None for an id with several original values or without one.
+        """
         return None
 
     def kept_lengths(self, lengths: Tensor) -> Tensor | None:

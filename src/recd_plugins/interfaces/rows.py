@@ -16,9 +16,9 @@ class FeatureSchema:
     """Roles of columns.
 
     Attributes:
-        sparse: columns of list<int64>, or int64 for one id per row, in order.
-        dense: columns of numbers, in order.
-        label: column of the label, 0 or 1.
+        sparse: names of the columns of ids, in order: list<int64>, or int64 for one id per row.
+        dense: names of the columns of numbers, in order.
+        label: name of the label column, whose values are 0 or 1.
     """
 
     sparse: tuple[str, ...]
@@ -33,7 +33,7 @@ class FeatureSchema:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Session and time columns of ``Dataset.scan``."""
+    """Names of the session and time columns that ``Dataset.scan`` yields."""
 
     session: str
     timestamp: str
@@ -41,11 +41,11 @@ class SessionKeys:
 
 @dataclass(frozen=True)
 class Origin:
-    """``num_rows`` rows of a file from the 0-based ``first_row`` on.
+    """Origin of ``num_rows`` rows in a file. The first is the 0-based ``first_row``.
 
     Attributes:
-        rows: ascending 0-based rows in the file, int64 ``[num_rows]``; None if adjacent.
-        named: returns the place of a row in the data that a cache file was made from.
+        rows: ascending 0-based row numbers in the file, int64 ``[num_rows]``; None if adjacent.
+        named: for cache files, returns the location of a row in the source data.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Origin:
     named: Callable[[str, int], str] | None = field(default=None, compare=False)
 
     def row(self, number: int) -> int:
-        """Return the 0-based row in the file of row ``number``."""
+        """Return the 0-based row number in the file for row ``number`` of these rows."""
         return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
 
     def slice(self, start: int, length: int) -> Origin:
@@ -71,7 +71,7 @@ class Rows:
     Attributes:
         data: the rows.
         origins: origins of the rows in order, for error messages.
-        groups: number of rows by group, from a wrapper that groups rows.
+        groups: number of rows per group, from a wrapper that groups rows.
     """
 
     data: pa.RecordBatch
@@ -82,12 +82,12 @@ class Rows:
         return int(self.data.num_rows)
 
     def origin_of(self, row: int) -> tuple[str, int]:
-        """Return the file of a row of this batch, and its 0-based row there."""
+        """Return the file of a row of this batch and the 0-based row number in that file."""
         origin, number = self._origin(row)
         return origin.path, origin.row(number)
 
     def place_of(self, row: int) -> str:
-        """Return the place of a row for messages."""
+        """Return file and row number of a row, for messages."""
         origin, number = self._origin(row)
         path, row_in_file = origin.path, origin.row(number)
         if origin.named is not None:
@@ -107,10 +107,10 @@ class Table:
     """An embedding table.
 
     Attributes:
-        name: name in TorchRec.
-        features: features that look it up.
+        name: name of the table in TorchRec.
+        features: features that look the table up.
         num_embeddings: number of rows.
-        embedding_dim: scalars per row.
+        embedding_dim: number of scalars per row.
         pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
     """
 
@@ -122,23 +122,29 @@ class Table:
 
 
 class Storage(BaseModel):
-    """How to reach an object store. Credentials come from the environment, never from a file.
+    """Connection options of an object store. Credentials are never options.
 
-    ``s3://`` takes AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN),
-    AWS_PROFILE and ``~/.aws``, or the machine's role; ``gs://`` application default credentials.
+    ``s3://`` uses AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN),
+    AWS_PROFILE and ``~/.aws``, or the machine's role. ``gs://`` uses application default
+    credentials.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: str | None = Field(
         default=None,
-        description="URL of an S3-compatible server, as http://host:9000; null is the provider's.",
+        description="URL of an S3-compatible server, such as http://host:9000; null is the "
+        "provider's server.",
     )
     region: str | None = Field(default=None, description="Region of the bucket.")
-    anonymous: bool = Field(default=False, description="Send no credentials, for public data.")
-    connect_timeout: PositiveFloat = Field(default=5, description="Seconds to reach the server.")
-    request_timeout: PositiveFloat = Field(default=30, description="Seconds to wait for an answer.")
-    attempts: PositiveInt = Field(default=3, description="Times that a request is sent at most.")
+    anonymous: bool = Field(default=False, description="Access public data without credentials.")
+    connect_timeout: PositiveFloat = Field(
+        default=5, description="Timeout for connecting, in seconds."
+    )
+    request_timeout: PositiveFloat = Field(
+        default=30, description="Timeout of a request, in seconds."
+    )
+    attempts: PositiveInt = Field(default=3, description="Maximum number of attempts per request.")
 
     @field_validator("endpoint")
     @classmethod

@@ -1,4 +1,4 @@
-"""Plugin kinds ``sharding`` and ``cache``, and choosers among shardings."""
+"""Plugin kinds ``sharding`` and ``cache``, and choosers, which select sharding plugins."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class SharderArguments(NamedTuple):
     """Arguments for a plugin's sharder.
 
     Attributes:
-        fused_params: FBGEMM's parameters from the registry or the trainer.
-        kernels: lookup kernels of tables without TorchRec's kernels.
+        fused_params: FBGEMM parameters from the registry file or the trainer.
+        kernels: lookup kernels of the tables that do not use TorchRec's kernels.
         coalesced: tables whose ids are made unique before they are sent.
-        qcomm_codecs_registry: codecs of ``training.wire`` or of the trainer, which a sharder must
-            use.
+        qcomm_codecs_registry: codecs from ``training.wire`` or the trainer. The sharder must use
+            them.
     """
 
     fused_params: dict[str, Any]
@@ -48,20 +48,21 @@ class Sharding(Plugin, ABC):
 
     kind: ClassVar[str] = "sharding"
 
-    #: Whether each rank holds these tables whole. Their features are not deduplicated and have an
-    #: EmbeddingBagCollection of their own, as data-parallel kernels do not support VBE.
+    #: Whether each rank holds a full copy of these tables. Their features are not deduplicated and
+    #: have a separate EmbeddingBagCollection, because data-parallel kernels do not support VBE.
     replicates: ClassVar[bool] = False
 
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Return options that a chooser may try on one rank; ``{}`` means the defaults.
+        """Return the sets of options that a chooser may try; ``{}`` means the defaults.
 
-        Each offer is planned to estimate its step. The part's ``work`` and memory must describe
-        everything beyond TorchRec's sharding types.
+        One rank calls it. The chooser plans each set of options to estimate the step time.
+        ``work`` and ``row_memory`` of the strategy must cover all costs beyond those of TorchRec's
+        sharding types.
 
         Args:
-            tables: tables of one module type, looked up alike.
-            setting: context with the distinct ids of all tables to choose for.
+            tables: tables of one module type with similar lookups.
+            setting: planning context, with the distinct ids of all tables to choose for.
         """
         return ()
 
@@ -72,9 +73,9 @@ class Sharding(Plugin, ABC):
 
     @property
     def may_replicate(self) -> bool:
-        """Whether the planner may replicate small tables that are deduplicated or on CUDA.
+        """Return whether the planner may replicate small tables with deduplicated input or on CUDA.
 
-        Bags of plain batches on CPU may always be replicated.
+        It may always replicate pooled tables with plain input on the CPU.
         """
         return False
 
@@ -101,14 +102,14 @@ class Sharding(Plugin, ABC):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Name and options of a sharding plugin to try."""
+    """Name and options of a sharding plugin that a chooser may try."""
 
     use: str
     options: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """Identifying text."""
+        """Return a text that identifies the candidate."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
     def __hash__(self) -> int:
@@ -119,7 +120,7 @@ class Candidate:
 
     @property
     def written(self) -> str:
-        """Options as in a registry file."""
+        """Return the options as they are written in a registry file."""
         options = (
             f"{name}: {json.dumps(value, ensure_ascii=False)}"
             for name, value in self.options.items()
@@ -131,7 +132,7 @@ class Candidate:
         return {"use": self.use, "options": dict(self.options)}
 
 
-#: Candidates with the names of their tables. The planner shards the other tables.
+#: Candidates, each with the names of its tables. TorchRec's planner shards all other tables.
 Offered = Sequence[tuple[Candidate, Sequence[str]]]
 
 
@@ -141,13 +142,13 @@ def _no_step(_: Collection[str]) -> StageTimes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Estimated step of several candidates together.
+    """Estimated training step with several candidates together.
 
     Attributes:
-        seconds: step without the model's compute; None without a plan.
-        works: cost of each rank without the model's compute.
-        error: reason for a missing plan.
-        without: returns the step without the named tables.
+        seconds: stage times of the step without dense compute; None without a plan.
+        works: cost of each rank without dense compute.
+        error: reason why there is no plan.
+        without: function that estimates the step without the named tables.
     """
 
     seconds: StageTimes | None
@@ -157,26 +158,26 @@ class Evaluation:
 
     @property
     def why(self) -> str:
-        """Message of the error without its place in the file."""
+        """Return the message of the error without file and line."""
         if isinstance(self.error, RegistryError):
             return "; ".join(problem.message for problem in self.error.problems)
         return str(self.error)
 
     @property
     def total(self) -> float:
-        """Seconds of the step, infinite without a plan."""
+        """Return the seconds of the step; infinity without a plan."""
         return float("inf") if self.seconds is None else self.seconds.total
 
 
 @dataclass(frozen=True)
 class SearchContext(ABC):
-    """Task of a chooser, with candidates and their evaluation.
+    """Input of a chooser: tables to choose for, candidates, and a cost model to evaluate them.
 
     Attributes:
         tables: tables to choose for.
-        others: names of the tables of other entries.
-        setting: context with the distinct ids of all tables to choose for.
-        costs: measured or assumed rates of a step.
+        others: names of the tables that other entries match.
+        setting: planning context, with the distinct ids of all tables to choose for.
+        costs: measured or assumed cost rates of a step.
     """
 
     tables: Sequence[Table]
@@ -186,10 +187,12 @@ class SearchContext(ABC):
 
     @abstractmethod
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
-        """Return the plugins' offers for similar tables, plugins without ``rewrite`` first.
+        """Return the candidates of all sharding plugins for similar tables.
+
+        Plugins without ``rewrite`` come first.
 
         Raises:
-            PluginError: a plugin fails or offers wrong options.
+            PluginError: a plugin fails or returns invalid options.
         """
 
     @abstractmethod
@@ -201,47 +204,48 @@ class SearchContext(ABC):
             fast: use a sample of the data and few proposals.
 
         Raises:
-            PluginError: a plugin fails, or ``offered`` is wrong.
+            PluginError: a plugin fails, or ``offered`` is invalid.
         """
 
 
 @dataclass(frozen=True)
 class Choice(Section, ABC):
-    """Result of a chooser, pickled to other ranks, and its section of reports.
+    """Result of a chooser, and its section in reports. It is pickled to the other ranks.
 
-    ``recd run`` prints its ``str()``. The entries ``offered`` replace the chooser, in order.
+    ``recd run`` prints its ``str()``. The candidates in ``offered`` replace the chooser's entry, in
+    order.
     """
 
     offered: Offered
 
     def with_compute(self, compute: StageTimes) -> Self:
-        """Return the choice with the part of a step that does not depend on tables."""
+        """Return the choice with the stage times that do not depend on tables added."""
         return self
 
 
 class Chooser(Sharding, ABC):
-    """Sharding that replaces itself by others, chosen for all tables without another entry.
+    """Sharding plugin that selects other sharding plugins for the tables of its entry.
 
-    A file has at most one.
+    Tables that other entries match are excluded. A registry file has at most one chooser.
     """
 
     @abstractmethod
     def choose(self, question: SearchContext) -> Choice:
-        """Return the best choice, on one rank; RecdError if there is none."""
+        """Return the best choice. Only one rank calls it. Raises RecdError if there is none."""
 
 
 class Cache(Plugin, ABC):
     """Puts a cache in front of the tables of its entry.
 
-    Override ``part`` for kernels of the plugin, or ``constraints`` for a kernel of TorchRec. Every
-    rank calls them and must get the same results.
+    Override ``part`` to use the plugin's own kernels, or ``constraints`` to use a TorchRec kernel.
+    Every rank calls both and must get the same results.
     """
 
     kind: ClassVar[str] = "cache"
 
     @abstractmethod
     def check(self, device: torch.device) -> None:
-        """Check that the cache runs on a device; SetupError if not."""
+        """Check that the cache supports a device. Raises SetupError if not."""
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
         """Return the strategy of the tables, if any: kernels, memory and reports."""

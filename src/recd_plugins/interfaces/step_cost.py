@@ -13,24 +13,24 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of one step of one rank, forward and backward.
+    """Amount of work of one rank in one step, forward and backward.
 
     Attributes:
         steps: 1, for the fixed cost of a step.
-        ids_looked_up: ids, once for each column shard.
-        bytes_looked_up: bytes of embeddings.
-        rows_updated: distinct trained rows.
-        lookups: kernel calls, one per module and sharding.
+        ids_looked_up: number of ids, counted once per column shard.
+        bytes_looked_up: bytes of looked-up embeddings.
+        rows_updated: number of distinct rows that the optimizer updates.
+        lookups: number of kernel calls, one per module and sharding.
         bytes_from_host: bytes between cached tables and host memory.
         bytes_from_file: bytes between cached tables and files.
-        collectives: collectives of input dist and output dist.
-        bytes_in_node: bytes of these collectives to ranks of the node.
-        bytes_across_nodes: bytes of these collectives to other nodes.
+        collectives: number of collectives in input dist and output dist.
+        bytes_in_node: bytes that these collectives send to ranks of the same node.
+        bytes_across_nodes: bytes that these collectives send to other nodes.
         bytes_reduced: gradient bytes in all-reduces.
-        matmul_flops: operations of matrix products and attention.
-        element_bytes: bytes read and written by other operators.
+        matmul_flops: floating-point operations of matrix products and attention.
+        element_bytes: bytes that other operators read and write.
         operators: number of other operators.
-        ids_made_unique: input ids of coalescing.
+        ids_made_unique: number of ids before coalescing makes them unique.
     """
 
     steps: float = 1.0
@@ -50,19 +50,19 @@ class StepCost:
     ids_made_unique: float = 0.0
 
     def __add__(self, other: StepCost) -> StepCost:
-        """Add costs of one step."""
+        """Return the sum of two costs."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return StepCost(**{**sums, "steps": 1.0})
 
     def __mul__(self, share: float) -> StepCost:
-        """Scale the cost."""
+        """Return the cost scaled by ``share``."""
         parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
         return StepCost(**{**parts, "steps": 1.0})
 
 
-# At most 11 days for one of anything.
+# At most 11 days per unit.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-# Rates of earlier versions, in topologies of old checkpoints.
+# Rates of earlier versions, which topologies in old checkpoints contain.
 _RETIRED = {
     *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm", "tables_looked_up"),
     *("rows_looked_up", "products", "matmul_bytes", "attention_queries", "bytes_waited_for"),
@@ -84,7 +84,7 @@ class _Rates(BaseModel):
 class StageCost(_Rates):
     """Seconds per unit of each field of ``StepCost``."""
 
-    steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
+    steps: Seconds = Field(default=0.0, description="Fixed seconds per step.")
 
     def seconds(self, cost: StepCost) -> float:
         """Return the seconds of this stage."""
@@ -92,52 +92,56 @@ class StageCost(_Rates):
 
 
 class LookupCost(StageCost):
-    """Embedding lookups."""
+    """Cost rates of embedding lookups."""
 
-    bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
-    ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
-    rows_updated: Seconds = Field(default=0.0, description="For a distinct row that learns.")
-    lookups: Seconds = Field(default=0.0, description="For a kernel call.")
+    bytes_looked_up: Seconds = Field(default=0.0, description="Seconds per byte of embeddings.")
+    ids_looked_up: Seconds = Field(default=0.0, description="Seconds per id.")
+    rows_updated: Seconds = Field(default=0.0, description="Seconds per distinct updated row.")
+    lookups: Seconds = Field(default=0.0, description="Seconds per kernel call.")
     bytes_from_host: Seconds = Field(
-        default=0.0, description="For a byte that a cached table moves from host memory or back."
+        default=0.0, description="Seconds per byte between a cached table and host memory."
     )
-    bytes_from_file: Seconds = Field(default=0.0, description="For one from a file or back.")
+    bytes_from_file: Seconds = Field(
+        default=0.0, description="Seconds per byte between a cached table and a file."
+    )
 
 
 class GemmCost(StageCost):
-    """Matrix products and attention."""
+    """Cost rates of matrix products and attention."""
 
-    matmul_flops: Seconds = Field(
-        default=0.0, description="For an operation of a product or of attention."
-    )
+    matmul_flops: Seconds = Field(default=0.0, description="Seconds per floating-point operation.")
 
 
 class AllToAllCost(StageCost):
-    """Input dist and output dist."""
+    """Cost rates of the collectives of input dist and output dist."""
 
-    collectives: Seconds = Field(default=0.0, description="For a collective.")
-    bytes_in_node: Seconds = Field(default=0.0, description="For a byte sent in the node.")
-    bytes_across_nodes: Seconds = Field(default=0.0, description="For one sent to another node.")
+    collectives: Seconds = Field(default=0.0, description="Seconds per collective.")
+    bytes_in_node: Seconds = Field(
+        default=0.0, description="Seconds per byte sent within the node."
+    )
+    bytes_across_nodes: Seconds = Field(
+        default=0.0, description="Seconds per byte sent to another node."
+    )
 
 
 class AllReduceCost(StageCost):
-    """All-reduces of dense gradients."""
+    """Cost rates of the all-reduces of dense gradients."""
 
-    bytes_reduced: Seconds = Field(default=0.0, description="For a byte sent.")
+    bytes_reduced: Seconds = Field(default=0.0, description="Seconds per byte sent.")
 
 
 class OtherCost(StageCost):
-    """Other operators."""
+    """Cost rates of other operators."""
 
-    element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
-    operators: Seconds = Field(default=0.0, description="For an operator, however little it does.")
+    element_bytes: Seconds = Field(default=0.0, description="Seconds per byte read or written.")
+    operators: Seconds = Field(default=0.0, description="Fixed seconds per operator.")
     ids_made_unique: Seconds = Field(
-        default=0.0, description="For an id that coalescing makes unique."
+        default=0.0, description="Seconds per id that coalescing makes unique."
     )
 
 
 class StageCosts(_Rates):
-    """The section ``costs`` of a topology."""
+    """Section ``costs`` of a topology file."""
 
     lookup: LookupCost = LookupCost()
     gemm: GemmCost = GemmCost()
@@ -145,7 +149,7 @@ class StageCosts(_Rates):
     all_reduce: AllReduceCost = AllReduceCost()
     other: OtherCost = OtherCost()
     hidden: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="Share of an all-reduce that computing beside it hides."
+        default=0.0, description="Share of an all-reduce that overlaps with compute."
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
@@ -161,13 +165,13 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class CollectiveRate(BaseModel):
     """Latency and bandwidth of a collective.
 
-    Bytes are the whole input of a rank, as in FlexShard's cost model (arXiv 2301.02959).
+    Bytes count the whole input of a rank, as in FlexShard's cost model (arXiv 2301.02959).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bytes_per_second: _Rate = Field(description="Of one rank.")
-    seconds: _Seconds = Field(default=0.0, description="However few the bytes are.")
+    bytes_per_second: _Rate = Field(description="Bytes per second of one rank.")
+    seconds: _Seconds = Field(default=0.0, description="Latency in seconds.")
 
 
 class Links(Protocol):
@@ -180,7 +184,7 @@ class Links(Protocol):
 
 
 class CollectiveRates(BaseModel):
-    """The section ``collectives`` of a topology."""
+    """Section ``collectives`` of a topology file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -188,16 +192,17 @@ class CollectiveRates(BaseModel):
     a2a_intra: CollectiveRate = Field(description="All-to-all of the ranks of a node.")
     ar_global: CollectiveRate = Field(description="All-reduce of all ranks.")
     ar_cross: CollectiveRate = Field(
-        description="All-reduce of ranks with the same place in their nodes, all at once."
+        description="All-reduces across nodes of ranks with equal local rank, all at the same time."
     )
 
     @classmethod
     def of_topology(cls, topology: Links) -> Self:
-        """Return lower bounds by the busiest link, without latencies.
+        """Return rates for lower bounds of the times: those of the busiest link, without latency.
 
-        A rank of U = N x W ranks sends (U - W) / U of an all-to-all through its network and
-        (W - 1) / U through its node. All-reduces move 2 (n - 1) / n of the tensor; one of all ranks
-        reduces in the node, then a W-th of the tensor across nodes.
+        With N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all
+        through the network and (W - 1) / U within its node. An all-reduce of n ranks moves
+        2 (n - 1) / n of the tensor. An all-reduce of all ranks first reduces within each node, then
+        1 / W of the tensor across nodes.
         """
         ranks, nodes = topology.ranks_per_node, topology.nodes
         world = ranks * nodes
@@ -228,9 +233,9 @@ class StageTimes:
     Attributes:
         lookup: embedding lookups, forward and backward with the fused optimizer.
         gemm: matrix products and attention, forward and backward.
-        all_to_all: waits and copies of input dist and output dist, with reduce-scatters.
+        all_to_all: waits and copies of input dist and output dist, including reduce-scatters.
         all_reduce: waits and copies of DistributedDataParallel.
-        other: everything else, with reading batches and the dense optimizer.
+        other: everything else, including reading batches and the dense optimizer.
     """
 
     lookup: float
@@ -245,7 +250,7 @@ class StageTimes:
         return sum(self.as_dict().values())
 
     def __sub__(self, other: StageTimes) -> Self:
-        """Subtract another step by stage."""
+        """Return the difference of two steps, stage by stage."""
         return type(self)(**{s: getattr(self, s) - getattr(other, s) for s in STAGES})
 
     def as_dict(self) -> dict[Stage, float]:
@@ -253,13 +258,13 @@ class StageTimes:
         return asdict(self)  # type: ignore[return-value]
 
     def scaled(self, total: float) -> Self:
-        """Scale the stages to another total."""
+        """Return the times scaled so that they sum to ``total``."""
         factor = total / self.total if self.total else 0.0
         return type(self)(**{stage: value * factor for stage, value in self.as_dict().items()})
 
     @classmethod
     def mean(cls, times: Sequence[Self]) -> Self:
-        """Average several ranks or steps."""
+        """Return the mean of several ranks or steps, stage by stage."""
         return cls(**{s: sum(getattr(each, s) for each in times) / len(times) for s in STAGES})
 
 
@@ -301,7 +306,7 @@ _PATTERNS = [(stage, re.compile(pattern)) for stage, pattern in _RULES]
 
 @lru_cache(maxsize=4096)
 def stage_of(name: str) -> Stage | None:
-    """Return the stage of an operator, region or kernel; None for its caller's stage."""
+    """Return the stage of an operator, region or kernel; None if its caller defines the stage."""
     return next((stage for stage, pattern in _PATTERNS if pattern.search(name)), None)
 
 
@@ -313,7 +318,7 @@ Channel = tuple[str, CollectiveKind]
 
 
 def resolve_group(name: object) -> Any:
-    """Return the process group with a name; RuntimeError or TypeError if there is none."""
+    """Return the process group with this name. Raises RuntimeError or TypeError without one."""
     from torch.distributed import distributed_c10d
 
     # Private, but used by torch's functional collectives (2.11 to 2.14).

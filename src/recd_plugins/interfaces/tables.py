@@ -40,23 +40,23 @@ class TrainingData(ABC):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return the accesses of rows of tables, the same on every rank.
+        """Return the access counts of the rows of tables. They are the same on every rank.
 
         Args:
             tables: tables of the model.
-            rows: first rows of the training split to read; None for all.
+            rows: number of first rows of the training split to read; None for all.
             deduplicated: whether to count only the unique rows of batches for tables whose features
                 are deduplicated.
         """
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """Return the known distinct ids of a batch by table name."""
+        """Return the distinct ids of a batch for each table where they are known."""
         return {}
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """Ranks that a model is sharded for, and their data.
+    """Planning context: the ranks that a model is sharded for, and their data.
 
     Attributes:
         world_size: number of ranks.
@@ -64,12 +64,12 @@ class PlanContext:
         batch_size: rows per rank.
         optimizer: table optimizer, ``sgd`` or ``rowwise_adagrad``.
         device_type: ``cpu`` or ``cuda``.
-        rates: rates of collectives.
+        rates: latencies and bandwidths of collectives.
         data: training data.
-        sections: sections of the topology file that packages declare, by name.
-        memory_bytes: memory of a rank for tables; None if unknown.
-        costs: measured rates of a step, or lower bounds; None if unknown.
-        topology: topology for TorchRec's planner; None for machines like this one.
+        sections: additional sections of the topology file that plugin packages declare, by name.
+        memory_bytes: bytes that a rank has for tables; None if unknown.
+        costs: measured cost rates of a step, or lower bounds; None if unknown.
+        topology: topology for TorchRec's planner; None if all machines are like this one.
         measured: whether ``costs`` were measured.
         wire_bytes: bytes of a scalar sent between ranks (``training.wire``).
     """
@@ -95,7 +95,7 @@ class PlanContext:
 
 
 class LookupKernels(ABC):
-    """Makes lookup kernels for some tables.
+    """Creates lookup kernels for some tables.
 
     Attributes:
         compute_kernel: TorchRec's kernel name in plans of these tables.
@@ -106,7 +106,7 @@ class LookupKernels(ABC):
     @property
     @abstractmethod
     def tables(self) -> Collection[str]:
-        """Names of the tables, maybe of several modules."""
+        """Return the names of the tables, which may belong to several modules."""
 
     @abstractmethod
     def bags(
@@ -116,13 +116,13 @@ class LookupKernels(ABC):
         device: torch.device | None,
         sharding_type: ShardingType | None,
     ) -> nn.Module:
-        """Return the kernel of a group of these tables with pooling; arguments as in TorchRec."""
+        """Return the kernel for a group of these tables with pooling. Arguments as in TorchRec."""
 
     @abstractmethod
     def sequences(
         self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
     ) -> nn.Module:
-        """Return the kernel of a group without pooling."""
+        """Return the kernel for a group of these tables without pooling."""
 
     def as_planned(
         self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
@@ -131,17 +131,17 @@ class LookupKernels(ABC):
         return self
 
     def prefetches(self, table: str) -> bool:
-        """Return whether a table's rows are fetched ahead of their batch."""
+        """Return whether the kernels prefetch a table's rows before their batch."""
         return False
 
 
 class RowMemory(NamedTuple):
-    """Bytes of a shard's rows with their optimizer state.
+    """Bytes of a shard's rows including optimizer state.
 
     Attributes:
-        there: bytes on the device of the lookup.
+        there: bytes on the device that looks the rows up.
         on_host: additional bytes in host memory, for tables that a GPU looks up.
-        optimizer: optimizer state, a part of ``there``.
+        optimizer: bytes of optimizer state, included in ``there``.
     """
 
     there: int
@@ -150,7 +150,7 @@ class RowMemory(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """Sizes of a step; ``wire_bytes`` is the size of a sent scalar."""
+    """Sizes that the cost of a step depends on; ``wire_bytes`` are the bytes per sent scalar."""
 
     batch_size: int
     world_size: int
@@ -161,15 +161,15 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Counts of a finished run, the same on every rank.
+    """Results of a finished run for report sections. They are the same on every rank.
 
     Attributes:
         model: the sharded model, without its DistributedModelParallel.
         plan: sharding plan.
         tables: tables of the model.
         setting: planning context.
-        sent: bytes of all ranks in one step by channel; None for short runs.
-        observed: results of ``TableStrategy.observe`` by rank.
+        sent: bytes that all ranks send per step, by channel; None for short runs.
+        observed: results of ``TableStrategy.observe``, one per rank.
     """
 
     model: nn.Module
@@ -191,60 +191,63 @@ class Section(ABC):
 
     @abstractmethod
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return renderables for the terminal; ``run`` names the run of a comparison."""
+        """Return rich renderables for the terminal; ``run`` names the run in a comparison."""
 
 
 class TableStrategy:
-    """Effect of an entry of ``sharding:`` or ``cache:`` on its tables.
+    """Kernels, costs and reports that a ``sharding:`` or ``cache:`` entry defines for its tables.
 
-    Every method is optional. Every process makes its own object for a ``PlanContext``.
+    Every method is optional. Each process creates its own object for a ``PlanContext``.
     """
 
-    #: Whether ``optimizers:`` entries may name its tables. False if it trains rows itself or
-    #: depends on the optimizer of the ``training`` section.
+    #: Whether ``optimizers:`` entries may match its tables. False if the strategy updates rows
+    #: itself or depends on the optimizer of the ``training`` section.
     follows_optimizers: ClassVar[bool] = False
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return the planner's constraints by table, consistent with those of the plugin."""
+        """Return planner constraints by table name. They must agree with those of the plugin."""
         return {}
 
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:
-        """Return the kernels of all parts of this class; None for TorchRec's."""
+        """Return the lookup kernels for all strategies of this class; None for TorchRec's."""
         return None
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        """Return by table name why it cannot have another entry's kernels, after "ENTRY ..."."""
+        """Return the tables that cannot use the kernels of another entry.
+
+        Maps the table name to the reason, which completes a message that starts with the entry.
+        """
         return {}
 
     # Costs of a step, for the planner and `recd plan`.
 
     def sharded_share(self, table: str) -> float:
-        """Return the share of a table's ids that are looked up in its shards."""
+        """Return the share of a table's ids that are looked up in the table's shards."""
         return 1.0
 
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the memory of a shard's rows; None for that of TorchRec's kernels."""
+        """Return the memory of a shard's rows; None if TorchRec's kernels define it."""
         return None
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        """Return the bytes per second for missing rows; None for host memory."""
+        """Return the bytes per second for fetching missing rows; None for host memory."""
         return None
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the bytes of a rank beside tables during a backward pass, by name of the use."""
+        """Return additional bytes of a rank in a backward pass, by purpose. Excludes tables."""
         return {}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the additional bytes that a forward pass of ``ids`` ids keeps."""
+        """Return the additional activation bytes that a forward pass with ``ids`` ids keeps."""
         return 0.0
 
     def work(
         self, table: Table, sharding: ParameterSharding, step: StepShape
     ) -> Iterable[tuple[slice, StepCost]]:
-        """Return additional costs of a table, each with a slice of ranks."""
+        """Return additional costs of a table, each with the slice of ranks that have the cost."""
         return ()
 
     def collectives(self, tables: Collection[str]) -> int:
@@ -267,22 +270,22 @@ class TableStrategy:
 
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:
-        """Return counts of this rank over ``steps`` training steps, for all parts of this class."""
+        """Return this rank's counts over ``steps`` steps, for all strategies of this class."""
         return None
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """Return the report sections of all parts of this class."""
+        """Return the report sections for all strategies of this class."""
         return ()
 
 
 class RowUpdate(NamedTuple):
-    """Update of a table's rows in the backward pass.
+    """Optimizer of a table's rows, which the backward pass applies.
 
     Attributes:
-        optimizer: class of ``torchrec.optim`` or ``torch.optim`` with a kernel in FBGEMM.
-        arguments: arguments of ``apply_optimizer_in_backward``, such as ``lr`` and ``eps``; the
-            ``training`` section has the defaults.
+        optimizer: class of ``torchrec.optim`` or ``torch.optim`` that FBGEMM has a kernel for.
+        arguments: arguments of ``apply_optimizer_in_backward``, such as ``lr`` and ``eps``. The
+            ``training`` section defines the defaults.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -296,21 +299,20 @@ class Optimizer(Plugin, ABC):
 
     @abstractmethod
     def update(self, table: Table) -> RowUpdate:
-        """Return the update of a table's rows, the same on every rank."""
+        """Return the optimizer of a table's rows. It must be the same on every rank."""
 
 
 class AccessOptions(PluginOptions):
-    """Options of plugins that choose by access frequency: a file, or rows to count at start."""
+    """Options of plugins that need access frequencies: a profile file, or rows to count."""
 
     profile: Path | None = Field(
         default=None,
-        description="Access profile, as recd profile writes it; null counts at start, on every "
-        "rank.",
+        description="Access profile written by `recd profile`; null counts accesses at startup.",
     )
     profile_rows: Annotated[StrictInt, Field(gt=0)] | None = Field(
         default=65_536,
-        description="Rows of the training split, the first ones, that are counted at start; null "
-        "counts all.",
+        description="Number of first rows of the training split to count at startup; null counts "
+        "all.",
     )
 
     def accesses(
@@ -319,12 +321,12 @@ class AccessOptions(PluginOptions):
         """Return access counts of the rows of ``tables``.
 
         Args:
-            tables: of the model.
-            setting: its data is counted if there is no file.
-            deduplicated: as in ``TrainingData.access``; a file is taken as it is.
+            tables: tables of the model.
+            setting: planning context. Its data is counted if there is no file.
+            deduplicated: as in ``TrainingData.access``. Ignored for a file.
 
         Raises:
-            DataError: the data cannot be read, or the file is no access profile.
+            DataError: the data cannot be read, or the file is not an access profile.
         """
         if self.profile is None:
             return setting.data.access(tables, self.profile_rows, deduplicated=deduplicated)
