@@ -1,4 +1,4 @@
-"""Optimizers, learning rates, and the order in which ranks sum dense gradients."""
+"""Builds optimizers and learning rates, and fixes the summation order of dense gradients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
     """Combine fused optimizers with optimizers of replicated tables and dense layers.
 
-    A table gets the same update rule wherever it lives: ``rowwise_adagrad`` on a data-parallel
-    table is TorchRec's RowWiseAdagrad, elsewhere FBGEMM's. Dense layers get SGD or Adagrad.
+    All tables get the same update rule. For ``rowwise_adagrad``, data-parallel tables use
+    TorchRec's RowWiseAdagrad, and other tables use FBGEMM's. Dense layers use SGD or Adagrad.
 
     Args:
         dmp: the sharded model.
@@ -69,11 +69,11 @@ def _keyed(
 
 
 class LearningRates:
-    """Learning rates of an optimizer by a schedule.
+    """Applies a learning rate schedule to an optimizer.
 
     Args:
-        optimizer: with its initial rates, before a checkpoint is loaded.
-        schedule: None keeps the rates.
+        optimizer: optimizer with its initial learning rates, before a checkpoint is loaded.
+        schedule: the schedule; None keeps the initial rates.
     """
 
     def __init__(self, optimizer: CombinedOptimizer, schedule: ScheduleSpec | None) -> None:
@@ -82,11 +82,11 @@ class LearningRates:
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
     def factor(self, step: int) -> float:
-        """Return the rates at a step, counted from 0, over the initial ones."""
+        """Return the factor on the initial rates at a step. Steps start at 0."""
         return 1.0 if self._schedule is None else factor(self._schedule, step)
 
     def set(self, step: int) -> None:
-        """Set the rates of a step, counted from 0, before ``zero_grad`` passes them to FBGEMM."""
+        """Set the rates of a step (from 0). ``zero_grad`` then passes them to FBGEMM."""
         if self._schedule is None:
             return
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -94,7 +94,7 @@ class LearningRates:
 
 
 def factor(schedule: ScheduleSpec, step: int) -> float:
-    """Return the share of the learning rate at a step, counted from 0."""
+    """Return the factor on the learning rate at a step. Steps start at 0."""
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     if schedule.decay == "none" or schedule.steps is None:
@@ -107,13 +107,13 @@ def factor(schedule: ScheduleSpec, step: int) -> float:
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
     """Wrap dense layers so that every step sums gradients in the same order.
 
-    DistributedDataParallel rebuilds its buckets after the first step, and the place of a gradient
-    in its bucket decides the order in which three or more ranks sum it. A resumed run would differ
-    by rounding from one that never stopped.
+    DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
+    its bucket determines the order in which three or more ranks sum it, so a resumed run would
+    differ by rounding from an uninterrupted one.
     """
     if always_trained:
         return _FixedBuckets(static_graph=False, find_unused_parameters=False)
-    # The search for unused parameters keeps the buckets.
+    # With find_unused_parameters, buckets are not rebuilt.
     return DefaultDataParallelWrapper(
         static_graph=False,
         find_unused_parameters=True,
@@ -122,7 +122,7 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
 
 
 class _FixedBuckets(DefaultDataParallelWrapper):
-    """Rebuilds the buckets before the first step, by a step with zero gradients."""
+    """Runs a step with zero gradients to rebuild the buckets before the first real step."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """See ``DataParallelWrapper.wrap``. Collective."""
@@ -138,7 +138,7 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
     parameters = [p for name, p in named if p.requires_grad and name not in ignored]
     model, wrapped.module = wrapped.module, _Nothing(parameters)
     try:
-        # With an argument: DistributedDataParallel moves those to a GPU, and fails without any.
+        # Pass an argument: on a GPU, DistributedDataParallel fails without any.
         wrapped(0.0).backward()
     finally:
         wrapped.module = model
@@ -147,7 +147,7 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
 
 
 class _Nothing(nn.Module):
-    """A loss of zero; the gradient of the last parameter comes first."""
+    """Returns a loss of zero. The gradient of the last parameter is computed first."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Progress of a run on rank 0: a live line on a terminal, else a line every few seconds."""
+"""Shows the progress of a run on rank 0: a live line on a terminal, else periodic log lines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from recd_plugins.report.output import error_console
 
 #: Seconds between two lines of a log file, and between two draws of a live line.
 LOG_EVERY, _LIVE_EVERY = 10.0, 1.0
-# Updates over which the present speed is measured.
+# Number of updates over which the current speed is measured.
 _UPDATES = 20
 
 
 class ProgressLine:
-    """Progress of steps, called with the loss of each.
+    """Shows the progress of a run. Call it with the loss of each step.
 
     Args:
         name: title of the line.
-        done: steps before the first call.
-        total: steps at the end.
-        samples: rows of a step; None shows no speed.
-        waiting: returns the share of time spent waiting for data, if known.
-        every: seconds between two updates; infinite shows nothing.
+        done: number of steps completed before the first call.
+        total: number of the last step.
+        samples: rows per step; None hides the speed.
+        waiting: function that returns the share of time spent waiting for data, or None.
+        every: seconds between two updates; infinity disables the output.
         bar: live line with one task; None prints log lines.
     """
 

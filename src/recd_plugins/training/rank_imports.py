@@ -1,4 +1,4 @@
-"""Modules of every rank, imported once by the fork server."""
+"""Imports the modules that every rank needs, once in the fork server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ with without_collections():
     import recd_plugins.data.worker_imports
     import recd_plugins.training.trainer  # noqa: F401
 
-# No collection in a rank walks through what it shares with the server.
+# Exclude objects shared with the server from garbage collection in ranks.
 gc.collect()
 gc.freeze()

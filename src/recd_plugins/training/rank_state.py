@@ -27,7 +27,7 @@ _GENERATOR, _BUFFER = "generator ", "buffer "
 
 
 def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
-    """Return this rank's generators, and the buffers that differ between ranks. Collective."""
+    """Return the state of this rank's random generators and of its own buffers. Collective."""
     state = {_GENERATOR + name: each for name, each in GeneratorState.now().arrays().items()}
     for name, buffer in _own_buffers(dmp.module).items():
         state[_BUFFER + name] = _bytes(buffer).numpy()
@@ -35,7 +35,7 @@ def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
 
 
 def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
-    """Return this rank's state in a checkpoint; empty if that is of another number of ranks."""
+    """Return this rank's saved state; empty if the number of ranks has changed."""
     arrays = read_arrays(checkpoint, RANKS)
     parted = {name: name.partition(" ") for name in arrays}
     if len({rank for rank, *_ in parted.values()}) != dist.get_world_size():
@@ -86,7 +86,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Copy rank 0's buffers to all ranks, because a checkpoint has them. Collective."""
+    """Copy rank 0's buffers to all ranks, because checkpoints store only those. Collective."""
     own = _own_buffers(dmp.module)
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)
@@ -100,7 +100,7 @@ def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
 
 
 def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return buffers that differ between ranks."""
+    """Return the buffers whose values differ between ranks."""
     buffers = dict(_dense_buffers(model))
     ranks = together(lambda: {name: _digest(buffer) for name, buffer in buffers.items()})
     return {
@@ -135,18 +135,18 @@ def _set(tensor: Tensor, values: Tensor) -> None:
         tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
 
 
-# Of a collision map of TorchRec, torchrec 1.6 to 1.9: the row ranges of its shards, which the map
-# of a whole table does not have.
+# Buffers of TorchRec's collision maps (torchrec 1.6 to 1.9) with the row ranges of shards. The
+# collision map of an unsharded table does not have them.
 _OF_SHARDS = "._output_segments_tensor"
 
 
 def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
     """Copy the weights of a model before it is sharded, by name in its state dict.
 
-    Tables made in ``deferred_tables()`` have none to copy yet.
+    Tables created in ``deferred_tables()`` have no values to copy yet.
 
     Raises:
-        SetupError: such a table was changed since, or the model is sharded already.
+        SetupError: a deferred table was modified, or the model is already sharded.
     """
     weights: dict[str, Tensor | FirstValues] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -164,15 +164,15 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
 
 
 def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstValues]) -> None:
-    """Set every local shard of a sharded state dict from whole tensors of the same names.
+    """Copy unsharded tensors into the local shards of a sharded state dict, matched by name.
 
-    TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU, so two
-    plans of one model would start differently. Call ``load_state_dict(sharded)`` afterwards, for
-    modules with copies of rows. Tensors that only the sharded module has are kept.
+    TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU, so the
+    initial weights would depend on the plan. Call ``load_state_dict(sharded)`` afterwards, to
+    update modules with copies of rows. Tensors that only ``sharded`` has are unchanged.
 
     Raises:
-        SetupError: ``whole`` lacks a table or is of another model, or a table's ``init_fn`` cannot
-            be repeated.
+        SetupError: ``whole`` lacks a table or belongs to another model, or a table's ``init_fn`` is
+            not repeatable.
     """
     if sharded and whole and not sharded.keys() & whole.keys():
         raise SetupError(

@@ -1,4 +1,4 @@
-"""Figures of a run: data waits, groups of rows, validations, comparisons, tables and advice."""
+"""Results of runs: figures, data stalls, validations, comparisons, output tables and advice."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recd_plugins.runtime.machine import available_cores
 from recd_plugins.runtime.text import bytes_text
 from recd_plugins.training.checkpoint_files import ValidationCurve
 
-#: Fewer timed steps give no advice on speed.
+#: Minimum number of timed steps for advice on speed.
 FEW_STEPS = 5
-# Rounding differences above this mean an ill-conditioned run or a different computation.
+# Larger loss differences indicate an ill-conditioned run or a different computation.
 _GROWN = 1e-3
 # A higher test AUC usually means that a feature leaks the label.
 _BEST_AUC = 0.99
-# Validations in a row worse than the best one; a single one may be noise.
+# Number of consecutive validations below the best one. A single one may be noise.
 _WORSE_VALIDATIONS = 2
 _TITLES = {
     "step_seconds": "step time (median)",
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StallReport:
-    """Data stalls of a run, by rank."""
+    """Data stalls of a run, one entry per rank."""
 
     ranks: tuple[Stalls, ...]
 
@@ -65,33 +65,33 @@ class StallReport:
 
     @property
     def share(self) -> float:
-        """The waiting share of a step, the mean over ranks."""
+        """Share of step time spent waiting for data, averaged over ranks."""
         return sum(self.mean_shares().values())
 
     @property
     def worst_rank(self) -> int:
-        """The rank with the largest waiting share; other ranks wait for it in collectives."""
+        """The rank with the largest waiting share. Other ranks wait for it in collectives."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].share)
 
     @property
     def worst(self) -> Stalls:
-        """The stalls of the worst rank."""
+        """The data stalls of ``worst_rank``."""
         return self.ranks[self.worst_rank]
 
     def mean_shares(self) -> dict[str, float]:
-        """Return the waiting shares of a step by cause, the mean over ranks."""
+        """Return the waiting share of step time per cause, averaged over ranks."""
         shares = [rank.shares() for rank in self.ranks]
         return {cause: sum(each[cause] for each in shares) / len(shares) for cause in STALL_CAUSES}
 
     @property
     def readers(self) -> int | None:
-        """The readers that the worst rank needs; None if no number suffices."""
+        """Number of readers that the worst rank needs; None if no number suffices."""
         worst = self.worst
         pace = Pace(worst.making.reader, worst.training_seconds, worst.making.arrival)
         return pace.readers_for(STALL_TARGET)
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values: shares of a step, and seconds of each rank."""
+        """Return JSON values: shares of step time, and seconds per rank."""
         worst = self.worst
         return {
             "share": self.share,
@@ -103,7 +103,7 @@ class StallReport:
         }
 
     def advice(self) -> str:
-        """Return advice; empty if the trainer hardly waits or the run was short."""
+        """Return advice on data stalls; empty if they are small or the run was short."""
         worst, readers = self.worst, self.readers
         if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
             return ""
@@ -118,7 +118,7 @@ class StallReport:
 
 
 def stall_table(reports: Mapping[str, StallReport]) -> Table:
-    """Show shares of a step by cause, runs side by side."""
+    """Return a table of waiting shares per cause, with a column for each run."""
     table = Table(title="waiting for data, share of a step")
     table.add_column("")
     columns = []
@@ -141,7 +141,7 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory that one step allocates on its device above the start of the step, in bytes."""
+    """Bytes that one step allocates on its device above the level at its start."""
 
     peak: float
     mean: float
@@ -149,7 +149,7 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The validations of a run."""
+    """Report of the validations of a run."""
 
     curve: ValidationCurve
     stopped: bool
@@ -179,28 +179,29 @@ class ValidationReport:
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a run, the same on every rank. None where the run was too short.
+    """Results of a run, the same on every rank. Values are None if the run was too short.
 
     Attributes:
-        samples_per_second: on all ranks, reading included, after the first steps.
-        step_seconds: median wall time of a step, reading included.
-        collective_bytes: bytes that all ranks send in one step, by kind of collective.
+        samples_per_second: throughput of all ranks, including reading, without the first steps.
+        step_seconds: median wall time of a step, including reading.
+        collective_bytes: bytes sent by all ranks in one step, per kind of collective.
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
-        peak_memory_bytes: peak while training, of the rank that needs most.
-        losses: mean loss over ranks of each step from step 0, resumed or not; NaN if an earlier
-            trainer kept none.
+        peak_memory_bytes: peak memory while training, on the rank that needs most.
+        losses: loss of each step since step 0, averaged over ranks, including steps before a
+            resume. NaN for steps whose loss was not recorded.
         train: quality of the training predictions, before learning from their rows, of the newest
             rows since the run was started or resumed. None if it was resumed at its end.
         test: quality on the test split, of the best step if the run was validated.
-        metrics: the registry's metrics on the test split, by name.
-        stages: seconds of a step by stage, the mean over ranks; None unless profiled.
-        step_memory: bytes of a step above those at its start, of the rank that needs most; None
-            unless profiled.
-        sections: reports of table plugins, by name.
+        metrics: maps the name of each metric of the registry to its value on the test split.
+        stages: seconds of a step per stage, averaged over ranks; None unless profiled.
+        step_memory: memory that a step allocates, on the rank that needs most; None unless
+            profiled.
+        sections: maps names to the reports of table plugins.
         stalls: waits of the timed steps for data.
-        ingestion: figures of the ingestion by rank, of the training split; None without one.
-        validation: validations while training, if there were any.
-        first_step: step of the checkpoint that the run resumed; 0 if it was started.
+        ingestion: figures of the ingestion plugin per rank, for the training split; None without a
+            plugin.
+        validation: report of the validations while training, if any.
+        first_step: step of the checkpoint that the run resumed from; 0 for a new run.
     """
 
     samples_per_second: float | None
@@ -250,12 +251,12 @@ class Result:
 
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
-    """Return value and unit of each figure by name."""
+    """Return a map from the name of each figure to its value and unit."""
     return figures_of(result.as_json())
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
-    """Return value and unit of each figure by name, from ``Result.as_json``."""
+    """Return the value and unit of each figure in the output of ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {
         "samples_per_second": (values["samples_per_second"], "samples/s"),
         "step_seconds": (values["step_seconds"], "s"),
@@ -306,7 +307,7 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
     """Return advice on the test figures of a run.
 
     Args:
-        values: as ``Result.as_json`` returns them.
+        values: the output of ``Result.as_json``.
         whose: name of the run, if there are several.
     """
     test = values["test"]
@@ -328,11 +329,11 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
 def worse_than_base_rate(
     entropy: float, split: str, whose: str = "", train: float | None = None
 ) -> str:
-    """Return advice if predictions are worse than the base rate or all labels are equal.
+    """Return advice if predictions are worse than the base rate, or if all labels are equal.
 
     Args:
         entropy: normalized entropy; NaN if all labels are equal.
-        split: the measured split.
+        split: name of the evaluated split.
         whose: name of the run, if there are several.
         train: normalized entropy of the training rows, if known.
     """
@@ -386,7 +387,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread over all rounds; None if one has no value."""
+        """Return the spread over all rounds; None if a round has no value."""
         known = list(values)
         numbers = [value for value in known if value is not None]
         if not numbers or len(numbers) < len(known):
@@ -398,7 +399,7 @@ class Spread:
         return asdict(self)
 
     def times(self) -> str:
-        """Return a ratio as tables show it, noting a spread around 1."""
+        """Format a ratio for a table, and mark ratios whose spread includes 1."""
         shown = f"{self.median:.3g}x"
         if self.least == self.most:
             return shown
@@ -408,7 +409,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Variants:
-    """Runs over the same batches from the same weights; the first variant is the baseline."""
+    """Runs with the same batches and initial weights. The first variant is the baseline."""
 
     results: Mapping[str, Result]
     again: Sequence[Mapping[str, Result]] = ()
@@ -433,7 +434,7 @@ class Variants:
         }
 
     def loss_max_abs_diff(self, variant: str) -> float:
-        """Return the largest loss difference of a step from the first variant; NaN if any is."""
+        """Return the largest loss difference of a step to the first variant; NaN if one is NaN."""
         return float(
             max(
                 (
@@ -445,7 +446,7 @@ class Variants:
         )
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
-        """Return each figure of a variant over all rounds."""
+        """Return the spread of each figure of a variant over all rounds."""
         found = [figures(each[variant]) for each in self.rounds]
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
@@ -499,7 +500,7 @@ class Comparison(Variants):
     wire: str = "fp32"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON of ``recd run --compare``; ratios are plugins over baseline."""
+        """Return the JSON of ``recd run --compare``. Ratios divide plugins by baseline."""
         ratios, names = self.ratios("plugins"), self.units
         report = {
             **{name: result.as_json() for name, result in self.results.items()},
@@ -511,7 +512,7 @@ class Comparison(Variants):
         return report
 
     def table(self) -> Table:
-        """Show the figures side by side."""
+        """Return a table with a column for each variant."""
         table = self._table(Table(title="the same batches with the plugins, and without"))
         steps, apart = len(self.results["plugins"].losses), self.loss_max_abs_diff("plugins")
         caption = f"losses of {steps} steps agree within {apart:.1e}"
@@ -544,7 +545,7 @@ class ShardingComparison(Variants):
         return report
 
     def table(self) -> Table:
-        """Show a column for each sharding; five fit 80 columns."""
+        """Return a table with a column per sharding. Five shardings fit 80 characters."""
         table = self._table(
             Table(
                 title="the same tables, batches and initial weights under each sharding",

@@ -53,7 +53,7 @@ from recd_plugins.training.trainer import Job, checkpoints_of, train
 if TYPE_CHECKING:
     from recd_plugins.training.assembly import Assembled, Variant
 
-#: Beside checkpoints: the topology that the run was planned for.
+#: File next to the checkpoints with the topology that the run was planned for.
 KEPT = "topology.yaml"
 # A pipeline trains on a batch while it sends the next two.
 _READ_AHEAD = 2
@@ -109,17 +109,17 @@ def session(
         registry: the file, loaded with the first of ``shardings`` and the ``settings``.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
-        resume: go on from the newest checkpoint, or from the start if there is none yet.
+        resume: resume from the newest checkpoint, or start at step 0 if there is none.
         breakdown: profile some steps of every run.
-        shardings: plugins in place of the first sharding entry's, as ``load_registry`` takes one;
-            a run has the first of them unless it names another.
-        allowed: fields in which the run may differ from the one that wrote the checkpoint.
-        settings: values in place of the file's, as ``load_registry`` takes them.
+        shardings: plugins to replace that of the first sharding entry, in the form that
+            ``load_registry`` accepts. A run uses the first unless it names another.
+        allowed: identity fields that may differ from those of the checkpoint.
+        settings: values that override the file, in the form that ``load_registry`` accepts.
         log_every: seconds between progress lines.
         alike: further options that all ranks of torchrun must share.
 
     Raises:
-        RecdError: the registry, the machine or the data is not as it should be.
+        RecdError: the registry, the machine or the data does not allow the run.
     """
     first = shardings[0] if shardings else None
     if registry is None:
@@ -176,7 +176,7 @@ def session(
 
 
 def this_command(registry: Path, *, resume: bool) -> str:
-    """Return the command that trains as this process does, for messages."""
+    """Return the command line of this training process, for messages."""
     program, *words = sys.argv
     if Path(program).name != "recd":
         words = ["run", str(registry)]
@@ -186,7 +186,7 @@ def this_command(registry: Path, *, resume: bool) -> str:
 
 
 def hang_limits(registry: RunConfig) -> HangLimits:
-    """Return how long a run waits for ranks that hang, and how to go on after that."""
+    """Return the timeouts for ranks that hang, and how to resume after one."""
     training = registry.training
 
     def advice() -> str:
@@ -215,7 +215,7 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
             dataset.prepare()
             size = registry.training.batch_size
             for split in splits_of(registry):
-                # Evaluation takes rows that fill no batch, too.
+                # Evaluation also reads rows that do not fill a batch.
                 ranks, rows = (world_size, size) if split == "train" else (1, 1)
                 dataset.reader(rank=0, world_size=ranks, batch_size=rows, split=split)
         yield
@@ -234,18 +234,18 @@ def topology_at_start(
 ) -> TopologySpec | None:
     """Measure the topology of a run on several nodes, the same on every rank. Collective.
 
-    A resumed run takes the one beside its checkpoints, so that its plan stays, unless the number of
-    nodes or ranks changed.
+    A resumed run reads the topology saved next to its checkpoints, to keep its plan, unless the
+    number of nodes or ranks changed.
 
     Args:
-        training: nothing is measured if it names a topology.
+        training: the training section. Nothing is measured if it names a topology.
         device: ``cpu`` or ``cuda``.
         ranks_per_node: ranks that torchrun started on each node.
-        resume: whether the run goes on.
-        plugins_dir: plugin files that may measure, besides installed plugins.
+        resume: whether the run resumes.
+        plugins_dir: folder of plugin files, in addition to installed plugins.
 
     Returns:
-        None on one node, with a named topology, or if no plugin measures.
+        The topology; None on one node, with a named topology, or if no plugin can measure.
     """
     nodes = dist.get_world_size() // ranks_per_node
     if training.topology is not None or nodes == 1:
@@ -297,7 +297,7 @@ def _shared(spec: TopologySpec | None) -> TopologySpec | None:
 
 
 def refuse_other_names(path: Path) -> None:
-    """Refuse a file name that names no topology, before anything is measured for it."""
+    """Refuse an unsuitable file name for a topology before measuring."""
     if not is_file_name(path.name):
         raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
 
@@ -310,12 +310,12 @@ def refuse_existing(path: Path) -> None:
 
 
 def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
-    """Write a topology for ``read_topology``, whole or not at all."""
+    """Write a topology atomically, in the format of ``read_topology``."""
     text = StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
     values = spec.model_dump(exclude_none=True)
-    # A required field is last: a truncated file is refused.
+    # A required field is last, so that a truncated file is refused.
     values["device"] = values.pop("device")
     yaml.dump(values, text)
     write_text(path, f"# {comment}\n{text.getvalue()}")
@@ -337,8 +337,8 @@ def calibration_job(
         registry: the registry to calibrate with.
         plugins_dir: a folder of plugin files.
         spec: this machine.
-        path: the file to write later.
-        batch_size: rows of a rank, in place of the file's.
+        path: the topology file to write afterwards.
+        batch_size: rows per batch on each rank; overrides the file.
 
     Raises:
         RecdError: ``path`` exists already, or the data cannot be prepared.
@@ -348,7 +348,7 @@ def calibration_job(
         "ranks": spec.ranks_per_node,
         "ranks_per_node": None,
         "checkpoint": {},
-        "topology": None,  # may be of other ranks than those of this machine
+        "topology": None,  # may describe other ranks than those of this machine
     }
     if batch_size is not None:
         overrides["batch_size"] = batch_size
@@ -375,17 +375,17 @@ def steps_in_turns(
     lead: int,
     measured: int,
 ) -> Iterator[tuple[int, Callable[[], object]]]:
-    """Yield each step to measure with its batch size; call it before asking for the next.
+    """Yield a step function to measure and its batch size. Call each before the next one.
 
     Args:
-        parts: a model that is ready to train.
+        parts: an assembled model.
         rank: rank of this process.
         world_size: number of ranks.
         device: device of the model.
-        sizes: batch sizes of a rank; they take turns, ``rounds`` times.
-        rounds: turns of each size.
-        lead: steps of a turn before the measured ones.
-        measured: measured steps of a turn.
+        sizes: batch sizes per rank. They alternate ``rounds`` times.
+        rounds: number of turns of each size.
+        lead: unmeasured steps at the start of a turn.
+        measured: measured steps per turn.
     """
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with ExitStack() as stack:

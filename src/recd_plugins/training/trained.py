@@ -1,4 +1,4 @@
-"""Trained models: on ranks, or whole in this process, with or without the training data."""
+"""Loads trained models, sharded on ranks or unsharded in this process."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainedJob:
-    """A trained model for a rank to load, sent to it by pickle.
+    """Describes a trained model to load. It is pickled and sent to ranks.
 
     Attributes:
         registry: the registry file.
-        checkpoint: a checkpoint of its run.
+        checkpoint: path of a checkpoint of the run.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
-        settings: values in place of the file's, as ``load_registry`` takes them.
+        settings: values that override the file, in the form that ``load_registry`` accepts.
         device: ``cpu`` or ``cuda``.
         text: the registry file's text when the command read it; None lets the rank read the file.
     """
@@ -84,11 +84,11 @@ class TrainedJob:
         return read.with_training(self.overrides)
 
     def prepare(self) -> None:
-        """Prepare missing data, in one process before ranks read it."""
+        """Prepare missing data in one process, before ranks read it."""
         wrapped_dataset(self.load()).prepare()
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Return the registry whose data tables are placed by."""
+        """Return the registry whose data determines the placement of tables."""
         return registry
 
 
@@ -115,7 +115,7 @@ class Trained:
     def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
         """Yield logits of each batch of this rank, float32 ``[B]``. Collective.
 
-        Some batches are taken ahead. All ranks need equally many batches.
+        Reads some batches ahead. All ranks need the same number of batches.
         """
         parts = self.parts
         registry = parts.prepared.registry
@@ -125,7 +125,7 @@ class Trained:
             yield logits
 
     def evaluate(self, rank: int, world_size: int) -> Measured:
-        """Return quality and metrics on every row of the test split, as a run does. Collective."""
+        """Return quality and metrics over all rows of the test split. Collective."""
         parts, finite = self.parts, FiniteRun(str(self.checkpoint))
         pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
         return evaluate(parts.prepared, parts.dmp, pipeline, rank, world_size, self.device, finite)
@@ -147,11 +147,11 @@ def load_trained(job: TrainedJob) -> Trained:
     device = device_of_rank(job.device)
     load_fitted(registry, job.checkpoint)
     planned = job.planned_by(registry)
-    # Nothing is trained, and FBGEMM may have a table's optimizer on another device only.
+    # Nothing is trained, and FBGEMM may support a table's optimizer only on another device.
     planned = replace(planned, further={**planned.further, "optimizer": ()})
     parts = assemble(planned, "plugins", device)
     fit_converter(parts.prepared.registry)
-    # The data that tables were placed by here changes no model.
+    # The data used here to place tables does not change the model.
     registry = replace(
         parts.prepared.registry, dataset=registry.dataset, wrappers=registry.wrappers
     )
@@ -175,16 +175,16 @@ def on_ranks(
 ) -> T:
     """Call ``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
 
-    Ranks of torchrun take rank 0's checkpoint, as each could find another newest one.
+    Ranks of torchrun use rank 0's checkpoint, because each rank could find a different newest one.
 
     Args:
         registry: names the number of ranks.
         function: sent to the ranks by pickle, as is ``job``.
-        job: its last argument.
+        job: last argument of ``function``.
         alike: options that all ranks of torchrun must share.
 
     Returns:
-        Rank 0's result; under torchrun that of this rank.
+        The result of rank 0; under torchrun, the result of this rank.
     """
     training = registry.training
     device = choose_device(registry)
@@ -196,7 +196,7 @@ def on_ranks(
             function, training.ranks, job, backend=backend, local_world_size=ranks_per_node
         )[0]
     torchrun_ranks_per_node()  # refused before ranks wait for each other
-    # No timeout: how long a table takes to write is not known.
+    # No timeout, because the time to write a table is unknown.
     limits = HangLimits(training.hang_notice, None, lambda: "Start the command anew")
     with (
         join_torchrun(backend) as (rank, world_size),
@@ -255,7 +255,7 @@ def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
     check_whole(checkpoint)
     load_fitted(registry, checkpoint)
     fitted_steps(registry, registry.dataset.schema())
-    # Nothing is sharded here, so no cluster counts, wherever this runs.
+    # Nothing is sharded here, so the topology does not matter.
     whole = registry.with_training({"topology": MACHINE})
     return replace(whole, sharding=(), cache=())
 
@@ -276,12 +276,12 @@ def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
 
 
 class AbsentData(NoDataset):
-    """A dataset whose columns are known and whose rows are missing.
+    """A dataset with known columns but without rows.
 
     Args:
         dataset: the registry's dataset.
         schema: schema of a checkpoint.
-        trained_kinds: kinds of columns; None in an early checkpoint.
+        trained_kinds: kinds of columns; None for an early checkpoint.
         error: raised when rows are needed.
     """
 
@@ -310,7 +310,7 @@ class AbsentData(NoDataset):
         return self._schema
 
     def identity(self) -> dict[str, Any]:
-        """Return nothing, as no row is known."""
+        """Return an empty identity, because the rows are unknown."""
         return {}
 
     def texts(self, feature: str) -> Mapping[int, str]:
@@ -329,8 +329,8 @@ def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) ->
 
     Args:
         registry: the registry of the run.
-        checkpoint: names the columns of the training data.
-        rows: prepare rows; else known columns suffice.
+        checkpoint: checkpoint that stores the columns of the training data.
+        rows: also prepare the rows. Otherwise known columns suffice.
     """
     try:
         if rows:

@@ -54,20 +54,21 @@ from recd_plugins.training.result import Result, StallReport
 
 @dataclass(frozen=True)
 class Job:
-    """A training run of a rank, sent to it by pickle.
+    """Describes a training run. It is pickled and sent to each rank.
 
     Attributes:
         registry: the registry file.
-        side: with the registry's plugins, or the baseline that they are compared with.
+        side: train with the registry's plugins, or train the baseline for a comparison.
         plugins_dir: a folder of plugin files.
         overrides: fields of the registry's ``training:`` section to set.
         device: ``cpu`` or ``cuda``.
         breakdown: profile some steps.
-        sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
+        sharding: a plugin to replace that of the first sharding entry, in the form that
+            ``load_registry`` accepts.
         allowed: fields that may differ from those of the run that wrote the checkpoint.
-        settings: values in place of the file's, as ``load_registry`` takes them.
+        settings: values that override the file, in the form that ``load_registry`` accepts.
         log_every: seconds between progress lines; None for a live line on a terminal.
-        topology: the measured ranks; None for the topology of the registry.
+        topology: the measured topology; None for the topology of the registry.
         text: the registry file's text when the run began; None lets the rank read the file.
     """
 
@@ -103,7 +104,7 @@ class Job:
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
-    """Train as the registry says, in an existing process group. Collective."""
+    """Train the registry's model in an existing process group. Collective."""
     with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         silence_upstream()
@@ -119,7 +120,7 @@ def checkpoints_of(
     allowed: Collection[str] = (),
     fitted: FittedState | None = None,
 ) -> Checkpoints | None:
-    """Return the checkpoints of a run, if it keeps any."""
+    """Return the checkpoint folder of a run, or None if checkpoints are disabled."""
     spec = training.checkpoint
     if spec.path is None:
         return None
@@ -133,8 +134,8 @@ class BatchSource:
     last batch that was *trained* on, so positions wait here until ``trained`` is called.
 
     Args:
-        loader: at the position of ``start``.
-        start: where the run begins.
+        loader: the data loader, positioned at ``start``.
+        start: progress at which the run begins.
         epochs: passes over the data, including those before ``start``.
         steps: stop at this step, including those before ``start``; None for no limit.
     """
@@ -183,7 +184,7 @@ class Trainer:
 
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
         self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
-        # The baseline of a comparison has no callbacks and checkpoints, and prints nothing.
+        # The baseline of a comparison has no callbacks or checkpoints, and prints nothing.
         self.is_own = job.side == "plugins"
         registry = job.load()
         resume_fitted(registry)
@@ -263,7 +264,7 @@ class Trainer:
         )
         with self.loader, line as shown:
             while True:
-                # The pipeline runs dry before each validation, and at the end of the data.
+                # The pipeline is drained before each validation and at the end of the data.
                 segment = batches
                 if validation is not None:
                     every = validation.every
@@ -313,7 +314,7 @@ class Trainer:
                 self._after_step()
 
     def _after_step(self, *, is_best: bool = False) -> None:
-        """Save a checkpoint if one is due, and end the run if a signal asked for it."""
+        """Save a checkpoint if one is due, and stop the run after a signal."""
         if is_best or self.progress.step % self.training.checkpoint.every == 0:
             self._save()
         if not (number := self.interrupts.asked()):
@@ -333,7 +334,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this step and validation curve have one."""
+        """Write a checkpoint, unless one exists for this step and validation curve."""
         step, curve = self.progress.step, self._curve()
         if self.checkpoints is None or self.saved == (step, curve):
             return
@@ -354,7 +355,7 @@ class Trainer:
         self.losses += self.finite.losses(self.pending, len(self.losses))
 
     def _validate(self, validation: Validation) -> bool:
-        """Evaluate the present step; return whether it is the best so far."""
+        """Evaluate the model at the current step; return whether it is the best so far."""
         self.newest = newest = self._evaluate()
         is_best = validation.add(self.progress.step, newest)
         if is_best:
@@ -376,7 +377,7 @@ class Trainer:
             )
 
     def _test_figures(self) -> Measured:
-        """Return figures of the best validated step, or of the last step."""
+        """Return the test results of the best validated step, or of the last step."""
         best_step = None if self.validation is None else self.validation.curve.best_step
         if self.best is None and best_step is not None and best_step < self.progress.step:
             self.best = self._evaluate_checkpoint(best_step)
@@ -390,7 +391,7 @@ class Trainer:
     def _evaluate_checkpoint(self, step: int) -> Measured | None:
         """Evaluate the checkpoint of an earlier process, then load the last step's weights again.
 
-        None if the checkpoint is gone or damaged.
+        Returns None if the checkpoint is missing or damaged.
         """
         if self.checkpoints is None:
             return None
@@ -409,7 +410,7 @@ class Trainer:
         return measured
 
     def result(self) -> Result:
-        """Return the figures of the run, which has ended."""
+        """Return the results of the finished run."""
         test, metrics = self._test_figures()
         parts, measurement = self.parts, self.measurement
         ranks = together(measurement.figures)
@@ -489,13 +490,13 @@ class Trainer:
         return validation
 
     def _curve(self) -> ValidationCurve | None:
-        """Return the validation curve, or the checkpoint's if the run is not validated."""
+        """Return the validation curve. Without validation, return the checkpoint's curve."""
         return self.first_curve if self.validation is None else self.validation.curve
 
     def _restore_generators_at_first_forward(self) -> None:
         """Seed or restore random generators right before the first forward pass.
 
-        Set-up draws from them, and so does a pipeline that traces the model at its first batch.
+        Both set-up and a pipeline that traces the model on its first batch use the generators.
         """
         state = {} if self.checkpoints is None else self.checkpoints.rank_state(self.first_step)
 
