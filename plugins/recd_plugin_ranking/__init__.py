@@ -1,4 +1,4 @@
-"""Implicit feedback: negatives, models that retrieve and rank, and metrics of ranking."""
+"""Implicit feedback: negative sampling, retrieval and ranking models, and ranking metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``recd rank``: how well a model finds the items of the test split among all items."""
+"""``recd rank``: measures how well a model ranks the test items among all items."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from recd_plugins.api import checkpoint_files, cli_options, file_utils, imports
 @click.command("rank", short_help="Rank all items for each row of the test split.")
 @click.argument("registry_path", metavar="FILE", type=click.Path(path_type=Path))
 @cli_options.SETTINGS
-@click.option(
-    "--item", metavar="FEATURE", help="Feature of the item.  [default: what the model says]"
-)
+@click.option("--item", metavar="FEATURE", help="Item feature.  [default: defined by the model]")
 @click.option(
     "--user",
     metavar="FEATURE",
-    help="Feature of the user: items of training rows with the same one are not ranked.",
+    help="User feature. Items in training rows of the same user are excluded from the ranking.",
 )
 @click.option(
     "--seen",
     multiple=True,
     metavar="FEATURE",
-    help="Feature of items that the user had, as a history: not ranked. Can be repeated.",
+    help="Feature with the user's earlier items, such as a history. They are "
+    "excluded from the ranking. Can be repeated.",
 )
 @click.option(
     "-k",
@@ -32,25 +31,30 @@ from recd_plugins.api import checkpoint_files, cli_options, file_utils, imports
     type=cli_options.AT_LEAST_1,
     multiple=True,
     default=[10],
-    help="Of figures: first k.",
+    help="Cutoff of the figures: the first k items.",
 )
 @click.option(
     "--sampled",
     type=cli_options.AT_LEAST_1,
-    help="Rank against so many drawn items; without it against all, which is what counts.",
+    help="Rank against this many sampled items. The default ranks against all "
+    "items, which is the reliable figure.",
 )
-@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, help="Seed of the draws.")
+@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, help="Seed of the sampled items.")
 @click.option(
     "--vectors",
     "vectors_to",
     type=cli_options.OUTPUT_FOLDER,
     metavar="FOLDER",
-    help="Write the vectors of items and users here, as items.parquet and users.parquet.",
+    help="Write item and user vectors to this folder, as items.parquet and users.parquet.",
 )
 @cli_options.CHECKPOINT
-@click.option("--force", is_flag=True, help="Replace vectors that are there.")
+@click.option("--force", is_flag=True, help="Replace existing vector files.")
 @click.option(
-    "--json", "json_path", type=cli_options.OUTPUT, metavar="FILE", help="Write the figures here."
+    "--json",
+    "json_path",
+    type=cli_options.OUTPUT,
+    metavar="FILE",
+    help="Write the figures as JSON to this file.",
 )
 @click.pass_obj
 def rank_command(
@@ -68,7 +72,7 @@ def rank_command(
     force: bool,
     json_path: Path | None,
 ) -> None:
-    """Rank all items for each positive row of the test split, by a checkpoint. KEY=VALUE
+    """Rank all items with a checkpoint for each positive row of the test split. KEY=VALUE
     sets a value of the file, as for recd run.
 
     \b

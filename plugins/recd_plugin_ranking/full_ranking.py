@@ -1,4 +1,4 @@
-"""Ranks all items, or drawn ones, for each positive row of the test split."""
+"""Ranks all items, or sampled ones, for each positive row of the test split."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from recd_plugins.api import (
     trained_models,
 )
 
-#: Files of vectors.
+#: Files of item and user vectors.
 VECTORS = ("items.parquet", "users.parquet")
 _QUERIES = 256
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The options of ``recd rank`` of the same names."""
+    """Options of ``recd rank``, with the same names."""
 
     item: str
     user: str | None
@@ -49,7 +49,7 @@ class Rules:
 def rank(
     registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Return means over the positive rows of the test split, ``num_queries`` and ``num_items``."""
+    """Return mean figures over the positive test rows, with ``num_queries`` and ``num_items``."""
     registry.dataset.prepare()
     schema = registry.dataset.schema()
     prepared = trained_models.whole_model(registry, checkpoint)
@@ -62,7 +62,7 @@ def rank(
     rules = replace(rules, item=_item(registry, rules, module))
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
     with torch.no_grad():
-        # The converter is fitted to batches of training; those here are of other sizes.
+        # The converter is fitted to training batches. The batches here have other sizes.
         transforms = row_pipelines.fitted_transforms(registry, prepared)
 
         def batch_of(rows: Rows) -> ModelInput:
@@ -99,7 +99,7 @@ def rank(
 
 
 def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None:
-    """Refuse scores ``[Q, C]`` that are not finite."""
+    """Reject scores ``[Q, C]`` that are not finite."""
     if len(wrong := np.argwhere(~np.isfinite(scores))):
         row, place = (int(each) for each in wrong[0])
         raise DataError(
@@ -109,7 +109,7 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
 
 
 def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
-    """Return the feature whose items the model has vectors of."""
+    """Return the feature whose items the model can encode."""
     own = getattr(module, "item_feature", "")
     item = rules.item or own
     known = registry.dataset.schema().sparse
@@ -128,7 +128,7 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
 
 
 def _named(rows: Rows, rules: Rules, users: torch.Tensor) -> pa.Table:
-    """Return vectors of users with the item of each row, and ids of the user if that is named."""
+    """Return user vectors with each row's item, and user ids if a user feature is given."""
     columns: dict[str, Any] = {}
     if rules.user is not None:
         columns["user"] = pa.array(map(list, _keys(rows, rules.user)), pa.list_(pa.int64()))
@@ -142,7 +142,7 @@ def _figures(
     rules: Rules,
     first: int,
 ) -> dict[str, tuple[float, int]]:
-    """Return figures of rows ``[Q, C]``; 0 for one whose own item training has never seen."""
+    """Return figures of rows ``[Q, C]``; 0 for rows whose item is not in the training split."""
     known = np.flatnonzero(own >= 0)
     ranked = ~left_out
     ranked[known, own[known]] = False
@@ -158,7 +158,7 @@ def _figures(
     labels[known, own[known]] = True
     ranked[own < 0] = False
     place, item = np.nonzero(ranked | labels)
-    one = np.zeros(1, np.int64)  # to have all names where nothing is known
+    one = np.zeros(1, np.int64)  # keeps all names even without results
     names = figures(one, one.astype(np.float64), np.ones(1, bool), rules.most)
     found = dict.fromkeys(names, (0.0, 0))
     found |= figures(place, scores[place, item], labels[place, item], rules.most)
@@ -171,7 +171,7 @@ def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
 
 
 class _Had:
-    """Items that the users of rows had."""
+    """Looks up items that the users of rows already had."""
 
     def __init__(self, registry: RunConfig, rules: Rules, items: Items) -> None:
         self._rules, self._items = rules, items
@@ -180,11 +180,11 @@ class _Had:
             for rows in row_tables.rows_of_split(registry.dataset, "train"):
                 places = items.places(item_of_rows(rows, rules.item)).tolist()
                 for user, place in zip(_keys(rows, rules.user), places, strict=True):
-                    if user:  # rows without one are of many, not of one user
+                    if user:  # rows without a user id come from many users
                         self._by_user.setdefault(user, []).append(place)
 
     def of(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return bool ``[rows, C]``."""
+        """Return the mask of items that the users already had, bool ``[rows, C]``."""
         had = np.zeros((len(rows), len(self._items)), bool)
         if self._rules.user is not None:
             for query, user in enumerate(_keys(rows, self._rules.user)):
@@ -204,7 +204,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 
 
 def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
-    """Yield positive rows of the test split, ``_QUERIES`` at a time."""
+    """Yield positive rows of the test split in blocks of ``_QUERIES``."""
     for rows in row_tables.rows_of_split(registry.dataset, "test"):
         table = row_tables.RowTable([rows])
         chosen = np.flatnonzero(is_positive(rows, label))

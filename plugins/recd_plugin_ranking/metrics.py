@@ -1,4 +1,4 @@
-"""``ranking.metrics``: figures of rankings, as the mean over all orders of tied items.
+"""``ranking.metrics``: ranking metrics, averaged over all orders of tied items.
 
 torchmetrics and torchrec.metrics break ties by row order, which flatters constant scores.
 """
@@ -26,12 +26,12 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Tied samples of a query; queries follow one another, the best block first.
+    """Blocks of tied samples. Each query's blocks follow one another, best score first.
 
     Attributes:
         query: int64 ``[blocks]``, from 0.
-        ahead: better samples of the query.
-        size, positives: samples, and positive ones.
+        ahead: number of samples of the query with a higher score.
+        size, positives: number of samples and of positive samples.
     """
 
     query: Int64s
@@ -41,7 +41,7 @@ class Blocks:
 
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
-        """Make the blocks of samples ``[N]`` in any order."""
+        """Build the blocks from samples ``[N]`` in any order."""
         from recd_plugins.api import tie_groups
 
         groups = tie_groups(scores)
@@ -56,7 +56,7 @@ class Blocks:
         return cls(number[starts], starts - begins, size, positives)
 
     def sums(self, values: Floats | Int64s) -> Floats:
-        """By query."""
+        """Sum values of blocks for each query."""
         found: Floats = np.bincount(self.query, values).astype(np.float64)
         return found
 
@@ -64,11 +64,11 @@ class Blocks:
 def figures(
     queries: Int64s, scores: Floats, labels: NDArray[np.bool_], most: Sequence[int]
 ) -> dict[str, tuple[float, int]]:
-    """Return by name sums over queries with a positive sample, and their number.
+    """Return sums of each figure over queries with a positive sample, and the query count.
 
     Args:
         queries, scores, labels: of samples, ``[N]``.
-        most: k of the figures that look at the first k.
+        most: cutoff k of the top-k figures.
     """
     found: dict[str, tuple[float, int]] = {}
     if not len(queries):
@@ -98,7 +98,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return means over the queries of all parts; NaN if none counts."""
+    """Return means over the queries of all parts; NaN if no query has a positive sample."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {
@@ -108,7 +108,7 @@ def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
 
 
 def _before(blocks: Blocks, values: Int64s) -> Int64s:
-    """Sum over better blocks of the same query."""
+    """Sum a value over the query's blocks with higher scores."""
     total = np.cumsum(values) - values
     begins = np.flatnonzero(blocks.ahead == 0)
     before: Int64s = total - total[begins][blocks.query]
@@ -144,12 +144,12 @@ def _log_choose(n: int, k: int) -> float:
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
-#: Sessions, logits and labels of batches.
+#: Sessions, logits and labels of each batch.
 State = list[tuple["Tensor", "Tensor", "Tensor"]]
 
 
 class RankingMetrics(Metric):
-    """GAUC, MRR, and NDCG, recall and hit rate of the first k, by session."""
+    """GAUC, MRR, and NDCG, recall and hit rate at k, grouped by session."""
 
     name = "ranking.metrics"
 
@@ -157,10 +157,10 @@ class RankingMetrics(Metric):
         names: list[Literal["gauc", "mrr", "ndcg", "recall", "hr"]] = Field(
             default=["gauc", "mrr", "ndcg", "recall", "hr"],
             min_length=1,
-            description="Figures: means over the sessions that have a positive sample.",
+            description="Metrics to report. Each is a mean over sessions with a positive sample.",
         )
         k: list[PositiveInt] = Field(
-            default=[10], min_length=1, description="First so many samples, of ndcg, recall and hr."
+            default=[10], min_length=1, description="Cutoffs k for ndcg, recall and hr."
         )
 
     options: Options

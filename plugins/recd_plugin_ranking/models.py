@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TwoTower(Model):
-    """A tower over the user's features, one over the item's; their dot product is the logit."""
+    """Two-tower model: the logit is the dot product of a user tower and an item tower."""
 
     name = "ranking.two_tower"
 
@@ -66,7 +66,7 @@ def _shares(
 
 
 class SasRec(Model):
-    """Self-attention over a history, whose items share their table with the item (SASRec)."""
+    """Self-attention over a history that shares its embedding table with the item (SASRec)."""
 
     name = "ranking.sasrec"
 

@@ -1,4 +1,4 @@
-"""``ranking.negatives``: negatives drawn among items, or among the rows of a session."""
+"""``ranking.negatives``: samples negatives from all items, or from the rows of a session."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from recd_plugins.api import (
     row_tables,
 )
 
-# What is still not allowed after so many draws is drawn among what is allowed.
+# After this many rejected draws, draw from the list of allowed items.
 _ATTEMPTS = 16
 
 
 class DrawnItems:
-    """Follows each row by copies with other items, drawn by ``weights`` ``[C]``."""
+    """Adds copies of each row with other items, sampled with ``weights`` ``[C]``."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DrawnItems:
         replaced[self._label] = pa.array(labels.astype(np.int8)).cast(
             whole.data.schema.field(self._label).type
         )
-        # Fields say how lists are stored.
+        # Fields define how lists are stored.
         fields = [
             (mixed if field.name in columns else whole).data.schema.field(field.name)
             for field in whole.data.schema
@@ -92,7 +92,7 @@ class DrawnItems:
         return Rows(data, whole.origins, groups)
 
     def _drawn(self, rows: Rows, epoch: int) -> Int64s:
-        """Draw places of items, ``[num_rows, negatives]``."""
+        """Draw item indices, ``[num_rows, negatives]``."""
         keys = row_keys(rows, self._seed, epoch)
         forbidden = self._forbidden(rows)
         row, number = np.divmod(np.arange(len(rows) * self._negatives), self._negatives)
@@ -109,7 +109,7 @@ class DrawnItems:
     def _allowed(
         self, rows: Rows, forbidden: Int64s, row: int, keys: NDArray[np.uint64], number: int
     ) -> int:
-        """Draw once among the items that the row may have."""
+        """Draw once from the items that are allowed for the row."""
         size = len(self._items)
         mine = forbidden[(forbidden >= row * size) & (forbidden < (row + 1) * size)] - row * size
         weights = self._weights.copy()
@@ -124,7 +124,7 @@ class DrawnItems:
         return int(np.searchsorted(np.cumsum(weights), drawn, "right"))
 
     def _forbidden(self, rows: Rows) -> Int64s:
-        """Return row * num_items + place of the items that may not be drawn, ascending."""
+        """Return row * num_items + index of all forbidden items, ascending."""
         own = item_of_rows(rows, self._item), np.ones(len(rows), np.int64)
         pairs = []
         for ids, lengths in (own, *(lists_of(rows, name) for name in self._never)):
@@ -153,10 +153,10 @@ _UNIT_ROWS = 2048
 
 
 class RequestRows:
-    """The training split in memory: its positive rows, each followed by unclicked ones.
+    """The training split in memory: positive rows, each followed by unclicked rows of its session.
 
-    Positive rows of sessions in which nothing is unclicked are left out. Where a session has fewer
-    unclicked rows than ``negatives``, they come again.
+    Positive rows of sessions without unclicked rows are omitted. If a session has fewer unclicked
+    rows than ``negatives``, they are repeated.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RequestRows:
         self._negatives, self._seed = negatives, seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
-        """Return a reader of places of positive rows, in a column."""
+        """Return a reader whose column has the indices of positive rows."""
         units = tuple(
             Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
             for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))
@@ -215,13 +215,13 @@ class RequestRows:
             yield Rows(pa.record_batch([pa.array(places)], names=["place"]), origins)
 
     def __call__(self, positives: Rows, epoch: int) -> Rows:
-        """Return the rows of places of ``positives``, each with its unclicked ones."""
+        """Return the given positive rows, each followed by its unclicked rows."""
         places = positives.data.column("place").to_numpy()
         chosen = self._chosen(places, row_keys(positives, self._seed, epoch))
         return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel(), {})
 
     def _chosen(self, places: Int64s, keys: Any) -> Int64s:
-        """Draw unclicked rows of each place's session, ``[rows, negatives]``."""
+        """Draw unclicked rows from the session of each positive row, ``[rows, negatives]``."""
         session = self._session[places]
         starts, sizes = self._starts[session], np.diff(self._starts)[session]
         row = np.repeat(np.arange(len(places)), sizes)
@@ -234,7 +234,7 @@ class RequestRows:
 
 
 def _sessions(rows: Rows, column: str) -> pa.Array:
-    """Return the session of each row, as it is: a float would make one of several large ids."""
+    """Return each row's session as stored: as a float, several large ids would coincide."""
     sessions = rows.data.column(column)
     if pt.is_dictionary(sessions.type):
         sessions = sessions.dictionary_decode()
@@ -246,37 +246,43 @@ def _sessions(rows: Rows, column: str) -> pa.Array:
     return sessions
 
 
-#: From rows and the epoch to rows, several for each.
+#: Maps rows and the epoch to rows, several per input row.
 Expand = Callable[[Rows, int], Rows]
 
 
 class Negatives(DatasetWrapper):
-    """Each positive row of training, followed by rows with label 0: negatives drawn for it."""
+    """Adds sampled negatives, with label 0, after each positive training row."""
 
     name = "ranking.negatives"
 
     class Options(PluginOptions):
-        item: str = Field(description="Feature of the item, one id a row.")
+        item: str = Field(description="Item feature with one id per row.")
         with_item: list[str] = Field(
             default=[],
-            description="Other features of the item, sparse or dense: they are those of the first "
-            "row of training that has the drawn item.",
+            description="Other sparse or dense features of the item. Negatives copy them from"
+            " the first training row with the sampled item.",
         )
-        negatives: PositiveInt = Field(default=4, description="Negatives of a positive row.")
+        negatives: PositiveInt = Field(
+            default=4, description="Number of negatives per positive row."
+        )
         by: Literal["uniform", "popularity", "in_request"] = Field(
             default="uniform",
-            description="Items of the training split, all alike or by their rows; or rows of the "
-            "row's own session with label 0, whole, as the log has them.",
+            description="Source of negatives. uniform, popularity: sample items of the training "
+            "split, uniformly or by row count. in_request: use unclicked rows (label 0) "
+            "of the row's session, unchanged.",
         )
         power: float = Field(
-            default=1.0, ge=0, description="Of popularity: rows to the power of it are weights."
+            default=1.0,
+            ge=0,
+            description="For popularity: exponent of the row count. The result is the "
+            "sampling weight.",
         )
         never: list[str] = Field(
             default=[],
-            description="Features of the row that name items which are not drawn for it, as its "
-            "history; its own item never is.",
+            description="Features that list items to exclude from a row's negatives, such as "
+            "its history. The row's own item is always excluded.",
         )
-        seed: int = Field(default=0, ge=0, lt=1 << 63, description="Seed of the draws.")
+        seed: int = Field(default=0, ge=0, lt=1 << 63, description="Seed of the sampled negatives.")
 
         @model_validator(mode="after")
         def _suit_the_draw(self) -> Self:
@@ -329,7 +335,7 @@ class Negatives(DatasetWrapper):
                 )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        """Return a reader of training rows with negatives, of test rows as they are."""
+        """Return a reader. It adds negatives to training rows; test rows are unchanged."""
         ranks = {"rank": rank, "world_size": world_size}
         if split != "train":
             return self.inner.reader(**ranks, batch_size=batch_size, split=split)
@@ -350,7 +356,7 @@ class Negatives(DatasetWrapper):
         data = {
             **said,
             "log": readers.digest(log),
-        }  # its state at the start says which rows these are
+        }  # the initial state identifies these rows
         return NegativesReader(rows.positives(**ranks, batch_size=anchors, data=data), rows, said)
 
     @cached_property
@@ -377,7 +383,7 @@ class Negatives(DatasetWrapper):
     def _request_rows(self) -> RequestRows:
         options, keys = self.options, self.inner.session_keys()
         assert keys is not None, "prepare looked"
-        # Those of a reader, with the session where it is asked for.
+        # Columns of a reader, with the session if requested.
         first = next(iter(self.inner.reader(rank=0, world_size=1, batch_size=1, split="train")))
         columns = tuple(first.data.schema.names)
         return kept(
@@ -395,7 +401,7 @@ class Negatives(DatasetWrapper):
 
 
 class NegativesReader(Reader):
-    """Expands the batches of another reader; ``said`` identifies the draws in its state."""
+    """Adds negatives to another reader's batches; ``said`` identifies the draws in its state."""
 
     def __init__(self, inner: Reader, expand: Expand, said: dict[str, Any]) -> None:
         self._inner, self._expand, self._said = inner, expand, said
@@ -438,7 +444,7 @@ class NegativesReader(Reader):
             )
         inner = state["inner"]
         if isinstance(self._expand, RequestRows) and "log" not in inner["data"]:
-            # Of a version that did not note it.
+            # The state of an older version lacks this value.
             log = self._inner.state_dict()["data"]["log"]
             inner = {**inner, "data": {**inner["data"], "log": log}}
         self._inner.load_state_dict(inner)

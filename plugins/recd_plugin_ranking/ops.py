@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad the last values of each row, at most ``most``, at their end.
+    """Select the last values of each row, at most ``most``, and pad them at the end.
 
     Args:
         rows: values ``[num_values, ...]``.
-        most: values of a row.
-        fill: padding, ``[1, ...]``.
+        most: maximum number of values per row.
+        fill: padding value, ``[1, ...]``.
 
     Returns:
         ``[rows, L, ...]``, L being the longest row (``most`` in torch.export, whose sizes do not
@@ -80,19 +80,19 @@ def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
 
 
 def shares(counts: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the share of each item in positive rows; an item without rows counts as half a row."""
+    """Return each item's share of the positive rows. An item without rows counts as half a row."""
     smoothed = np.maximum(counts, 0.5)
     return np.asarray(smoothed / smoothed.sum(), np.float32)
 
 
 def log_of_presence(share: Tensor, num_draws: Tensor) -> Tensor:
-    """Return the log of the probability that an item is among ``num_draws`` drawn ones."""
+    """Return the log-probability that an item is among ``num_draws`` drawn items."""
     return (-torch.expm1(num_draws * torch.log1p(-share.double()))).log().float()
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Distinct items: ids, int64 ``[C]``, and vectors ``[C, D]``."""
+    """Distinct items: ids, int64 ``[C]``, and vectors, ``[C, D]``."""
 
     ids: Tensor
     vectors: Tensor
@@ -101,7 +101,7 @@ class Candidates:
     def of(
         cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
     ) -> Candidates:
-        """Take the distinct of ids ``[N]`` and vectors ``[N, D]``, ``most`` of them at random."""
+        """Select distinct items from ids ``[N]`` and vectors ``[N, D]``, at most ``most`` at random."""
         unique, which = torch.unique(ids, return_inverse=True)
         places = torch.arange(len(ids), device=ids.device)
         first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")
@@ -119,15 +119,16 @@ def losses_among(
     correction: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return the cross-entropy of each query, ``[Q]``.
+    """Return the cross-entropy of each query among the candidates, ``[Q]``.
 
     Args:
-        candidates: items; the target of a query is not counted twice.
+        candidates: items to compare with. A query's target is not counted twice.
         queries: ``[Q, D]``.
         targets: ids, ``[Q]``.
         target_vectors: ``[Q, D]``.
-        correction: taken from the logit of an item, by id; None for none.
-        temperature: of the logits.
+        correction: value to subtract from each item's logit, indexed by item id;
+            None for no correction.
+        temperature: divisor of the logits.
     """
     logits = queries @ candidates.vectors.T / temperature
     own = (queries * target_vectors).sum(1) / temperature
@@ -145,5 +146,5 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 def full_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy over all items ``[Q, num_items]``; 0 if a target is -1."""
+    """Return the cross-entropy over all items, given logits ``[Q, num_items]``; 0 for target -1."""
     return F.cross_entropy(logits, targets, ignore_index=-1, reduction="none")

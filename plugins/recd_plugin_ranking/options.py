@@ -14,45 +14,53 @@ class TwoTowerOptions(PluginOptions):
     """Options of ``ranking.two_tower``."""
 
     item: list[str] = Field(
-        min_length=1, description="Features of the item, its id first; names, no patterns."
+        min_length=1, description="Item features, with the id first. Names only, no patterns."
     )
     user: list[str] | None = Field(
-        default=None, description="Features of the user; null: all sparse ones but the item's."
+        default=None, description="User features; null means all sparse features except the item's."
     )
     user_dense: list[NonNegativeInt] = Field(
-        default=[], description="Columns of the dense features that are the user's, from 0."
+        default=[], description="0-based columns of the user's dense features."
     )
     item_dense: list[NonNegativeInt] = Field(
-        default=[], description="Those that are the item's; what neither names is not used."
+        default=[],
+        description="0-based columns of the item's dense features. Columns in neither "
+        "list are not used.",
     )
     embedding_dim: int = Field(
-        default=32, gt=0, multiple_of=4, description="Scalars of embeddings and of vectors."
+        default=32,
+        gt=0,
+        multiple_of=4,
+        description="Width of embeddings and of the towers' output vectors.",
     )
     num_embeddings: PositiveInt = Field(
-        default=100_000, description="Rows of a table that tables does not name."
+        default=100_000, description="Number of rows of tables that are not in tables."
     )
     tables: dict[str, PositiveInt] = Field(
-        default={}, description="Rows by name or pattern of a table, t_<feature>."
+        default={},
+        description="Number of rows for each table name or pattern. A table is named t_<feature>.",
     )
-    hidden: list[PositiveInt] = Field(default=[64], description="Hidden layers of a tower.")
+    hidden: list[PositiveInt] = Field(default=[64], description="Hidden layer sizes of each tower.")
     loss: Literal["binary", "in_batch"] = Field(
         default="in_batch",
-        description="Whether a row's label is foretold; or the item of each positive row among "
-        "those of the batch's positive rows. Rows of label 0 are for binary alone.",
+        description="binary: predict the label of each row. in_batch: predict the item of"
+        " each positive row among the items of the batch's positive rows. "
+        "Rows with label 0 only affect binary.",
     )
     correct: bool = Field(
         default=True,
-        description="Of in_batch: take from a logit the log of the item's share of positive "
-        "rows in the training split (logQ), or popular items, which stand in most batches, "
-        "are pushed away.",
+        description="For in_batch: subtract the log of the item's share of positive "
+        "training rows from its logit (logQ). Without it, popular items are "
+        "penalized because they appear in most batches.",
     )
-    temperature: float = Field(default=1.0, gt=0, description="Dot products are divided by it.")
+    temperature: float = Field(default=1.0, gt=0, description="Divisor of the dot products.")
     normalize: bool = Field(
-        default=False, description="Vectors of length 1; take a temperature of 0.05 or so."
+        default=False,
+        description="Normalize vectors to length 1. Use with a temperature of about 0.05.",
     )
 
     def rows_of(self, feature: str) -> int:
-        """Return the rows of a feature's table: the first matching pattern counts."""
+        """Return the row count of a feature's table, from the first matching pattern."""
         matching = (rows for name, rows in self.tables.items() if fnmatchcase(f"t_{feature}", name))
         return next(matching, self.num_embeddings)
 
@@ -60,44 +68,54 @@ class TwoTowerOptions(PluginOptions):
 class SasRecOptions(PluginOptions):
     """Options of ``ranking.sasrec``."""
 
-    history: str = Field(description="Feature of the items that the user had, oldest first.")
-    item: str = Field(description="Feature of the item, one id a row.")
-    num_embeddings: int = Field(gt=0, description="Rows of the table of items.")
+    history: str = Field(description="Feature with the user's earlier items, oldest first.")
+    item: str = Field(description="Item feature with one id per row.")
+    num_embeddings: int = Field(gt=0, description="Number of rows of the item table.")
     embedding_dim: int = Field(
-        default=64, gt=0, multiple_of=4, description="Scalars in an embedding."
+        default=64, gt=0, multiple_of=4, description="Width of an embedding."
     )
-    layers: int = Field(default=2, gt=0, description="Layers of the encoder.")
-    heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
-    max_length: int = Field(default=50, gt=0, description="Items of a history, the last ones.")
+    layers: int = Field(default=2, gt=0, description="Number of encoder layers.")
+    heads: int = Field(
+        default=2, gt=0, description="Number of attention heads. Must divide embedding_dim."
+    )
+    max_length: int = Field(
+        default=50,
+        gt=0,
+        description="Maximum number of items in a history. The latest items are kept.",
+    )
     dropout: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of values. A history that is stored once has one mask for all rows "
-        "that share it: another valid model than without deduplication.",
+        description="Dropout probability. Rows that share a stored history also share its"
+        " mask. Without deduplication each row has its own mask; both are "
+        "valid.",
     )
     loss: Literal["binary", "softmax", "sampled_softmax"] = Field(
         default="sampled_softmax",
-        description="Whether a row's label is foretold; or the item of positive rows among all "
-        "items, by a matrix of their own that every rank has whole; or among those of the "
-        "batch, by the rows of the table.",
+        description="binary: predict the label of each row. softmax: predict the item of "
+        "positive rows among all items, with an output matrix replicated on "
+        "every rank. sampled_softmax: predict it among the items of the "
+        "batch, with the rows of the table.",
     )
     targets: Literal["all", "last"] = Field(
         default="all",
-        description="Of softmax: each item of a history is foretold from those before it, too; "
-        "or the row's item alone.",
+        description="For softmax. all: also predict each item of a history from the items "
+        "before it. last: predict only the row's own item.",
     )
     correct: bool = Field(
         default=True,
-        description="Of sampled_softmax: take from a logit the log of the probability that the "
-        "batch has its item, by the items' shares in the training split (logQ).",
+        description="For sampled_softmax: subtract the log-probability that the batch "
+        "contains an item from its logit (logQ). It follows from the items' "
+        "shares of the training split.",
     )
     most_candidates: int | None = Field(
         default=None,
         gt=0,
-        description="Of sampled_softmax: items of a batch that are candidates; null: all.",
+        description="For sampled_softmax: maximum number of candidate items per batch; "
+        "null means all items.",
     )
-    temperature: float = Field(default=1.0, gt=0, description="Dot products are divided by it.")
+    temperature: float = Field(default=1.0, gt=0, description="Divisor of the dot products.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -1,4 +1,4 @@
-"""Modules of ``ranking.sasrec``: encoder, dropout that resumes, and losses."""
+"""Modules of ``ranking.sasrec``: encoder, resumable dropout, and losses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from recd_plugins.api import ModelInput
 
 
-# Odd numbers, so that streams of steps, and the steps of seeds, lie far apart.
+# Odd numbers that keep the random streams of steps and seeds far apart.
 _STRIDE, _SEED_STRIDE = 0x4F1BBCDCBFA53E0B, 0x1E3779B97F4A7C15
 
 
 class SteadyDraws(nn.Module):
-    """Generators of one place of a model: another one at each step, the same on every rank.
+    """Random generators of one layer: a new one for each step, the same on every rank.
 
-    The step is a buffer, so that checkpoints have it. It starts at a number from torch's seed.
+    The step is a buffer, so checkpoints contain it. Its initial value is derived from torch's seed.
     """
 
     def __init__(self, stream: int) -> None:
@@ -49,7 +49,7 @@ class SteadyDraws(nn.Module):
         self.register_buffer("step", torch.tensor(first, dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:
-        """Return the generator of the next step; evaluation does not count."""
+        """Return the generator of the next step. Evaluation steps do not count."""
         generator = torch.Generator(device)
         generator.manual_seed((int(self.step) * _STRIDE + self._stream) % (1 << 63))
         if self.training:
@@ -58,7 +58,7 @@ class SteadyDraws(nn.Module):
 
 
 class SteadyDropout(nn.Module):
-    """Dropout by ``SteadyDraws``."""
+    """Dropout with masks from ``SteadyDraws``."""
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SteadyDropout(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A transformer layer with the norm in front of each half."""
+    """A transformer layer with pre-layer normalization."""
 
     def __init__(self, dim: int, heads: int, dropout: float, stream: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class EncoderLayer(nn.Module):
         self.dropouts = nn.ModuleList(SteadyDropout(dropout, stream + i) for i in range(2))
 
     def forward(self, places: Tensor) -> Tensor:
-        """Encode ``[rows, places, D]``, rows filled up at their ends."""
+        """Encode ``[rows, length, D]``, padded at the end of each row."""
         rows, length, dim = places.shape
         after_norm = self.in_projection(self.attention_norm(places))
         shape = (rows, length, 3, self.heads, dim // self.heads)
@@ -101,7 +101,7 @@ class EncoderLayer(nn.Module):
 
 
 class HistoryEncoder(nn.Module):
-    """Vectors of what a user does next, after nothing, after the first item, and so on."""
+    """Encodes each prefix of a history to a vector that predicts the next item."""
 
     def __init__(self, dim: int, layers: int, heads: int, most: int, dropout: float) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class SasRecModule(nn.Module):
-    """One table for items and histories, and ``Top``."""
+    """The embedding table shared by items and histories, followed by ``Top``."""
 
     def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class SasRecModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Return vectors of the histories, ``[B, D]``; dot products with items are logits."""
+        """Return user vectors of histories, ``[B, D]``. Dot products with items are logits."""
         return self.top.users(self.items(batch.sequence_features), batch)
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
@@ -165,7 +165,7 @@ class SasRecModule(nn.Module):
 
 
 class Top(nn.Module):
-    """Encodes unique histories and compares them with items."""
+    """Encodes unique histories and scores items."""
 
     share: Tensor | None
 
@@ -188,7 +188,7 @@ class Top(nn.Module):
         users = self._expanded(_at(encoded, lengths), batch, self._options.history)
         items = self.item_vectors(embeddings, batch)
         logits = (users * items).sum(1)
-        if torch.compiler.is_exporting():  # rows to score have no labels
+        if torch.compiler.is_exporting():  # rows without labels are only scored
             loss = logits.new_zeros(())
         elif self._options.loss == "binary":
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
@@ -225,11 +225,11 @@ class Top(nn.Module):
         lengths: Tensor,
         users: Tensor,
     ) -> Tensor:
-        """Return the loss of the items of positive rows, and of each item in their histories."""
+        """Return the loss of the items of positive rows and of the items in their histories."""
         options = self._options
         targets = self._item_ids(batch)
         positive = (batch.labels > 0.5) & (targets >= 0)
-        # Histories as often as positive rows have them: duplicates count as if they were there.
+        # Weight each history by its number of positive rows, as without deduplication.
         inverse = batch.inverse_lookup.get(options.history)
         times = positive.to(users.dtype)
         if inverse is not None:
@@ -279,5 +279,5 @@ class Top(nn.Module):
 
 
 def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
-    """Return what follows the last item of each row, ``[U, D]``."""
+    """Return the vector after the last item of each row, ``[U, D]``."""
     return encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]

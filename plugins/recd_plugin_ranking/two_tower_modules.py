@@ -26,7 +26,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class TwoTowerModule(nn.Module):
-    """A table for each feature, and a tower over those of the user and over those of the item."""
+    """One table per feature, a user tower and an item tower."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TwoTowerModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Return vectors of the users, ``[B, D]``; dot products with items are logits."""
+        """Return user vectors ``[B, D]``. Dot products with item vectors are logits."""
         return self.top.towers(*self._looked_up(batch), batch)[0]
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
@@ -104,7 +104,7 @@ class Top(nn.Module):
     ) -> Output:
         users, items = self.towers(bags, copies, pooled, batch)
         logits = (users * items).sum(1)
-        if torch.compiler.is_exporting():  # rows to score have no labels
+        if torch.compiler.is_exporting():  # rows without labels are only scored
             loss = logits.new_zeros(())
         elif self._options.loss == "binary":
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
@@ -119,7 +119,7 @@ class Top(nn.Module):
         pooled: Tensor | None,
         batch: ModelInput,
     ) -> tuple[Tensor, Tensor]:
-        """Return vectors of users, divided by the temperature, and of items, ``[B, D]``."""
+        """Return user vectors, divided by the temperature, and item vectors, each ``[B, D]``."""
         vectors: dict[str, Tensor] = {}
         for found in (bags, copies):
             if found is not None:
@@ -135,7 +135,7 @@ class Top(nn.Module):
         return towers[0] / self._options.temperature, towers[1]
 
     def _in_batch(self, users: Tensor, items: Tensor, batch: ModelInput) -> Tensor:
-        """Return the softmax loss of each positive row's item among those of all of them."""
+        """Return the softmax loss of each positive row's item among all positive rows' items."""
         ids = ids_of_rows(batch, self._options.item[0])
         positive = (batch.labels > 0.5) & (ids >= 0)
         ids, logits = ids[positive], users[positive] @ items[positive].T

@@ -35,7 +35,7 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
     "--json",
     "json_path",
     type=cli_options.OUTPUT_OR_TERMINAL,
-    help="Write figures here; - writes them to the terminal, and nothing else.",
+    help="Write the figures as JSON to this file; - writes only the JSON to the terminal.",
 )
 @click.pass_obj
 def evaluate(
@@ -50,7 +50,7 @@ def evaluate(
     """Evaluate a trained model of REGISTRY on every row of its test split.
 
     Shows normalized entropy, AUC and the metrics of the file. KEY=VALUE sets a value of the file,
-    as for recd run. Under torchrun it joins the ranks that are there.
+    as for recd run. Under torchrun, the command runs on the started ranks.
 
     \b
     recd evaluate registry.yaml
@@ -104,18 +104,18 @@ def evaluate(
     "--format",
     "kind",
     type=click.Choice(["parquet", "csv", "jsonl"]),
-    help="Of the file; by its suffix without it.",
+    help="Format of the score file; by default it follows from the suffix.",
 )
 @click.option(
     "--keep",
     multiple=True,
     metavar="COLUMN",
-    help="A column of TABLE, a Parquet table, that the file has too; again for more.",
+    help="Column of TABLE to copy to the score file. TABLE must be Parquet. Can be repeated.",
 )
 @cli_options.CHECKPOINT
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_obj
 def predict(
     plugins_dir: Path | None,
@@ -130,12 +130,12 @@ def predict(
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Score every row of TABLE by a trained model of REGISTRY.
+    """Score every row of TABLE with a trained model of REGISTRY.
 
-    TABLE is what the dataset of REGISTRY reads, as a Parquet file or a folder of some; it needs no
-    label. The file of scores has a row for each of its rows, in their order: the keys that the
-    dataset names, the 0-based row, and the score, a probability. Under torchrun the command joins
-    the ranks that are there.
+    TABLE is anything that the dataset of REGISTRY can read, such as a Parquet file or a folder. It
+    needs no label. The score file has one row per row of TABLE, in the same order. Its columns are
+    the dataset's key columns, the 0-based row, and the score, a probability. Under torchrun, the
+    command runs on the started ranks.
 
     KEY=VALUE sets a value of the file, as for recd run.
 
@@ -201,15 +201,15 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json")
     "--output",
     type=cli_options.OUTPUT_FOLDER,
     required=True,
-    help="A folder; made where it is missing.",
+    help="Output folder. Created if missing.",
 )
 @cli_options.CHECKPOINT
 @click.option(
     "--int8",
     is_flag=True,
-    help="Write model_int8.pt2 too, with tables of 8 bits a number, and the error of its scores.",
+    help="Also write model_int8.pt2, with 8-bit tables, and report the error of its scores.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.pass_obj
 def export(
     plugins_dir: Path | None,
@@ -223,9 +223,9 @@ def export(
     """Export a trained model of REGISTRY as one program of torch.export.
 
     Writes model.pt2 and signature.json into a folder. The program takes raw ids and numbers,
-    transforms them as training did, and gives probabilities; rows of a batch may share the stored
-    rows of a feature, as the candidates of a request share its history. It is loaded by
-    torch.export.load and needs torch alone.
+    preprocesses them as in training, and returns probabilities. Rows of a batch can share a stored
+    row of a feature. For example, the candidates of a request share its history. Load the program
+    with torch.export.load; it needs only torch.
 
     KEY=VALUE sets a value of the file, as for recd run.
 
@@ -265,9 +265,11 @@ def export(
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
 @cli_options.SETTINGS
-@click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="A Parquet file.")
+@click.option(
+    "-o", "--output", type=cli_options.OUTPUT, required=True, help="Parquet file to write."
+)
 @cli_options.CHECKPOINT
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_obj
 def embeddings(
     plugins_dir: Path | None,
@@ -278,11 +280,11 @@ def embeddings(
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Write the rows of an embedding table of a trained model.
+    """Write the rows of a trained model's embedding table to a Parquet file.
 
-    Of TABLE, a table of REGISTRY's model, as Parquet. A row has id, the row of the table, and
-    vector, a list of float32 of fixed size; and value, what preprocessing made the id of, where a
-    vocabulary says that. Tables are named as recd plan names them: t_ and the feature.
+    TABLE is a table of REGISTRY's model, named as in recd plan: t_ and the feature. The file has
+    the columns id, the row of the table, and vector, a fixed-size list of float32. With a
+    vocabulary, it also has value, the original id.
 
     KEY=VALUE sets a value of the file, as for recd run.
 
@@ -310,14 +312,14 @@ def embeddings(
     "-o",
     "--output",
     type=cli_options.OUTPUT,
-    help="The page.  [default: the first RUN with the suffix .html]",
+    help="HTML file to write.  [default: the first RUN with the suffix .html]",
 )
-@click.option("--force", is_flag=True, help="Replace the page where it is there.")
+@click.option("--force", is_flag=True, help="Replace the page if it exists.")
 def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
-    """Show one run, or compare several, as a page of HTML that needs nothing else.
+    """Write a self-contained HTML page about one run, or a comparison of several runs.
 
-    RUN is a file that `recd run --json` wrote; of a comparison each side is a run. What the others
-    are compared with stands first.
+    RUN is a file written by `recd run --json`. Each variant of a comparison counts as a run. The
+    first run is the baseline.
 
     \b
     recd run my.yaml --json monday.json
@@ -328,11 +330,11 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
     if output is not None:
         cli_options.check_output(output, force, begins=rb"\s*<")
-    found = read_runs(runs)  # refuses a folder, which has no name with a suffix
+    found = read_runs(runs)  # Rejects a folder, whose name has no suffix.
     if output is None:
         output = runs[0].with_suffix(".html")
         cli_options.check_output(output, force, begins=rb"\s*<")
-    # Takes a second to import.
+    # This import takes a second.
     from recd_plugin_runs.report import page
 
     file_utils.write_text(output, page(found))

@@ -1,4 +1,4 @@
-"""Quality of a trained model on the test split."""
+"""Evaluates a trained model on the test split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from recd_plugins.api import (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Quality of a checkpoint on the test split, with the registry's metrics."""
+    """Metrics of a checkpoint on the test split."""
 
     checkpoint: str
     step: int
@@ -49,7 +49,7 @@ class Evaluated:
 
 
 def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Evaluated:
-    """Evaluate a checkpoint. A collective call in a process group that exists."""
+    """Evaluate a checkpoint. Collective: call on all ranks of an existing process group."""
     trained = trained_models.load_trained(job)
     if rank == 0 and not trained.same_data:
         trained_models.say_other_data(job.checkpoint)
@@ -67,7 +67,7 @@ _ROWS_AT_ONCE = 65_536
 
 
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
-    """Write ``id``, ``vector`` and maybe ``value`` of each row of a table; return their number."""
+    """Write ``id``, ``vector`` and, if known, ``value`` of each table row. Return the row count."""
     weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
@@ -103,12 +103,12 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
     for feature in features:
         texts.update(registry.dataset.texts(feature))
     found = pa.array([texts.get(each) for each in values] if texts else values)
-    # Rows that no value becomes.
+    # Rows without a known value.
     return pa.concat_arrays([found, pa.nulls(max(0, num_rows - len(found)), found.type)])
 
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Print why the training data is not there, if it is not."""
+    """Print why the training data is missing, if it is."""
     if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
             "Without the data that it was trained on, which cannot be read "
@@ -118,21 +118,21 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
 
 
 class UnknownIds:
-    """Counts out-of-vocabulary ids from now on, of a registry with fitted preprocessing.
+    """Counts out-of-vocabulary ids of a registry with fitted preprocessing, from creation on.
 
-    Processes that preprocess elsewhere, such as ``training.workers``, count nothing here.
+    Ids that other processes preprocess, such as ``training.workers``, are not counted.
     """
 
     def __init__(self, registry: RunConfig) -> None:
         shared: dict[int, tuple[list[str], set[int]]] = {}
         schema = registry.dataset.schema()
         for feature, steps in transforms.fitted_steps(registry, schema).items():
-            if feature not in schema.sparse:  # numbers are no ids
+            if feature not in schema.sparse:  # numbers have no ids
                 continue
             for step in steps:
                 if type(step).fit is Preprocessing.fit:
                     continue
-                if step.unknown_ids is None:  # features of one vocabulary share the set
+                if step.unknown_ids is None:  # features with the same vocabulary share the set
                     step.unknown_ids = set()
                 shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
         self._features: dict[str, list[set[int]]] = {}  # of a feature with two such steps, two
@@ -141,7 +141,7 @@ class UnknownIds:
             self._features.setdefault(" and ".join(features) + together, []).append(ids)
 
     def say(self) -> None:
-        """Print the counts of all ranks on rank 0. A collective call."""
+        """Print the summed counts of all ranks on rank 0. Collective: call on all ranks."""
         everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
         mine = {name: set[int]().union(*ids) for name, ids in self._features.items()}
         dist.all_gather_object(everyone, mine)

@@ -1,4 +1,4 @@
-"""A trained model with its preprocessing as one module, from raw ids to probabilities."""
+"""Exports a trained model with its preprocessing as one module from raw ids to probabilities."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from recd_plugins.api import (
 
 
 class ServingModel(nn.Module):
-    """Scores rows by a model with plain tables, after fitted preprocessing steps."""
+    """Scores rows with fitted preprocessing and a model with unsharded tables."""
 
     def __init__(
         self, model: nn.Module, schema: FeatureSchema, steps: Mapping[str, Sequence[Preprocessing]]
@@ -52,13 +52,14 @@ class ServingModel(nn.Module):
         lengths: dict[str, Tensor],
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Probabilities, float32 ``[B]``.
+        """Return probabilities, float32 ``[B]``.
 
         Args:
             dense: numbers of each row, float64 ``[B, num_dense]``, in the order of the schema.
-            values: by sparse feature, raw ids of its stored rows, int64 ``[num_values]``.
-            lengths: of those rows, int64 ``[num_stored]``.
-            rows: the stored row of each row, int64 ``[B]``; 0 to B - 1 where none is shared.
+            values: raw ids of each sparse feature's stored rows, int64 ``[num_values]``.
+            lengths: number of ids in each stored row, int64 ``[num_stored]``.
+            rows: index of the stored row of each batch row, int64 ``[B]``; 0 to B - 1 if none is
+                shared.
         """
         features = {}
         for name in self.schema.sparse:
@@ -93,7 +94,7 @@ class ServingModel(nn.Module):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Stored rows of a feature, read as a JaggedTensor, and the stored row of each row.
+    """Stored rows of a feature, readable as a JaggedTensor, and the stored row of each batch row.
 
     Attributes:
         ids: int64 ``[num_values]``.
@@ -113,7 +114,7 @@ class StoredRows:
 
 
 class PlainBags(nn.Module):
-    """An EmbeddingBagCollection over stored rows."""
+    """An unsharded EmbeddingBagCollection over stored rows."""
 
     def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ class PlainBags(nn.Module):
 
 
 class PlainSequences(nn.Module):
-    """An EmbeddingCollection over stored rows."""
+    """An unsharded EmbeddingCollection over stored rows."""
 
     def __init__(self, sequences: EmbeddingCollection, int8: bool) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class PlainSequences(nn.Module):
 
 
 def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
-    """Replace TorchRec's tables in place."""
+    """Replace TorchRec's embedding modules in place by unsharded ones."""
     for name, module in list(model.named_children()):
         if isinstance(module, EmbeddingBagCollection):
             setattr(model, name, PlainBags(module, int8))
@@ -191,19 +192,19 @@ def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _sums(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum of the vectors of each row, ``[num_rows, dim]``."""
+    """Return the sum of each row's vectors, ``[num_rows, dim]``."""
     row = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
     return vectors.new_zeros(lengths.shape[0], vectors.shape[1]).index_add(0, row, vectors)
 
 
 class Int8Rows(nn.Module):
-    """Rows of ``weight``, float32 ``[rows, dim]``, as FBGEMM's fused 8-bit rows."""
+    """Embedding rows ``weight``, float32 ``[rows, dim]``, stored as FBGEMM's fused 8-bit rows."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         import fbgemm_gpu  # noqa: F401
 
-        # Of each row its numbers, then scale and offset, two float32.
+        # Each row stores its numbers, then scale and offset as two float32.
         packed = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(weight.detach().contiguous())
         dim = weight.shape[1]
         self.register_buffer("numbers", packed[:, :dim].contiguous())
@@ -211,8 +212,8 @@ class Int8Rows(nn.Module):
         self.register_buffer("scales", scales.contiguous())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Float32 ``[num_ids, dim]``."""
-        # Not by an index in brackets, to which -1 is the last row.
+        """Return the vectors of ids, float32 ``[num_ids, dim]``."""
+        # Bracket indexing would read -1 as the last row.
         scale, offset = self.scales.index_select(0, ids).unbind(1)
         return self.numbers.index_select(0, ids).float() * scale.unsqueeze(1) + offset.unsqueeze(1)
 
@@ -222,7 +223,7 @@ class Int8Rows(nn.Module):
 
 #: Files of an export.
 PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"
-# Enough to see what 8 bits do to scores.
+# Number of rows that suffices to measure the error of 8-bit tables.
 _ROWS_COMPARED = 4096
 
 
@@ -246,7 +247,7 @@ def exported(model: ServingModel) -> ExportedProgram:
 
 
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
-    """Write the program of a model and a description of its inputs into a folder."""
+    """Write the exported program and a description of its inputs into a folder."""
     program = exported(model)
     _detach_empty(program)
     with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:
@@ -255,7 +256,7 @@ def write_export(model: ServingModel, folder: Path, name: str) -> None:
 
 
 def _detach_empty(program: ExportedProgram) -> None:
-    """Give empty constants memory of their own, which torch.export.save (2.11 to 2.14) needs."""
+    """Give empty constants their own storage, which torch.export.save (2.11 to 2.14) needs."""
     for constants in (program.constants, program.state_dict):
         for name, value in constants.items():
             if isinstance(value, Tensor) and not value.numel():
@@ -264,7 +265,7 @@ def _detach_empty(program: ExportedProgram) -> None:
 
 @dataclass(frozen=True)
 class ScoreError:
-    """Absolute differences of probabilities of 8-bit tables, on the first training rows."""
+    """Absolute probability differences caused by 8-bit tables, on the first training rows."""
 
     rows: int
     mean: float
@@ -274,10 +275,10 @@ class ScoreError:
 def export_to(
     registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
 ) -> ScoreError | None:
-    """Write the programs of a checkpoint into a folder, and compare two on training rows."""
+    """Export a checkpoint to a folder. With 8-bit tables, measure the error on training rows."""
     model = serving_model(registry, checkpoint)
     write_export(model, folder, PROGRAM)
-    (folder / INT8_PROGRAM).unlink(missing_ok=True)  # of a former export
+    (folder / INT8_PROGRAM).unlink(missing_ok=True)  # from a previous export
     if not int8:
         return None
     quantized = serving_model(registry, checkpoint, int8=True)
@@ -294,7 +295,7 @@ def export_to(
 
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
-    """Return the inputs of a program for rows of a dataset; none is shared."""
+    """Return a program's inputs for rows of a dataset, without shared stored rows."""
     kjt = from_columns.kjt_from_columns(
         {name: arrow.sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()
@@ -307,7 +308,7 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
 
 
 def signature(schema: FeatureSchema) -> dict[str, Any]:
-    """Describe the inputs of a program, as JSON values."""
+    """Describe the inputs of a program as JSON values."""
     return {
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
@@ -322,7 +323,7 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
 
 
 def _example(schema: FeatureSchema) -> tuple[Any, ...]:
-    """Return inputs whose sizes all differ."""
+    """Return example inputs whose sizes are all different."""
     values: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
@@ -338,6 +339,6 @@ def _example(schema: FeatureSchema) -> tuple[Any, ...]:
 
 @contextmanager
 def _traceable() -> Iterator[None]:
-    """Let modules take plain operations instead of compiled kernels."""
+    """Switch modules from compiled kernels to plain torch operations."""
     with patch("torch.jit.is_scripting", return_value=True):
         yield

@@ -1,4 +1,4 @@
-"""Scores of every row of a table by a trained model, in a file, in the order of the rows."""
+"""Scores every row of a table with a trained model and writes the scores in row order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from recd_plugins.api import (
 
 
 class BatchWriter(Protocol):
-    """Takes batches of one schema, as pyarrow's writers do."""
+    """Interface of writers that accept batches of one schema, like pyarrow's writers."""
 
     def write_batch(self, batch: pa.RecordBatch) -> None: ...
 
@@ -62,7 +62,7 @@ class _JsonLines:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         for row in batch.to_pylist():
-            # Dates, times and decimals as text.
+            # Write dates, times and decimals as text.
             text = json.dumps(
                 file_utils.finite(row), default=str, ensure_ascii=False, allow_nan=False
             )
@@ -76,7 +76,7 @@ class _JsonLines:
 def score_file(
     path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
 ) -> Iterator[BatchWriter]:
-    """Open a writer of ``path``, which appears when it is complete; see ``new_file``."""
+    """Open a writer of ``path``, which appears only once complete; see ``new_file``."""
     with file_utils.new_file(path, token=token, replaces=replaces) as temporary:
         writer: BatchWriter
         if kind == "jsonl":
@@ -92,7 +92,7 @@ def score_file(
 
 
 class KeptColumns:
-    """Takes columns, or fields of structs by path, of a Parquet table row by row."""
+    """Reads selected columns, or struct fields by path, of a Parquet table row by row."""
 
     def __init__(
         self, location: str, columns: Sequence[str], storage: Storage | None = None
@@ -125,7 +125,7 @@ class KeptColumns:
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
-        """Return the next rows, whose numbers in the table are ``rows``; null columns if none."""
+        """Return the next rows, with row numbers ``rows``; null columns if ``rows`` is empty."""
         taken: list[Rows] = []
         num_rows = len(rows)
         if not np.array_equal(rows, np.arange(self._next_row, self._next_row + num_rows)):
@@ -147,7 +147,7 @@ class KeptColumns:
         }
 
     def check_end(self) -> None:
-        """Refuse rows that nobody took."""
+        """Raise an error if the table has more rows than were read."""
         if self._next() is not None:
             raise self._other_rows("more")
 
@@ -192,7 +192,7 @@ class PredictJob(trained_models.TrainedJob):
     replaces: bool = False
 
     def load(self) -> RunConfig:
-        """Load the registry, with an AbsentData if the training data is gone."""
+        """Load the registry; also return an AbsentData if the training data is missing."""
         return trained_models.with_trained_columns(super().load(), self.checkpoint)
 
     def prepare(self) -> None:
@@ -200,7 +200,7 @@ class PredictJob(trained_models.TrainedJob):
         registry = self.load()
         say_absent(registry, self.checkpoint)
         dataset = registry.dataset.to_score(self.table)
-        self.kept(dataset)  # refused at once, before rows are imported
+        self.kept(dataset)  # rejected now, before rows are imported
         dataset.prepare()
 
     def kept(self, dataset: Dataset) -> KeptColumns | None:
@@ -209,7 +209,7 @@ class PredictJob(trained_models.TrainedJob):
         return KeptColumns(self.table, self.keep, dataset.storage())
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Plan by the table to score if the training data is gone."""
+        """Plan with the table to score if the training data is missing."""
         if not isinstance(registry.dataset, trained_models.AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
@@ -226,14 +226,14 @@ class PredictJob(trained_models.TrainedJob):
 
 @dataclass(frozen=True)
 class Predicted:
-    """Rows that were scored, and the seconds of reading, scoring and writing."""
+    """Number of scored rows, and the seconds spent on reading, scoring and writing."""
 
     rows: int
     seconds: float
 
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
-    """Score each row of a prepared table. A collective call in a process group that exists."""
+    """Score each row of a prepared table. Collective: call on all ranks."""
     trained = trained_models.load_trained(job)
     prepared = trained.parts.prepared
     registry = trained.registry
@@ -241,7 +241,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     kept = job.kept(dataset) if rank == 0 else None
     rank_agreement.check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
-    # The training split may have fewer rows than a batch of these.
+    # The training split may have fewer rows than one batch of this size.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = row_pipelines.RowPipeline(scored, row_pipelines.fitted_transforms(scored, prepared))
     unknown = UnknownIds(registry)
@@ -257,7 +257,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         for turn, scores in _scores(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
-                with doing("writing scores"):  # each of which is a sign that ranks get on
+                with doing("writing scores"):  # each turn shows that the ranks make progress
                     output.write(turn.keys, scores)
                 advance(sum(turn.counts))
     unknown.say()
@@ -271,7 +271,7 @@ def _scores(
     dealt: Iterator[Turn],
     world_size: int,
 ) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Yield each turn with the probabilities of its rows, float64, by rank. Collective."""
+    """Yield each turn with the float64 probabilities of its rows for each rank. Collective."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -294,7 +294,7 @@ def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarra
 
 
 class _Output:
-    """The file of scores, opened at the first ones, whose keys show its columns."""
+    """Score file, opened at the first scores because their keys determine its columns."""
 
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
@@ -314,7 +314,9 @@ class _Output:
         for column, name in self._names.items():
             columns[name] = _joined([batch.column(column) for batch in keys])
         rows = pa.array(np.arange(self._row, self._row + len(scores)))
-        rows = columns.get(ROW, rows)  # the dataset's own where it makes several of one
+        rows = columns.get(
+            ROW, rows
+        )  # the dataset's own row number if it makes several rows of one
         if self._kept is not None:
             columns |= self._kept.take(rows.to_numpy(zero_copy_only=False))
         if ROW not in columns:
@@ -332,7 +334,7 @@ class _Output:
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            if self._writer is None:  # a table without rows
+            if self._writer is None:  # the table has no rows
                 self.write([], np.zeros(0))
             if self._kept is not None:
                 self._kept.check_end()
@@ -366,7 +368,7 @@ class Turn:
 def turns(
     scanned: Iterable[Rows], keys: tuple[str, ...], rank: int, world_size: int, batch_size: int
 ) -> Iterator[Turn]:
-    """Deal the batches of a scan to ranks in turn; every rank reads everything."""
+    """Distribute the batches of a scan to ranks in turn. Every rank reads all batches."""
     batches = row_tables.rebatch(scanned, batch_size, rest=True)
     while dealt := list(islice(batches, world_size)):
         counts = tuple(len(each) for each in dealt) + (0,) * (world_size - len(dealt))

@@ -1,4 +1,4 @@
-"""HTML pages of runs that ``recd run --json`` wrote."""
+"""Writes HTML pages about runs, from files of ``recd run --json``."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from matplotlib.figure import Figure
 
 from recd_plugins.api import RecdError, html_page, plots, run_results
 
-# Curves of losses that differ by no more are one.
+# Loss curves that differ by at most this are drawn as one.
 _EQUAL_LOSSES = 1e-5
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: ``Result.as_json``, and the report of the comparison that it belongs to."""
+    """A run: ``Result.as_json``, and the report of its comparison if it has one."""
 
     name: str
     values: Mapping[str, Any]
     report: object = None
 
     def figure(self, name: str) -> float | None:
-        """Return a figure; of several rounds the median."""
+        """Return a figure. With several rounds, return the median."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
         value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return the ratio of a figure to another run's, by round if they took turns."""
+        """Return the ratio of a figure to that of another run; per round if the runs took turns."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return run_results.Spread(**spread)
@@ -43,11 +43,11 @@ class Run:
 
     @property
     def losses(self) -> list[float | None]:
-        """Losses by step; None if not finite."""
+        """Return the loss of each step, with None for non-finite losses."""
         return list(self.values["losses"])
 
     def same_losses(self, other: Run) -> float | None:
-        """Return the largest difference of two losses of one step, None unless it is tiny."""
+        """Return the largest loss difference at any step, or None unless it is tiny."""
         mine, others = self.losses, other.losses
         if len(mine) != len(others) or None in mine or None in others:
             return None
@@ -57,7 +57,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs of files that ``recd run --json`` wrote, each with a name of its own."""
+    """Read runs from files of ``recd run --json`` and give each a unique name."""
     found: list[Run] = []
     for path in paths:
         try:
@@ -92,16 +92,16 @@ def runs_of(report: Any) -> list[Run]:
     ]
 
 
-# Values that other sections show; the rest are tables.
+# Values shown in their own sections. All others appear in tables.
 _KNOWN = frozenset(
     {
         "samples_per_second", "step_seconds", "ids_looked_up", "peak_memory_bytes", "losses",
         "train", "test", "step_memory", "registry", "settings", "rounds", "validation",
     }
 )  # fmt: skip
-# Rows of a section that are shown.
+# Maximum number of rows shown per section.
 _MOST_ROWS = 200
-# Waiting for data is mentioned above this share of a step.
+# Data wait is mentioned if it exceeds this share of a step.
 _WAITING = 0.05
 
 
@@ -124,7 +124,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield findings, a sentence each."""
+    """Yield findings, one sentence each."""
     first = runs[0]
     for run in runs[1:]:
         for name, sentence in (
@@ -189,7 +189,7 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield a table per remaining value of the runs."""
+    """Yield a table for each remaining value of the runs."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield the registries and settings of the runs."""
+    """Yield the registries and overrides of the runs."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
         if text := run.values.get("registry"):
@@ -238,13 +238,13 @@ def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
         yield html_page.element("pre", text)
 
 
-# Longer curves are averaged to so many points.
+# Longer curves are averaged down to this many points.
 _POINTS = 400
 
 
 @plots.plot_style()
 def loss_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot losses by step; runs with equal losses have one curve."""
+    """Plot the loss of each step. Runs with equal losses share one curve."""
     axes = _axes(4.0)
     for number, group in enumerate(same_curves(runs)):
         losses = [math.nan if loss is None else loss for loss in group[0].losses]
@@ -265,7 +265,7 @@ def loss_plot(runs: Sequence[Run]) -> html_page.Html:
 
 @plots.plot_style()
 def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> html_page.Html:
-    """Plot a figure by step; None if not finite."""
+    """Plot a figure of each step; None if no value is finite."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
     axes.set(xlabel="step", ylabel=name.replace("_", " "))
@@ -273,7 +273,7 @@ def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) 
 
 
 def same_curves(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs whose losses are the same but for rounding."""
+    """Group runs whose losses differ only by rounding."""
     groups: list[list[Run]] = []
     for run in runs:
         same = next((each for each in groups if run.same_losses(each[0]) is not None), None)

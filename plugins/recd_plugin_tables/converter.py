@@ -1,4 +1,4 @@
-"""Converts rows of a table to rows of an import: typed columns, exploded, finite numbers."""
+"""Converts table rows to import rows: typed columns, exploded lists, finite numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OnNan = Literal["error", "drop", "zero"]
 
 
 class Converter:
-    """Makes the columns of an import from those of a table.
+    """Converts the columns of a table to the columns of an import.
 
     Args:
         plan: role of each leaf.
@@ -169,7 +169,7 @@ class Converter:
     def _grouped(
         self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]
     ) -> pa.Array | None:
-        """Return ids that are equal within a session or request; a row without one is alone."""
+        """Return one id per session or request. A row without one gets a unique id."""
         if use is None:
             return None
         cells = exploded.cells(use.leaf)
@@ -206,7 +206,7 @@ class Converter:
 
 
 class Exploded:
-    """Rows of a table with a row for each element of parallel lists, and the rest spread."""
+    """Rows of a table after exploding parallel lists: one row per list element."""
 
     def __init__(self, rows: Rows, columns: Sequence[str]) -> None:
         self._rows = rows
@@ -234,7 +234,7 @@ class Exploded:
             self.num_empty = int((lengths == 0).sum())
 
     def column(self, leaf: Leaf) -> pa.Array:
-        """Return the column of a leaf, or its elements if it is exploded."""
+        """Return the values of a leaf, or its list elements if it is exploded."""
         return self._items[leaf.path[0]] if leaf.exploded else self._rows.data[leaf.path[0]]
 
     def cells(self, leaf: Leaf) -> Cells:
@@ -250,14 +250,14 @@ class Exploded:
         return Cells(values.cast(leaf.type) if holds_nothing(values.type) else values, place)
 
     def spread(self, values: pa.Array, leaf: Leaf) -> pa.Array:
-        """Return a value for each row, given those of a leaf's column."""
+        """Repeat the values of a leaf's column so that each row has one."""
         return values if leaf.exploded or not self._items else values.take(pa.array(self.parents))
 
 
 def _finite(
     cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
 ) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-    """Fill NaN and infinite numbers ``[B, width]``; also return rows to drop, and a count."""
+    """Replace NaN and infinity in numbers ``[B, width]``. Return also rows to drop and a count."""
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
         infinite = ~gaps & ~np.isfinite(numbers.astype(np.float32))

@@ -20,50 +20,57 @@ from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
 from recd_plugins.api import PluginOptions, file_utils, readers
 
-# An import of another version is made anew.
+# An import of another version is rebuilt.
 _VERSION = 7
 _NOTE = "import.json"
 
 
 class ImportOptions(PluginOptions):
-    """What an import is made by, besides the table."""
+    """Options that, together with the table, determine an import."""
 
     columns: Columns = Field(
-        description="What each column is used for: id, ids, number, numbers, session, time, "
-        "request, key, label or unused; fields of structs by their path, as user.age."
+        description="Role of each column: id, ids, number, numbers, session, time, "
+        "request, key, label or unused. Name struct fields by path, such as "
+        "user.age."
     )
     others: Others = Field(
-        default="error", description="What of columns that columns does not name: error or unused."
+        default="error",
+        description="What to do with columns that are not listed in columns: error or unused.",
     )
     explode: tuple[str, ...] = Field(
         default=(),
-        description="Columns of lists, parallel ones, of which each element is a row: candidates.",
+        description="Parallel list columns to explode: each element becomes a row, for "
+        "example one candidate.",
     )
     implicit: bool = Field(
-        default=False, description="Every row is a positive, label 1: a log without a label."
+        default=False, description="For a log without a label: every row is positive (label 1)."
     )
     histories: dict[str, HistoryOptions] = Field(
         default={},
-        description="Features to build of a log without a label, by name: the ids that a column "
-        "had in earlier rows of the session.",
+        description="For a log without a label: history features to build, by name. A "
+        "history lists the ids of a column in earlier rows of the session.",
     )
     on_nan: OnNan = Field(
         default="error",
-        description="What becomes of numbers that are missing or infinite: error, drop the row, or "
-        "zero. missing of a column goes before it.",
+        description="How to handle missing or infinite numbers: error, drop the row, or "
+        "zero. A column's own missing option takes precedence.",
     )
     order: Literal["session", "stored"] = Field(
         default="session",
-        description="session: rows of a session together, by time, so that what they share is "
-        "stored once; sessions in the order of a hash. stored: as the table has them.",
+        description="session: group the rows of each session, sorted by time, so that "
+        "shared values are stored once. Sessions are in hash order. stored: "
+        "keep the order of the table.",
     )
     split: SplitOptions | None = Field(
-        default=None, description="What is kept for the test split; null keeps none."
+        default=None, description="How to choose the test split; null means no test split."
     )
-    source: SourceOptions = Field(default=SourceOptions(), description="How the table is opened.")
+    source: SourceOptions = Field(
+        default=SourceOptions(), description="Options for opening the table."
+    )
     cache: Path = Field(
         default=Path(".recd/tables"),
-        description="Folder for imports; one is made anew where the table or these options change.",
+        description="Folder for imports. An import is rebuilt if the table or these "
+        "options change.",
     )
 
     @model_validator(mode="after")
@@ -99,7 +106,7 @@ class ImportOptions(PluginOptions):
 
 @dataclass(frozen=True)
 class ImportNote:
-    """Note beside an import.
+    """Metadata stored beside an import.
 
     Attributes:
         rows: rows of the table.
@@ -128,12 +135,12 @@ class ImportNote:
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of the import."""
+        """Write the note into the import folder."""
         file_utils.write_note(folder / _NOTE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> ImportNote | None:
-        """Read the note of an import, None if there is no finished import."""
+        """Read the note of an import, or return None if there is no finished import."""
         found = file_utils.read_note(folder / _NOTE)
         return cls(**found) if found is not None else None
 
@@ -148,7 +155,7 @@ class ImportNote:
         ]
 
     def lines(self, name: str) -> list[str]:
-        """Return what to print about a new import."""
+        """Return the lines to print about a new import."""
         kept = f"{self.train:,} {'to score' if self.scoring else 'for training'}"
         test = f" and {self.test:,} for the test" if self.test else ""
         became = ":" if self.train + self.test == self.rows else ", which became"
@@ -166,7 +173,7 @@ class ImportNote:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Names a row of an import's file by the file and row that it came from."""
+    """Maps a row of an import file to the file and row of the source table."""
 
     files: Sequence[tuple[str, int]]
     exploded: bool
@@ -185,7 +192,7 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Imported:
-    """An import: ``folder`` has its splits; ``new`` says whether it was made just now."""
+    """An imported table: ``folder`` contains its splits; ``new`` is True if this call built it."""
 
     folder: Path
     note: ImportNote
@@ -194,7 +201,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class ImportPlace:
-    """Where the import of a table is, or would be.
+    """Location of the import of a table, whether or not it exists yet.
 
     Args:
         path: of the table.
@@ -225,7 +232,7 @@ class ImportPlace:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What the import is made of, as JSON values."""
+        """Return what determines the import's content, as JSON values."""
         location = self.source.location
         options = set(ImportOptions.model_fields) - {"cache"}
         return {

@@ -31,12 +31,12 @@ from recd_plugins.api import (
 
 #: Bytes of rows that stay in memory while a table is read.
 MEMORY = 1 << 29
-# Rows of the table that are made at once where each has many candidates.
+# Table rows to convert at once if each has many candidates.
 _CANDIDATE_ROWS = 2_048
 
 
 def make_import(place: ImportPlace) -> Imported:
-    """Return the import of a table; make it, with a progress bar on stderr, if it is not there."""
+    """Return the import of a table. Build it if missing, with a progress bar on stderr."""
     if (found := place.find()) is not None:
         return found
     location = place.source.location
@@ -60,13 +60,13 @@ class _Importer:
         self._clustered = self._options.order == "session" and bool(grouped)
 
     def make(self, progress: Callable[[int], None], waits: Callable[[], None]) -> ImportNote:
-        """Write the import whole or not at all; call ``waits`` if another process does."""
+        """Build the import atomically. ``waits`` is called if another process is building it."""
         target = self._place.folder
         with folders.work_folder(
             target, "import", self._place.identity, lambda _: None, waits=waits
         ) as work:
             if (found := ImportNote.read(target)) is not None:
-                return found  # which another process made meanwhile
+                return found  # Another process built it meanwhile.
             shutil.rmtree(work.table, ignore_errors=True)
             work.table.mkdir()
             note = self._write(work.table, work.path / "spill", progress)
@@ -175,7 +175,7 @@ class _Importer:
         return counts, times
 
     def _check(self, note: ImportNote) -> None:
-        """Refuse an import that nothing can be learnt from."""
+        """Reject an import without trainable data."""
         where = self._source.location
         if not note.rows:
             raise DataError(f"{where}: the table has no rows")
@@ -194,7 +194,7 @@ class _Importer:
 
 
 def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
-    """Return the list length of each feature of role numbers: ``width``, or the first list's."""
+    """Return the list length of each numbers feature: ``width``, or its first list's length."""
     widths = dict(known)
     waiting = {}
     for use in plan.features:

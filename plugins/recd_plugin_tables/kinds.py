@@ -1,4 +1,4 @@
-"""Options of columns, and the types of columns and struct fields (leaves) of a table."""
+"""Column options, and the types of a table's columns and struct fields (leaves)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Role = Literal[
 FEATURES: tuple[Role, ...] = ("id", "ids", "number", "numbers")
 #: Roles of columns that predictions carry.
 KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
-#: What ``missing`` can be besides a value.
+#: Allowed values of ``missing``, apart from a replacement value.
 RULES = ("error", "drop", "empty")
 
 Missing = Literal["error", "empty", "drop"] | float | int | str
@@ -34,25 +34,27 @@ Unit = Literal[
 
 
 class ColumnOptions(PluginOptions):
-    """What a column of the table is used for."""
+    """Role and options of a column."""
 
     roles: tuple[Role, ...] = Field(
         alias="as",
         min_length=1,
-        description="id, ids, number, numbers, session, time, request, key, label or unused; "
-        "several in a list, as [session, id].",
+        description="Role: id, ids, number, numbers, session, time, request, key, label "
+        "or unused. Use a list for several roles, such as [session, id].",
     )
     name: str | None = Field(
         default=None,
         pattern=r"^\w+$",
-        description="Of the feature; null: that of the column, dots as underscores.",
+        description="Name of the feature; null means the column name with dots replaced "
+        "by underscores.",
     )
     missing: Missing | None = Field(
         default=None,
-        description="What becomes of a null, and of a NaN among numbers: error, drop (the row), "
-        "empty (no id; in lists the element is left out), or a value, but none of times. null: "
-        "empty for ids, on_nan of the dataset for numbers, a session of its own for rows without, "
-        "error for others.",
+        description="How to handle nulls, and NaN in numbers: error, drop (the row), "
+        "empty (no id; omitted from lists), or a replacement value. Times "
+        "cannot have a replacement value. Default null: empty for ids, the "
+        "dataset's on_nan for numbers, a separate session for rows without a "
+        "session, error for all others.",
     )
     unit: Unit | None = Field(
         default=None,
@@ -61,29 +63,34 @@ class ColumnOptions(PluginOptions):
     )
     by: Literal["hour", "weekday", "day"] | None = Field(
         default=None,
-        description="What of a time is the feature: hour of the day, day of the week (Monday is 0) "
-        "or days since 1970. A number has the fraction too.",
+        description="Part of a time to use as the feature: hour of the day, day of the "
+        "week (Monday is 0) or days since 1970. As a number it includes the "
+        "fraction.",
     )
     separator: str | None = Field(
-        default=None, min_length=1, description="Between the ids of a text, as in Action|Comedy."
+        default=None,
+        min_length=1,
+        description="Separator of the ids in a text, such as | in Action|Comedy.",
     )
     integers: bool = Field(
         default=False,
-        description="The ids of a text are whole numbers, equal to those of columns of numbers; "
-        "without it they are hashed as text.",
+        description="Parse the ids in a text as integers, so that they match ids of "
+        "integer columns. Otherwise they are hashed as text.",
     )
     texts: bool = Field(
         default=False,
-        description="Keep the text of each id beside the import, for tables of embeddings.",
+        description="Store the text of each id beside the import, for embedding exports.",
     )
     width: int | None = Field(
-        default=None, ge=1, description="Numbers in a list; null: as many as in the first one."
+        default=None,
+        ge=1,
+        description="Length of a list of numbers; null means the length of the first list.",
     )
     positive_from: float | None = Field(
-        default=None, description="A label from here on is 1, one below is 0."
+        default=None, description="Labels of at least this become 1, lower ones 0."
     )
     positive: tuple[str | float | bool, ...] | None = Field(
-        default=None, min_length=1, description="Values of a label that are 1; others are 0."
+        default=None, min_length=1, description="Label values that become 1; all others become 0."
     )
 
     @model_validator(mode="before")
@@ -127,14 +134,14 @@ class ColumnOptions(PluginOptions):
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in type(self).model_fields if name != "roles"}
-        # 0 is a value, though it equals False.
+        # 0 is a valid value even though it equals False.
         return {"as": [*self.roles]} | {
             name: each for name, each in given.items() if each is not None and each is not False
         }
 
     @property
     def feature(self) -> Role | None:
-        """Role that makes the column a feature of the model."""
+        """The column's feature role, if it is a feature of the model."""
         return next((role for role in self.roles if role in FEATURES), None)
 
 
@@ -163,13 +170,13 @@ def feature_name(column: str) -> str:
     return re.sub(r"\W", "_", column)
 
 
-# Few of Arrow's functions take views, which Polars writes.
+# Few Arrow functions accept the view types that Polars writes.
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column without fields, or a field of a struct; if ``exploded``, each element is a row."""
+    """A column without fields, or a struct field. If ``exploded``, each list element is a row."""
 
     name: str
     type: pa.DataType
@@ -178,7 +185,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
-    """Return the leaves of all columns in order; of exploded ones, those of an element."""
+    """Return the leaves of all columns in order. Exploded columns give the leaves of an element."""
     found = []
     for field in schema:
         kind, exploded = plain(field.type), field.name in explode
@@ -212,13 +219,13 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
         return values
     if pt.is_struct(values.type):
         return _at(normal(pc.struct_field(values, path[0])), path[1:])
-    # A list of structs: the field of every element in lists of the same lengths.
+    # For a list of structs, return lists of the field, with the same lengths.
     offsets, items, empty = list_parts(values)
     return pa.ListArray.from_arrays(pa.array(offsets), _at(items, path), mask=empty)
 
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
-    """Return int32 offsets from 0, the elements, and which lists are null; for any list type."""
+    """Return int32 offsets from 0, the elements and a null mask of lists of any list type."""
     values = normal(values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -226,7 +233,7 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """Return the values without extension types, run-end encoding and views."""
+    """Return the values converted from extension, run-end encoded and view types."""
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
         return normal(values.storage)
@@ -239,7 +246,7 @@ def normal(values: pa.Array) -> pa.Array:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, without extension, dictionary, run-end encoding or view."""
+    """Return the value type without extension, dictionary, run-end encoding or view."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
@@ -259,7 +266,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
-    """Return the roles that a leaf of this type can have; a time as an id also needs ``by``."""
+    """Return the roles allowed for a leaf of this type. A time as an id also needs ``by``."""
     kind = plain(kind)
     if is_list(kind):
         of = plain(kind.value_type)
@@ -284,7 +291,7 @@ def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
 
 
 def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None:
-    """Return why a leaf of this type cannot have a role, None if it can."""
+    """Return why a leaf of this type cannot have a role, or None if it can."""
     kind = plain(kind)
     if role == "unused":
         return None
@@ -318,7 +325,7 @@ def is_span(kind: pa.DataType) -> bool:
 
 
 def holds_nothing(kind: pa.DataType) -> bool:
-    """Return whether there are only nulls, or lists of them."""
+    """Return whether the type is null, or a list of null."""
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
 
 
@@ -340,9 +347,9 @@ _TYPES = {
 
 
 def sort_of(kind: pa.DataType) -> str:
-    """Return the sort of values: text, bytes, times, times of day, durations or numbers.
+    """Return the category of values: text, bytes, times, times of day, durations or numbers.
 
-    Values of two sorts are never equal ids. Lists are ``lists of`` a sort.
+    Ids of two categories are never equal. The category of a list starts with ``lists of``.
     """
     kind = plain(kind)
     if is_list(kind):
@@ -352,7 +359,7 @@ def sort_of(kind: pa.DataType) -> str:
 
 
 def type_of_sort(sort: str) -> pa.DataType:
-    """Return a type of this sort."""
+    """Return an Arrow type of this category."""
     kind = _TYPES[sort.removeprefix(_LISTS)]
     return pa.list_(kind) if sort.startswith(_LISTS) else kind
 

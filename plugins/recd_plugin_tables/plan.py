@@ -1,4 +1,4 @@
-"""Column plans: which leaf of a table has which role."""
+"""Column plans: the role of each leaf of a table."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from recd_plugins.api import DataError
 
 Others = Literal["error", "unused"]
 
-#: Columns that an import adds: group, time and place in the table of each row.
+#: Columns that an import adds: group, time, and position of each row in the table.
 SESSION, TIME, REQUEST = "_session", "_time", "_request"
 ROW, CANDIDATE = "_row", "_candidate"
 OF_IMPORT = frozenset({SESSION, TIME, REQUEST, ROW, CANDIDATE})
 
-#: The keys that lead to an option, and what is wrong with it.
+#: Path of keys that leads to an option, and the problem with it.
 Problem = tuple[tuple[str, ...], str]
 
 
 class PlanError(DataError):
-    """Options that do not suit a table's columns; ``problems`` has all of them."""
+    """Options that do not match a table's columns; ``problems`` lists all mismatches."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(f"{where}: {problem}" for _, problem in problems))
@@ -48,7 +48,7 @@ class PlanError(DataError):
 
 @dataclass(frozen=True)
 class Use:
-    """A leaf, its options, its feature name, and its name in predictions if it is a key."""
+    """A leaf with its options, its feature name, and its prediction column name if it is a key."""
 
     leaf: Leaf
     options: ColumnOptions
@@ -58,7 +58,7 @@ class Use:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Leaves of a table by role; ``explode`` names columns whose elements are rows."""
+    """Leaves of a table, grouped by role; ``explode`` lists columns whose elements become rows."""
 
     features: tuple[Use, ...]
     label: Use | None
@@ -70,7 +70,7 @@ class ColumnPlan:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of the table to read."""
+        """Columns to read from the table."""
         uses = [*self.features, *self.keys, self.label, self.session, self.request, self.time]
         read = {use.leaf.path[0] for use in uses if use is not None}
         return sorted(read | set(self.explode))
@@ -201,7 +201,7 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
 
 
 def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with the columns to explode."""
+    """Yield the problems with the columns to explode."""
     for name in explode:
         if name not in schema.names:
             near = get_close_matches(name, schema.names, n=1)

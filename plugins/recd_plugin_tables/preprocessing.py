@@ -1,4 +1,4 @@
-"""Fitted preprocessing: vocabularies of ids and scaled numbers."""
+"""Preprocessing fitted to the training split: vocabularies of ids and scaling of numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class FittedPreprocessing(Preprocessing):
-    """A transform by tensors that are fitted to the training split."""
+    """A transform with tensors that are fitted to the training split."""
 
     fit_rows = None
     _state: Mapping[str, Tensor] | None = None
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """The fitted tensors by name."""
+        """Return the fitted tensors, keyed by name."""
         if self._state is None:
             raise PluginError(f"{self.name}: transform before fit")
         return self._state
@@ -43,37 +43,41 @@ class FittedPreprocessing(Preprocessing):
         return {"fitted": digest.hexdigest()[:16]}
 
 
-# Distinct ids that wait to be counted together.
+# Number of distinct ids to buffer before counting them together.
 _WAITING = 1 << 22
 
 
 class Vocabulary(FittedPreprocessing):
-    """Number the ids of the training rows from 1, the most frequent first; others share rows."""
+    """Numbers the training ids from 1 by descending frequency. Unknown ids share rows."""
 
     name = "tables.vocabulary"
     scope = "id"
 
     class Options(PluginOptions):
-        """How many ids are known, and what becomes of others."""
+        """Size of the vocabulary and handling of unknown ids."""
 
-        rows: int = Field(ge=2, le=2**40, description="Rows of the table.")
+        rows: int = Field(ge=2, le=2**40, description="Number of rows of the table.")
         min_count: int = Field(
-            default=1, ge=1, description="An id that occurs less often in training is unknown."
+            default=1,
+            ge=1,
+            description="Minimum frequency. Ids that occur less often in training are unknown.",
         )
         others: Literal["hash", "unknown"] = Field(
             default="hash",
-            description="unknown: all others are row 0. hash: they are spread by a hash over row 0 "
-            "and the rows that no known id has.",
+            description="unknown: all unknown ids share row 0. hash: unknown ids are hashed "
+            "to row 0 and to the rows that no known id uses.",
         )
         hash_rows: int | None = Field(
             default=None,
             ge=1,
-            description="Rows that others have at least, of hash; null: a tenth of rows.",
+            description="For hash: minimum number of rows for unknown ids; null means a tenth"
+            " of rows.",
         )
 
         shared: bool = Field(
             default=False,
-            description="One vocabulary for all features of the entry, as for a table they share.",
+            description="Build one vocabulary for all features of the entry, for example if "
+            "they share a table.",
         )
 
         @model_validator(mode="after")
@@ -86,7 +90,7 @@ class Vocabulary(FittedPreprocessing):
 
         @property
         def num_others(self) -> int:
-            """Rows for unknown ids."""
+            """Number of rows for unknown ids."""
             if self.others == "unknown":
                 return 1
             return self.hash_rows or max(1, self.rows // 10)
@@ -119,7 +123,7 @@ class Vocabulary(FittedPreprocessing):
         self._counted = [(ids, counts)] if self.options.shared else []
         often = counts >= self.options.min_count
         ids, counts = ids[often], counts[often]
-        # Of equally frequent ones the smaller id first: the same on every rank.
+        # Break ties by the smaller id, so that all ranks agree.
         order = torch.sort(counts, descending=True, stable=True).indices
         known = ids[order[: self.options.rows - self.options.num_others]]
         ordered, place = known.sort()
@@ -140,7 +144,7 @@ class Vocabulary(FittedPreprocessing):
         return torch.where(known, rows[at], others), offsets
 
     def original_values(self) -> list[int | None]:
-        """Return the id of each row; None for rows that unknown ids share."""
+        """Return the original id of each row, or None for rows shared by unknown ids."""
         found: list[int | None] = [None] * self.options.rows
         ids, rows = (self.state[name].tolist() for name in ("ids", "rows"))
         for known, row in zip(ids, rows, strict=True):
@@ -191,7 +195,7 @@ class Standardise(FittedPreprocessing):
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
         import torch
 
-        # Chan, Golub and LeVeque's sum of squares, which large means do not cancel.
+        # Chan, Golub and LeVeque's sum of squares, which stays exact for large means.
         count, mean, squares = 0, 0.0, 0.0
         least, largest = math.inf, -math.inf
         for values, _ in rows:
@@ -205,7 +209,7 @@ class Standardise(FittedPreprocessing):
             count += num
             least, largest = min(least, float(part.min())), max(largest, float(part.max()))
         deviation = math.sqrt(squares / count) if count else 0.0
-        # A number that never changes becomes 0, whatever rounding left of its deviation.
+        # A constant number becomes 0, whatever rounding error its deviation has.
         constant = least >= largest
         mean = least if count and constant else mean
         self._state = {
@@ -219,7 +223,7 @@ class Standardise(FittedPreprocessing):
 
 
 class Log1p(Preprocessing):
-    """Replace x by log(1 + x), and a negative one by -log(1 - x)."""
+    """Replaces x by log(1 + x), or by -log(1 - x) if x is negative."""
 
     name = "tables.log1p"
     scope = "id"
@@ -229,19 +233,19 @@ class Log1p(Preprocessing):
         return values.sign() * values.abs().log1p(), offsets
 
 
-# Numbers that are kept to find the borders.
+# Number of samples kept to find the bucket borders.
 _MAX_KEPT = 1 << 22
 
 
 class Quantiles(FittedPreprocessing):
-    """Replace a number by its bucket, from 0 to 1; buckets hold equally many training rows."""
+    """Replaces a number by its quantile bucket, scaled to 0 to 1."""
 
     name = "tables.quantiles"
     scope = "id"
     takes = ("numbers",)
 
     class Options(PluginOptions):
-        """Number of buckets."""
+        """Options of the quantile transform."""
 
         buckets: int = Field(default=100, ge=2, le=2**20, description="Number of buckets.")
 
@@ -254,7 +258,7 @@ class Quantiles(FittedPreprocessing):
 
         kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
         for values, _ in rows:
-            # Every step-th number of all, wherever batches begin.
+            # Keep every step-th number, independent of batch boundaries.
             kept.append(values[-seen % step :: step].double())
             seen += values.numel()
             num_kept += kept[-1].numel()

@@ -1,4 +1,4 @@
-"""Sorts the rows of an import, builds histories of sessions and splits off the test rows."""
+"""Sorts the rows of an import, builds session histories and splits off the test rows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values import Cells, microseconds, mixed
 from recd_plugins.api import PluginOptions
 
-# Rows are sorted in 2^6 parts, by the highest bits of the hash of their session.
+# Rows are sorted in 2^6 parts, chosen by the highest bits of their session's hash.
 _BITS = 6
-# Rows of a batch that comes back.
+# Number of rows in an output batch.
 _ROWS = 16_384
-# Times that are kept to find where the test split begins.
+# Number of times kept to find where the test split begins.
 _MOST_TIMES = 1 << 22
 
 
 class Spill:
-    """Sorts rows; those that do not fit into memory go to files.
+    """Sorts rows out of core: rows that do not fit into memory are written to files.
 
-    Sessions come in the order of a hash, and the rows of a session by time, request and place.
+    Sessions are sorted by hash. Rows of a session are sorted by time, request and position.
 
     Args:
         folder: folder for files.
@@ -77,7 +77,7 @@ class Spill:
             self._write()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order, once."""
+        """Yield all rows in order. Can be called only once."""
         for part in range(1 << _BITS):
             batches = self._read(part)
             if self._order == "added":
@@ -140,24 +140,25 @@ def _order_of(sessions: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
 class HistoryOptions(PluginOptions):
     """A feature that lists the ids of a column in earlier rows of the session."""
 
-    of: str = Field(description="Column of the ids; columns uses it as id.")
+    of: str = Field(description="Column of the ids. Must have the role id in columns.")
     last: PositiveInt = Field(
         default=50, description="Maximum number of rows; the latest are kept."
     )
     ties: Literal["apart", "stored"] = Field(
         default="apart",
-        description="Rows of a session with equal times. apart: neither is in the history of the "
-        "other. stored: the row that comes first in the table is the earlier one.",
+        description="Handling of session rows with equal times. apart: neither row "
+        "appears in the other's history. stored: the row that is first in the"
+        " table counts as earlier.",
     )
 
 
 class Histories:
-    """Builds histories of ``rows``, whole sessions sorted by session and time."""
+    """Builds histories from ``rows``, which are whole sessions sorted by session and time."""
 
     def __init__(self, rows: pa.Table, options: Mapping[str, HistoryOptions]) -> None:
         session, time, row = (rows[name].to_numpy() for name in (SESSION, TIME, ROW))
         new_session = _changes(session)
-        # Candidates of one row of the table are never in each other's history.
+        # Candidates from the same table row never appear in each other's history.
         later = {"apart": _changes(time), "stored": _changes(row)}
         self._spans: dict[str, tuple[pa.Array, NDArray[np.int32], NDArray[np.int32]]] = {}
         for name, option in options.items():
@@ -167,7 +168,7 @@ class Histories:
             self._spans[name] = ids, offsets[starts], offsets[stops]
 
     def add_to(self, rows: pa.Table, first: int) -> pa.Table:
-        """Return rows, from row ``first`` of all, with their histories."""
+        """Return rows with their histories. The first row has index ``first`` of all rows."""
         for name, (ids, starts, stops) in self._spans.items():
             begin, end = (each[first : first + len(rows)] for each in (starts, stops))
             lengths = end - begin
@@ -191,12 +192,13 @@ class SplitOptions(PluginOptions):
 
     by: Literal["time", "session", "row"] = Field(
         default="time",
-        description="The last ones by time; whole sessions; or rows, those of a request together. "
-        "Sessions and rows are drawn by a hash, the same each time.",
+        description="What to split. time: the latest rows are the test split. session: "
+        "whole sessions. row: rows, keeping each request together. Sessions "
+        "and rows are chosen by a hash, so the split is reproducible.",
     )
-    test: float = Field(default=0.1, gt=0, lt=1, description="Share of the test split.")
+    test: float = Field(default=0.1, gt=0, lt=1, description="Fraction of rows in the test split.")
     test_from: str | int | float | None = Field(
-        default=None, description="With by: time, the first time of the test split in its place."
+        default=None, description="For by: time, the start time of the test split. Replaces test."
     )
 
     @field_validator("test_from", mode="before")
@@ -212,7 +214,7 @@ class SplitOptions(PluginOptions):
 
 
 class Splitter:
-    """Splits off the test rows, after it has seen the times of all rows."""
+    """Splits off the test rows. It must see the times of all rows first."""
 
     def __init__(self, options: SplitOptions | None, unit: Unit | None) -> None:
         self._options = options
@@ -223,7 +225,7 @@ class Splitter:
             self._cut = _time(options.test_from, unit)
 
     def see(self, batch: pa.RecordBatch) -> None:
-        """Note the times of rows, in any order."""
+        """Record the times of rows, in any order."""
         if self._options is None or self._options.by != "time" or self._cut is not None:
             return
         times = np.stack([batch[TIME].to_numpy(), batch[ROW].to_numpy()])
@@ -242,7 +244,7 @@ class Splitter:
             if self._cut is None:
                 self._cut = self._found_cut(self._options.test)
             return batch[TIME].to_numpy() >= self._cut
-        # A row without a request is one of its own.
+        # A row without a request forms its own request.
         key = SESSION if self._options.by == "session" else REQUEST
         share = mixed(batch[key].to_numpy(), 1) / 2.0**64
         return share < self._options.test

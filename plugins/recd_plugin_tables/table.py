@@ -44,12 +44,12 @@ from recd_plugins.api import (
     readers,
 )
 
-# Columns that files of scores have anyway.
+# Columns that score files always have.
 _OF_SCORES = frozenset({"row", "candidate", "score"})
 
 
 class Table(Dataset):
-    """Any table, by the use of each column; imported into Parquet once."""
+    """Any table, described by the role of each column. It is imported into Parquet once."""
 
     name = "tables.table"
     free_options = frozenset({"path", "test_path", "source", "cache", "prefetch"})
@@ -57,19 +57,19 @@ class Table(Dataset):
 
     class Options(ImportOptions):
         path: Path | object_stores.Url = Field(
-            description="The table: Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of "
-            "such files; an Iceberg, Delta or Lance table, a saved Hugging Face dataset, a DuckDB "
-            "file; or a URL of one."
+            description="The table: Parquet, CSV, TSV, JSON lines, Arrow or Feather; a folder"
+            " of these; an Iceberg, Delta or Lance table; a saved Hugging Face "
+            "dataset; a DuckDB file; or a URL of one."
         )
         test_path: Path | object_stores.Url | None = Field(
-            default=None, description="A table of its own for the test split; in place of split."
+            default=None, description="A separate table for the test split. Replaces split."
         )
-        shuffle: bool = Field(
-            default=False, description="Read row groups in another order in each epoch."
-        )
+        shuffle: bool = Field(default=False, description="Shuffle row groups in each epoch.")
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
         prefetch: NonNegativeInt = Field(
-            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+            default=4,
+            description="Number of batches to prefetch in a thread. 0 reads in the trainer's "
+            "thread.",
         )
 
         @model_validator(mode="after")
@@ -79,7 +79,7 @@ class Table(Dataset):
             return self
 
     options: Options
-    #: The dataset whose model scores this table; None if this one is trained on.
+    #: The dataset that the model was trained on, if this table is scored; else None.
     _trained: Table | None = None
     _told = False
 
@@ -100,7 +100,7 @@ class Table(Dataset):
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """Check ``columns``, ``explode`` and ``implicit`` against schemas of local files."""
+        """Check ``columns``, ``explode`` and ``implicit`` against the schemas of local files."""
         path, test_path, source = self.options.path, self.options.test_path, self.options.source
         try:
             if not has_local_files(path, source):
@@ -111,7 +111,7 @@ class Table(Dataset):
                 self._place_of_test().plan()
         except PlanError as error:
             return error.problems
-        except RecdError:  # what is not there is told where it is needed
+        except RecdError:  # Missing files are reported when they are needed.
             pass
         return ()
 
@@ -160,7 +160,7 @@ class Table(Dataset):
     def label_mean(self) -> float | None:
         try:
             found = self._place.find()
-        except RecdError:  # a table that is gone, of a trained model
+        except RecdError:  # the table of a trained model was deleted
             return None
         return None if found is None else found.note.train_positives / found.note.train
 
@@ -170,9 +170,9 @@ class Table(Dataset):
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> dict[str, str]:
-        """Return columns that predictions carry; with ``explode`` also row and candidate number."""
+        """Return columns to add to predictions; with ``explode``, also row and candidate."""
         own = {key_name(column, use): column for column, use in self.options.columns.items()}
-        if self._trained is not None:  # a table to score may lack some
+        if self._trained is not None:  # a table to score may lack some of them
             there = self._table_of("train").schema.names
             own = {name: column for name, column in own.items() if name in there}
         candidate = {ROW: "row", CANDIDATE: "candidate"} if self.options.explode else {}
@@ -193,7 +193,7 @@ class Table(Dataset):
         return self.options.source.storage
 
     def to_score(self, location: str) -> Table:
-        """Return the dataset of another table, with every row in stored order."""
+        """Return the dataset for scoring another table, with every row in stored order."""
         changed = {"path": location, "test_path": None, "split": None, "order": "stored"}
         given = self.options.model_dump(by_alias=True) | changed
         scored = type(self)(type(self.options).model_validate(given))
@@ -255,14 +255,14 @@ class Table(Dataset):
         path, options = self.options.path, self.options
         if self._trained is None:
             return ImportPlace(path, options, self._label)
-        # The trained table is not needed where options say it all.
+        # The training table is not needed if the options are complete.
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
         trained = self._trained._types_known()
         return ImportPlace(path, options, self._label, widths, scoring=True, trained=trained)
 
     def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
-        """Return the place of the import of ``test_path``, with the types of the trained table."""
+        """Return the location of the import of ``test_path``, with the training table's types."""
         assert self.options.test_path is not None
         place = ImportPlace(
             self.options.test_path, self.options, self._label, widths, trained=self._types_known()
@@ -271,7 +271,7 @@ class Table(Dataset):
         return place
 
     def _types_known(self) -> dict[str, pa.DataType] | None:
-        """Return types of leaves, by the table or by what a checkpoint says of it."""
+        """Return leaf types from the table, or from a checkpoint."""
         if found := self._leaves():
             return {leaf.name: leaf.type for leaf in found if not leaf.exploded}
         if not self.trained_kinds:
@@ -286,24 +286,24 @@ class Table(Dataset):
         }
 
     def _leaves(self) -> list[Leaf]:
-        """Return the leaves of the table; none if it is not there."""
+        """Return the leaves of the table, or none if it is missing."""
         try:
             return leaves(self._place.source.schema, self.options.explode)
         except RecdError:
             return []
 
     def kinds(self) -> dict[str, str]:
-        """Return the sort of values of features; empty if the table is not there."""
+        """Return the value category of each feature; empty if the table is missing."""
         compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
         return {leaf.name: sort_of(leaf.type) for leaf in compared}
 
     def _is_compared(self, leaf: str) -> bool:
         use = self.options.columns.get(leaf)
-        # A part of a time is the same number, however the time is written.
+        # A part of a time is the same number for every time format.
         return use is not None and use.feature is not None and use.by is None
 
     def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
-        """Refuse values of another sort than in training: none would be equal."""
+        """Reject values of another category than in training, because no id would match."""
         for leaf in leaves(mine.schema, self.options.explode):
             there = known.get(leaf.name, "")
             here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))

@@ -1,7 +1,7 @@
-"""Values of columns as ids, numbers, labels and times.
+"""Converts column values to ids, numbers, labels and times.
 
-The id of a text is the first 8 bytes of BLAKE2b (digest of 8 bytes) of its UTF-8, little-endian,
-without the lowest bit: 63 bits, the same on every machine.
+The id of a text is the 8-byte BLAKE2b digest of its UTF-8 bytes, read as little-endian and shifted
+right by one bit. It has 63 bits and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from recd_plugin_tables.kinds import (
 from recd_plugins.api import DataError
 
 _U64 = np.uint64
-# Whole numbers up to here are exact in float64.
+# Integers up to this are exact in float64.
 _LARGEST_WHOLE = 2**53 - 1
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-# Whole numbers whose digits are a date, as 20240501.
+# Integers whose digits form a date, such as 20240501.
 _FORMATS: dict[Unit, str] = {
     "YYYYMMDD": "%Y%m%d",
     "YYMMDDHH": "%y%m%d%H",
@@ -47,7 +47,7 @@ _FORMATS: dict[Unit, str] = {
     "YYYYMMDDHHMM": "%Y%m%d%H%M",
     "YYYYMMDDHHMMSS": "%Y%m%d%H%M%S",
 }
-# From 1973 to 2286.
+# Seconds since 1970 from 1973 to 2286.
 _EPOCH: dict[Unit, tuple[float, float]] = {
     "s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19),
 }  # fmt: skip
@@ -62,7 +62,7 @@ _LATEST_SECOND = 10**11
 
 @dataclass(frozen=True)
 class Cells:
-    """Values of a column; ``place`` names file, row and column of the value at an index."""
+    """Values of a column; ``place`` returns the file, row and column of the value at an index."""
 
     values: pa.Array
     place: Callable[[int], str]
@@ -71,13 +71,13 @@ class Cells:
         return len(self.values)
 
     def wrong(self, index: int, why: str) -> DataError:
-        """Return an error that names a value, its place, and what to do."""
+        """Return an error with a value, its location and what to do."""
         text = repr(python_value(self.values[index]))
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         return DataError(f"{self.place(index)}: the value is {shown}; {why}")
 
     def items(self, values: pa.Array, offsets: NDArray[Any]) -> Cells:
-        """Return the elements of lists; their place is that of the list."""
+        """Return the elements of lists. Each element has the location of its list."""
         return Cells(values, lambda at: self.place(int(np.searchsorted(offsets, at, "right")) - 1))
 
     def decoded(self) -> Cells:
@@ -88,7 +88,7 @@ class Cells:
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """Return a value as Python has it, or as it is stored if Python has none."""
+    """Convert a value to Python, or to its storage value if Python has no such type."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError, LookupError):
@@ -122,7 +122,7 @@ def text_ids(values: pa.Array) -> pa.Int64Array:
 
 
 def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
-    """Hash ids by the finaliser of SplitMix64."""
+    """Hash ids with the SplitMix64 finalizer."""
     with np.errstate(over="ignore"):
         z = ids.view(_U64) + _U64(0x9E3779B97F4A7C15) * _U64(salt + 1)
         z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -131,12 +131,12 @@ def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
 
 
 def largest_whole(kind: pa.DataType) -> int:
-    """Return the largest whole number below which a float type holds all of them."""
+    """Return the largest integer up to which a float type represents all integers."""
     return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
 
 
 def number_type(kind: pa.DataType) -> pa.DataType:
-    """Return float32 if it holds every value of a type, or of lists of it; else float64."""
+    """Return float32 if it represents every value of a type or of its lists; otherwise float64."""
     kind = plain(kind)
     if is_list(kind):
         return number_type(kind.value_type)
@@ -158,7 +158,7 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     if pt.is_boolean(kind):
         values = values.cast(pa.int8())
     if pt.is_decimal(kind):
-        # By their text, as Arrow's own cast rounds twice: 0.70 would be less than 0.7.
+        # Convert through text because Arrow's cast rounds twice: 0.70 would be less than 0.7.
         values = values.cast(pa.string())
     return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
 
@@ -192,7 +192,7 @@ _LARGE = (
     "a float as large stands for several whole numbers; store ids as integers, and of text set "
     "source: {types: {column: uint64}}"
 )
-# A text that is one pair of brackets and what they enclose.
+# A text in one pair of brackets.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
 _WHOLE = "ids are whole numbers of 64 bits or text; write it as text, or use it as number"
 _NULL = "give it a value, or set missing: to empty, drop or an id"
@@ -201,8 +201,8 @@ _NULL = "give it a value, or set missing: to empty, drop or an id"
 def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
     """Return an id per value, null for nulls.
 
-    Whole numbers of any type are their own ids; uint64 from 2^63 on become the negative int64 of
-    the same bits. Text and bytes are hashed, dates are days since 1970. ``by`` takes part of times.
+    Integers are their own ids. uint64 values from 2^63 become the negative int64 with the same
+    bits. Text and bytes are hashed. Dates become days since 1970. ``by`` selects a part of times.
     """
     kind = cells.values.type
     inner = kind.value_type if pt.is_dictionary(kind) else kind
@@ -237,11 +237,11 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
 
 
 def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.ndarray, int]:
-    """Return a list of ids per row, without nulls.
+    """Return a list of ids for each row, without nulls.
 
     Returns:
-        The lists; the rows to drop by ``missing``, bool ``[B]``; the number of nulls, of lists and
-        of elements.
+        The lists; the rows to drop according to ``missing``, bool ``[B]``; the number of null lists
+        and null elements.
     """
     if options.feature == "id":
         ids = ids_of(cells, options)
@@ -279,7 +279,7 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
 
 
 def missing_id(missing: object) -> int:
-    """Return the id that option ``missing`` gives to nulls, 0 if it is a rule."""
+    """Return the id that option ``missing`` assigns to nulls, or 0 if it is a rule."""
     if isinstance(missing, str) and missing not in RULES:
         return text_id(missing)
     return int(missing) if isinstance(missing, int | float) else 0
@@ -297,7 +297,7 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split texts into lists of parts without spaces, empty parts, and brackets around the list."""
+    """Split texts at a separator, without spaces, empty parts and brackets around the list."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if separator.strip() in ("", ","):
@@ -347,7 +347,7 @@ def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
 
 
 class Texts:
-    """Writes the text of each id of some features, as ``FEATURE.parquet`` in ``folder``."""
+    """Writes the text of each id of selected features to ``FEATURE.parquet`` in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -422,7 +422,7 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
 
 
 def _parsed(cells: Cells) -> pa.Int64Array:
-    # All with a zone, as 2024-05-01T10:00:00Z, or all without.
+    # Either all have a time zone, as 2024-05-01T10:00:00Z, or none has.
     for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
         with suppress(pa.ArrowInvalid):
             return cells.values.cast(kind).cast(pa.int64())
@@ -450,12 +450,12 @@ def _check(cells: Cells, found: NDArray[np.float64], unit: Unit | None) -> None:
 
 
 def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
-    """Read numbers such as 20240501 as microseconds since 1970, null if they are no dates."""
+    """Parse numbers such as 20240501 as microseconds since 1970; null if not a date."""
     if pt.is_floating(values.type):
         values = pa.array(np.nan_to_num(as_numpy(values.cast(pa.float64()), -1), nan=-1))
     texts = values.cast(pa.int64(), safe=False).cast(pa.string())
     times = pc.strptime(texts, format=_FORMATS[unit], unit="us", error_is_null=True)
-    whole = pc.equal(pc.utf8_length(texts), len(unit))  # strptime takes 2024501, too
+    whole = pc.equal(pc.utf8_length(texts), len(unit))  # strptime also accepts 2024501
     return pc.if_else(whole, times, None).cast(pa.int64())
 
 
@@ -472,7 +472,7 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
 
 
 def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
-    """Return the unit in which all finite numbers are plausible times, None if there is none."""
+    """Return the unit in which all finite numbers are plausible times, or None."""
     least, largest = numbers.min(), numbers.max()
     for unit in _FORMATS:
         if len(f"{least:.0f}") == len(unit) == len(f"{largest:.0f}"):

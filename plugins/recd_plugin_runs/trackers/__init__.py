@@ -1,4 +1,4 @@
-"""Trackers: figures of a run to files, TensorBoard, Weights & Biases and MLflow."""
+"""Trackers: send a run's figures to files, TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 

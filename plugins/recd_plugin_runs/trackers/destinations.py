@@ -42,7 +42,7 @@ def _local(path: object) -> object:
     return path
 
 
-#: A file or folder of this machine.
+#: A local file or folder.
 LocalPath = Annotated[Path, BeforeValidator(_local)]
 
 
@@ -52,12 +52,13 @@ class TrackerOptions(PluginOptions):
     every: int = Field(
         default=10,
         gt=0,
-        description="Steps of a record of training, whose loss is their mean on rank 0.",
+        description="Training steps per record. The loss of a record is the mean over "
+        "these steps on rank 0.",
     )
 
 
 class Tracker(Callback):
-    """Writes figures of steps and evaluations; a resumed run appends to its records."""
+    """Writes figures of steps and evaluations. A resumed run appends to its records."""
 
     class Options(TrackerOptions):
         pass
@@ -66,7 +67,7 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """Make ready to write; set ``_records`` to 0 if records begin anew.
+        """Prepare to write. Set ``_records`` to 0 if the records start over.
 
         Args:
             start: the run.
@@ -89,7 +90,7 @@ class Tracker(Callback):
         return {}
 
     def on_start(self, start: RunStart) -> None:
-        """Begin, unless the state of a checkpoint follows."""
+        """Begin now, unless the state of a checkpoint will be loaded."""
         self._start, self._writes = start, start.rank == 0
         self._total: Tensor | float = 0.0
         self._last_figures: dict[str, float] = {}
@@ -106,7 +107,7 @@ class Tracker(Callback):
 
         self._total = step.loss.to(torch.float64) + self._total
         self._steps += 1
-        if self._since is None:  # the first one compiles, or fills a pipeline
+        if self._since is None:  # the first step compiles, or fills a pipeline
             self._since, self._timed = time.perf_counter(), 0
         else:
             self._timed += 1
@@ -118,7 +119,7 @@ class Tracker(Callback):
         figures = {**asdict(evaluation.quality), **evaluation.metrics}
         of_split = {f"{evaluation.split}_{name}": float(each) for name, each in figures.items()}
         self._write(evaluation.step, of_split)
-        if self._since is not None:  # its time is not that of steps
+        if self._since is not None:  # exclude the time of the evaluation from the step time
             self._since, self._timed = time.perf_counter(), 0
 
     def on_interrupt(self, interruption: RunInterruption) -> None:  # noqa: ARG002
@@ -130,7 +131,7 @@ class Tracker(Callback):
         self._close("completed")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return records and pending steps of rank 0."""
+        """Return the records and pending steps of rank 0."""
         if not self._writes:
             return {}
         self._begin_late()
@@ -183,7 +184,7 @@ class Tracker(Callback):
             self.close(how)
 
     def _begin_late(self) -> None:
-        """Begin a run whose checkpoint has no state of this tracker."""
+        """Begin a run whose checkpoint has no state for this tracker."""
         if not self._began:
             self._begin(None, {})
 
@@ -209,7 +210,7 @@ def go_on(
     last: Mapping[str, float],
     read: Callable[[str, str], Mapping[str, Any]],
 ) -> bool:
-    """Cut a file to the records of a checkpoint, the last one ``last``; rename others."""
+    """Cut a file after the checkpoint's records, which end with ``last``. Rename other files."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]
 
@@ -249,13 +250,15 @@ _FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")
 
 
 class Csv(Tracker):
-    """Figures of a run, a row a record, in a CSV file."""
+    """Writes figures of a run to a CSV file, one row per record."""
 
     name = "trackers.csv"
     free_options = frozenset({"path", "every"})
 
     class Options(TrackerOptions):
-        path: LocalPath = Field(description="CSV file; a file of an earlier run is renamed.")
+        path: LocalPath = Field(
+            description="CSV file. An existing file of an earlier run is renamed."
+        )
 
     options: Options
 
@@ -298,13 +301,15 @@ def _text(rows: list[list[Any]]) -> str:
 
 
 class JsonLines(Tracker):
-    """Figures of a run, a JSON object a line, in a file."""
+    """Writes figures of a run to a file, one JSON object per line."""
 
     name = "trackers.jsonl"
     free_options = frozenset({"path", "every"})
 
     class Options(TrackerOptions):
-        path: LocalPath = Field(description="File of lines; a file of an earlier run is renamed.")
+        path: LocalPath = Field(
+            description="JSON lines file. An existing file of an earlier run is renamed."
+        )
 
     options: Options
 
@@ -330,21 +335,21 @@ class JsonLines(Tracker):
 
 
 def config_of(start: RunStart) -> dict[str, Any]:
-    """Return the values of the registry file, and the settings."""
+    """Return the values of the registry file, and its overrides."""
     from ruamel.yaml import YAML
 
     return {**(YAML(typ="safe").load(start.registry) or {}), "settings": list(start.settings)}
 
 
 class TensorBoard(Tracker):
-    """Figures of a run as scalars of TensorBoard."""
+    """Writes figures of a run as TensorBoard scalars."""
 
     name = "trackers.tensorboard"
     free_options = frozenset({"path", "every"})
 
     class Options(TrackerOptions):
         path: LocalPath = Field(
-            description="Folder of event files, as tensorboard --logdir takes it."
+            description="Folder for event files, to pass to tensorboard --logdir."
         )
 
     options: Options
@@ -373,7 +378,7 @@ class TensorBoard(Tracker):
 
 
 def _set_aside(folder: Path) -> None:
-    """Move events of an earlier run, which ours would void, to a folder beside."""
+    """Move events of an earlier run to a sibling folder, because new events would hide them."""
     events = [*folder.glob("events.out.tfevents.*")]
     number = 1
     while (aside := folder / f"earlier.{number}").exists():
@@ -386,17 +391,21 @@ def _set_aside(folder: Path) -> None:
 
 
 class WandB(Tracker):
-    """Figures of a run to Weights & Biases."""
+    """Sends figures of a run to Weights & Biases."""
 
     name = "trackers.wandb"
     free_options = frozenset({"project", "run", "folder", "mode", "every"})
 
     class Options(TrackerOptions):
-        project: str = Field(description="Project of Weights & Biases.")
-        run: str | None = Field(default=None, description="Name of the run; null takes a new one.")
-        folder: Path = Field(default=Path("."), description="Folder in which it puts its wandb/.")
+        project: str = Field(description="Weights & Biases project.")
+        run: str | None = Field(
+            default=None, description="Name of the run; null lets Weights & Biases choose one."
+        )
+        folder: Path = Field(default=Path("."), description="Parent of the wandb/ folder.")
         mode: Literal["online", "offline"] = Field(
-            default="online", description="Whether it sends, or leaves that to `wandb sync`."
+            default="online",
+            description="online sends figures during the run. offline stores them for `wandb "
+            "sync`.",
         )
 
     options: Options
@@ -415,7 +424,7 @@ class WandB(Tracker):
             config=config_of(start),
             settings=wandb.Settings(console="off"),
         )
-        # It takes no steps from before those that it has; the same figures come again.
+        # W&B rejects steps before its latest step. Repeated steps have the same figures.
         self._first = self._run.step if kept is not None else 0
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -433,7 +442,7 @@ _STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
 
 
 class MlFlow(Tracker):
-    """Figures of a run to MLflow."""
+    """Sends figures of a run to MLflow."""
 
     name = "trackers.mlflow"
     free_options = frozenset({"tracking_uri", "experiment", "run", "every"})
@@ -441,10 +450,14 @@ class MlFlow(Tracker):
     class Options(TrackerOptions):
         tracking_uri: str | None = Field(
             default=None,
-            description="Server, database or folder of MLflow; null takes MLFLOW_TRACKING_URI.",
+            description="MLflow server, database or folder; null uses MLFLOW_TRACKING_URI.",
         )
-        experiment: str = Field(default="recd", description="Experiment, made where it is missing.")
-        run: str | None = Field(default=None, description="Name of the run; null takes a new one.")
+        experiment: str = Field(
+            default="recd", description="MLflow experiment. Created if missing."
+        )
+        run: str | None = Field(
+            default=None, description="Name of the run; null lets MLflow choose one."
+        )
 
     options: Options
 
@@ -455,7 +468,7 @@ class MlFlow(Tracker):
         if kept is not None:
             self._id = more["run"]
             client.update_run(self._id, status="RUNNING")
-            # It keeps two values of one step; the same ones come again.
+            # MLflow stores both values of a repeated step. Repeated steps have the same figures.
             for name in client.get_run(self._id).data.metrics:
                 history = client.get_metric_history(self._id, name)
                 self._last[name] = max(each.step for each in history)
@@ -489,12 +502,12 @@ class MlFlow(Tracker):
         self._client.set_terminated(self._id, _STATUS[how])
 
 
-#: Letters of a parameter, and of its name, that every store of MLflow takes.
+#: Characters that every MLflow store accepts in a parameter and its name.
 _LONGEST = 250
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Flatten values under dotted names that MLflow takes."""
+    """Flatten nested values to dotted names that MLflow accepts."""
     items: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]

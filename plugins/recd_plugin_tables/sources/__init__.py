@@ -28,7 +28,7 @@ _FORMATS: tuple[type[FileFormat], ...] = (
     ArrowFormat,
 )
 _FILES = tuple(each.name for each in _FORMATS)
-# A folder with one of these is a table that a library reads, not a folder of files.
+# A folder that contains one of these is read by a library, not as a folder of files.
 _MARKS = {
     "delta": ["_delta_log"],
     "iceberg": ["metadata/*.metadata.json"],
@@ -109,7 +109,7 @@ def _find_format(
         for each in _FORMATS:
             if str(file.path).lower().endswith(each.suffixes):
                 by_format.setdefault(each.name, []).append(file)
-    # A table to score may have another suffix than its content, as the trained one had.
+    # A table to score may have a misleading suffix if the training table had one.
     alike = wanted in ("csv", "tsv") and by_format.keys() <= {"csv", "tsv"}
     if wanted is not None and (not of_another or alike):
         return wanted, by_format.get(wanted, files)
@@ -144,7 +144,7 @@ def _library_format(root: object_stores.Location) -> str | None:
 
 
 def _has(root: object_stores.Location, name: str) -> bool:
-    """Return whether a folder has a file or folder of this name."""
+    """Return whether a folder contains a file or folder of this name."""
     if root.local is not None:
         return any(root.local.glob(name))
     folder, _, pattern = name.rpartition("/")

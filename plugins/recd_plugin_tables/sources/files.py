@@ -1,4 +1,4 @@
-"""Files of one format, and how Parquet and Arrow files are read."""
+"""Sources that consist of files of one format; readers of Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
 from recd_plugins.api import DataError, Origin, Rows, object_stores
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# The folder of a Hive partition whose key is null.
+# Folder name of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile("-?[0-9]+")
 _BLOCK = 1 << 22
@@ -45,13 +45,13 @@ class FileFormat(ABC):
         """Yield the rows of a file with at least ``columns``; ``schema`` is that of the table."""
 
     def num_rows(self, file: object_stores.Location) -> int | None:  # noqa: ARG002
-        """Return the rows of a file, None if only reading shows it."""
+        """Return the number of rows of a file, or None if counting requires reading it all."""
         return None
 
 
 @contextmanager
 def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
-    """Name the file in errors of Arrow."""
+    """Add the file name to Arrow errors."""
     try:
         with file.told():
             yield
@@ -65,7 +65,7 @@ def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
 
 
 def open_stream(file: object_stores.Location) -> pa.NativeFile:
-    """Open a file of text, decompressed if its name says so."""
+    """Open a text file, decompressed according to its suffix."""
     source = file.open()
     kind = _compression_of(file)
     return pa.CompressedInputStream(source, kind) if kind else source
@@ -77,12 +77,12 @@ def _compression_of(file: object_stores.Location) -> str | None:
 
 
 def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
-    """Return the suffixes, and those of compressed files."""
+    """Return the suffixes, each also with a compression suffix."""
     return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
 
 
 def set_option(name: str, value: str) -> str:
-    """Say how to set an option, in a registry file and in `recd init`."""
+    """Describe how to set an option, both in a registry file and in `recd init`."""
     return f"set {name}: {value} (recd init: --{name} {value})"
 
 
@@ -174,10 +174,10 @@ def _open_arrow(source: pa.NativeFile) -> Any:
 
 
 class FileSource(Source):
-    """Files of one format, in the order of their names; keys of Hive partitions are columns.
+    """Files of one format, in name order. Hive partition keys become columns.
 
-    Keys that the files hold themselves are as they hold them. Folders that lead to the location
-    count, so that one partition has the columns of the whole table.
+    If the files store a key themselves, their values are used. Parent folders of the location count
+    too, so a single partition has the same columns as the whole table.
 
     Args:
         root: the location.
@@ -226,7 +226,7 @@ class FileSource(Source):
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         inner = frozenset(self._inner.names)  # a schema makes its names anew each time
-        # A column at least, for the number of rows.
+        # Read at least one column to learn the number of rows.
         stored = [name for name in names if name in inner] or self._inner.names[:1]
         for number, file in enumerate(self._files):
             first_row = 0
@@ -247,7 +247,7 @@ class FileSource(Source):
 
     @cached_property
     def _versions(self) -> list[list[str | int | None]]:
-        """Name, size and time of change of each file; a digest if its store tells no times."""
+        """Return name, size and modification time of each file; a digest if there is no time."""
         return [
             [
                 file.below(self._root),
@@ -259,7 +259,7 @@ class FileSource(Source):
 
     @cached_property
     def _inner(self) -> pa.Schema:
-        """The columns of all files, of the wider type if numbers differ in it."""
+        """Merge the columns of all files, with the wider type if number types differ."""
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
             schema = self._schema(file)
@@ -306,7 +306,7 @@ def _keys(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
-    """Return keys of folders as integers if all are and stay distinct, else as text."""
+    """Return folder keys as integers if all parse and stay distinct, otherwise as text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
     distinct = {value for value in values if value is not None}
     if not as_text and all(_WHOLE.fullmatch(value) for value in distinct):

@@ -1,4 +1,4 @@
-"""Tables that libraries read: DuckDB, Hugging Face, Iceberg, Delta and Lance."""
+"""Sources read by libraries: DuckDB, Hugging Face, Iceberg, Delta and Lance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recd_plugins.api import DataError, Origin, RecdError, Rows, imports
 
 
 class BatchSource(Source):
-    """A table of a library that raises ``errors`` if it is damaged."""
+    """A table that a library reads. The library raises ``errors`` if the table is damaged."""
 
     def __init__(self, location: str, errors: tuple[type[Exception], ...]) -> None:
         self.location = location
@@ -53,7 +53,7 @@ class BatchSource(Source):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Name the table in errors of the library."""
+        """Add the table name to errors of the library."""
         try:
             yield
         except RecdError:
@@ -63,7 +63,7 @@ class BatchSource(Source):
 
 
 class DeltaSource(BatchSource):
-    """The last version of a Delta table."""
+    """The latest version of a Delta table."""
 
     def __init__(self, location: str) -> None:
         deltalake = imports.optional_library("deltalake", "delta", location)
@@ -96,7 +96,7 @@ class DeltaSource(BatchSource):
         return dataset.to_batches(columns=columns, batch_size=BATCH_ROWS)
 
 
-#: A query, or a view in the file, can read this one file and nothing else, and cannot write.
+#: Settings that restrict queries and views to reading this one file.
 _SETTINGS = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -110,8 +110,8 @@ class DuckDbSource(BatchSource):
 
     Args:
         location: the file of the database.
-        table: name of the table, maybe with the schema; None if there is one.
-        query: one SELECT, in place of a table. Without ORDER BY its rows may come in any order.
+        table: name of the table, with or without its schema; None if there is only one table.
+        query: one SELECT to use instead of a table. Without ORDER BY the row order is undefined.
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
@@ -144,7 +144,7 @@ class DuckDbSource(BatchSource):
             return int(database.execute(counted).fetchone()[0])
 
     def identity(self) -> dict[str, Any]:
-        # What was committed last stands in a file of its own until DuckDB moves it.
+        # DuckDB keeps recent commits in a separate file until it merges them.
         files = [Path(f"{self.location}{suffix}") for suffix in ("", ".wal")]
         found = [file.stat() if file.is_file() else None for file in files]
         return {
@@ -186,7 +186,7 @@ def _reader(database: Any, query: str) -> Any:
 
 
 def _chosen(location: str, option: str, names: Collection[str], name: str | None) -> str:
-    """Return the table or split that option ``source.table`` names, or the only one."""
+    """Return the table or split named by option ``source.table``, or the only one."""
     if name is None and len(names) == 1:
         return next(iter(names))
     if name is None or name not in names:
@@ -198,7 +198,7 @@ def _chosen(location: str, option: str, names: Collection[str], name: str | None
     return name
 
 
-#: Names a dataset of the hub: hf://datasets/user/name or hf://user/name.
+#: Prefix of a dataset on the hub: hf://datasets/user/name or hf://user/name.
 HUB = "hf://"
 
 
@@ -244,7 +244,7 @@ class HuggingFaceSource(BatchSource):
             yield from table.combine_chunks().to_batches()
 
 
-#: Names a table of a catalog, which pyiceberg's own configuration knows: iceberg://catalog/ns.name.
+#: Prefix of a table in a catalog that pyiceberg is configured for: iceberg://catalog/ns.name.
 CATALOG = "iceberg://"
 
 
@@ -254,7 +254,7 @@ class IcebergSource(BatchSource):
     def __init__(self, location: str) -> None:
         catalogs = imports.optional_library("pyiceberg.catalog", "iceberg", location)
         tables = imports.optional_library("pyiceberg.table", "iceberg", location)
-        # Its errors have no base of their own.
+        # pyiceberg's errors have no common base class.
         super().__init__(location, (Exception,))
         with self._told():
             if location.startswith(CATALOG):
@@ -309,7 +309,7 @@ def _version(name: str) -> int:
 
 
 class LanceSource(BatchSource):
-    """The last version of a Lance dataset."""
+    """The latest version of a Lance dataset."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))

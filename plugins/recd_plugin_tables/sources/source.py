@@ -26,43 +26,43 @@ Format = Literal[
     "duckdb",
 ]
 
-#: Rows of a batch, at most.
+#: Maximum number of rows in a batch.
 BATCH_ROWS = 65_536
 
 
 class SourceOptions(PluginOptions):
-    """How a table is opened, where its name and content do not say it all."""
+    """How to open a table if its name and content do not determine it."""
 
     format: Format | None = Field(
-        default=None, description="What the table is; null goes by its name and content."
+        default=None, description="Format of the table; null detects it from the name and content."
     )
     table: str | None = Field(
         default=None,
-        description="Which table of a DuckDB file or of an Iceberg catalog, or which split of a "
-        "Hugging Face dataset.",
+        description="Which table of a DuckDB file or Iceberg catalog, or which split of a"
+        " Hugging Face dataset.",
     )
     query: str | None = Field(
-        default=None, description="One SELECT whose result is the table; for DuckDB."
+        default=None, description="One SELECT on a DuckDB file. Its result is the table."
     )
     separator: str | None = Field(
         default=None,
         min_length=1,
         max_length=1,
-        description="Between the columns of text; null: a comma in .csv, a tab in .tsv.",
+        description="Column separator of text files; null means a comma for .csv and a "
+        "tab for .tsv.",
     )
-    decimal: Literal[".", ","] = Field(
-        default=".", description="Before the fraction of numbers in CSV and TSV."
-    )
+    decimal: Literal[".", ","] = Field(default=".", description="Decimal separator in CSV and TSV.")
     header: tuple[str, ...] | None = Field(
         default=None,
-        description="Names of the columns of text whose first line is a row; null: it names them.",
+        description="Column names of text files without a header line; null reads them "
+        "from the first line.",
     )
     types: dict[str, str] = Field(
         default={},
-        description="Types of columns of text, as string, int64 or float64, where the first rows "
-        "do not show them.",
+        description="Types of text columns, such as string, int64 or float64, if they "
+        "cannot be inferred from the first rows.",
     )
-    storage: Storage = Field(default=Storage(), description="How the store of a URL is reached.")
+    storage: Storage = Field(default=Storage(), description="Storage options for a URL.")
 
     @field_validator("separator", mode="before")
     @classmethod
@@ -72,12 +72,12 @@ class SourceOptions(PluginOptions):
     @field_validator("query")
     @classmethod
     def _one_select(cls, query: str | None) -> str | None:
-        """Refuse anything but one SELECT. DuckDB parses the text here and runs nothing."""
+        """Reject anything but one SELECT. DuckDB parses the text here but does not run it."""
         if query is None:
             return None
         try:
             import duckdb
-        except ImportError:  # opening the table says how to install it
+        except ImportError:  # Opening the table raises an error that explains how to install it.
             return query
         try:
             kinds = [statement.type.name for statement in duckdb.extract_statements(query)]
@@ -90,40 +90,40 @@ class SourceOptions(PluginOptions):
 
 
 class Source(ABC):
-    """A table, which can be read any number of times; ``location`` names it in messages."""
+    """A table that can be read repeatedly; ``location`` names it in messages."""
 
     location: str
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns as they are stored."""
+        """Columns and types, as stored."""
 
     @property
     @abstractmethod
     def num_rows(self) -> int | None:
-        """The number of rows, None if only reading shows it."""
+        """Number of rows, or None if the whole table must be read to count them."""
 
     @property
     def folder_keys(self) -> tuple[str, ...]:
-        """Columns whose values are names of folders, as of Hive partitions."""
+        """Columns whose values come from folder names, such as Hive partition keys."""
         return ()
 
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Yield every row once, in stored order, with these columns of ``schema`` or all."""
+        """Yield every row once, in stored order. ``columns`` defaults to all of ``schema``."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what tells this content from other and is quick to know, as JSON values."""
+        """Return JSON values that identify this content and are quick to compute."""
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows without their places."""
+        """Yield the rows without their positions."""
         return (rows.data for rows in self.read(columns))
 
 
 def check_names(location: str, schema: pa.Schema) -> pa.Schema:
-    """Return the schema; refuse two columns of one name."""
+    """Return the schema. Reject duplicate column names."""
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise DataError(

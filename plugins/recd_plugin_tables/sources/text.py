@@ -1,4 +1,4 @@
-"""CSV, TSV and JSON lines; the first rows show the types of columns."""
+"""Text formats: CSV, TSV and JSON lines. Column types are inferred from the first rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from recd_plugin_tables.sources.files import (
 )
 from recd_plugins.api import DataError, object_stores
 
-# Bytes of a block; the first one shows the types of columns.
+# Bytes per block. Types are inferred from the first block.
 _BLOCK = 8 << 20
-# What an integer would lose a zero of.
+# Texts that would lose a leading zero as integers.
 _CODE = r"^-?0\d"
 # What a float would round, unless it is an amount, as others with fractions show.
 _LARGE = r"^-?\d{19,}$"
@@ -34,10 +34,10 @@ _JSON_STRING = rb'"(?:[^"\\]|\\.)*"'
 
 
 class CsvFormat(FileFormat):
-    """Text in lines whose columns are separated by one character.
+    """Lines of text whose columns are separated by one character.
 
-    An empty place is null. Whole numbers are text if one has a zero in front, as 01234 is not 1234,
-    or more than 64 bits.
+    An empty field is null. A column of integers is text if one of them has a leading zero (01234 is
+    not 1234) or needs more than 64 bits.
 
     Args:
         separator: character between columns, None for that of the format.
@@ -75,7 +75,7 @@ class CsvFormat(FileFormat):
                 f"{', '.join(found.names)}"
             )
         self._check_names(file, found.names)
-        # Text that is not UTF-8 would be bytes, whose ids are others than those of the text.
+        # Arrow would read non-UTF-8 text as bytes, whose ids differ from the ids of the text.
         for field in found:
             if pa.types.is_binary(field.type) and field.name not in self._types:
                 raise DataError(
@@ -87,7 +87,7 @@ class CsvFormat(FileFormat):
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
     def _codes(self, file: object_stores.Location, found: pa.Schema) -> Iterator[str]:
-        """Yield the columns of numbers whose first block has a value that no number keeps."""
+        """Yield number columns whose first block has a value that would change as a number."""
         kinds = {
             field.name: field.type
             for field in found
@@ -111,7 +111,7 @@ class CsvFormat(FileFormat):
         self, file: object_stores.Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         types = {name: schema.field(name).type for name in columns}
-        # An empty last row: an unclosed quote would swallow it, with all rows before it.
+        # Append an empty row: an unclosed quote would swallow it and all rows before it.
         empty = self._separator * (len(schema) - 1) or '""'
         with (
             open_stream(file) as source,
@@ -140,7 +140,7 @@ class CsvFormat(FileFormat):
     ) -> pc_csv.CSVStreamingReader:
         return pc_csv.open_csv(
             source,
-            # One thread: errors then name the row.
+            # Use one thread, so that errors name the row.
             pc_csv.ReadOptions(block_size=_BLOCK, column_names=self._header, use_threads=False),
             pc_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
             pc_csv.ConvertOptions(
@@ -165,7 +165,7 @@ class CsvFormat(FileFormat):
 
 
 class TsvFormat(CsvFormat):
-    """Text whose columns are separated by tabs."""
+    """Lines of text whose columns are separated by tabs."""
 
     name = "tsv"
     suffixes = with_compressed([".tsv", ".tab"])
@@ -173,7 +173,7 @@ class TsvFormat(CsvFormat):
 
 
 class JsonLinesFormat(FileFormat):
-    """A JSON object a line; ``texts`` are columns that are text even if they look like times."""
+    """One JSON object per line; ``texts`` lists columns to keep as text, not as times."""
 
     name = "jsonl"
     suffixes = with_compressed([".jsonl", ".ndjson", ".json"])
@@ -247,7 +247,7 @@ def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
 
 
 def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
-    """Return the field with text in place of times in ``texts``."""
+    """Return the field, with text instead of times if it is in ``texts``."""
     path, kind = above + field.name, field.type
     if pa.types.is_timestamp(kind) and path in texts:
         return field.with_type(pa.string())
@@ -257,7 +257,7 @@ def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
 
 
 def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with nulls in place of empty texts."""
+    """Return the batch with nulls instead of empty texts."""
     arrays = [
         pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
         if pa.types.is_string(column.type)

@@ -1,1 +1,1 @@
-"""``recd init TABLE``: looks at a table and writes a registry file that trains on it."""
+"""``recd init TABLE``: inspects a table and writes a registry file that trains on it."""

@@ -17,51 +17,62 @@ if TYPE_CHECKING:
 @click.command("TABLE")
 @click.argument("table", metavar="TABLE")
 @click.argument("file", type=cli_options.OUTPUT_PATH)
-@click.option("--label", metavar="COLUMN", help="What is to be predicted.")
-@click.option("--session", metavar="COLUMN", help="Whose rows belong together: a visit, or a user.")
-@click.option("--time", metavar="COLUMN", help="When it was.")
-@click.option("--request", metavar="COLUMN", help="Which rows were shown together.")
+@click.option("--label", metavar="COLUMN", help="Column to predict.")
+@click.option("--session", metavar="COLUMN", help="Column that groups rows: a visit, or a user.")
+@click.option("--time", metavar="COLUMN", help="Time column.")
+@click.option("--request", metavar="COLUMN", help="Column that groups the rows shown together.")
 @click.option(
-    "--implicit", is_flag=True, help="Every row is something that a user did: there is no label."
+    "--implicit",
+    is_flag=True,
+    help="Every row is a positive interaction; there is no label column.",
 )
 @click.option(
     "--positive-from",
     type=float,
     metavar="VALUE",
-    help="A label from here on is 1: 4 of 5 stars.  [default: the upper quarter of its values]",
+    help="Labels of at least this are 1, for example 4 of 5 stars.  [default: "
+    "the upper quarter of the values]",
 )
 @click.option(
-    "--unused", multiple=True, metavar="COLUMN", help="Leave a column out; again for more."
+    "--unused", multiple=True, metavar="COLUMN", help="Exclude a column. Can be repeated."
 )
 @click.option(
     "--explode",
     multiple=True,
     metavar="COLUMN",
-    help="Each element of these lists is a row, as of the candidates of a request; again for more. "
-    " [default: lists beside labels]",
+    help="List column to explode: each element becomes a row, for example one "
+    "candidate of a request. Can be repeated.  [default: lists parallel "
+    "to a list of labels]",
 )
 @click.option(
     "--test",
     type=click.FloatRange(min=0, max=1, max_open=True),
     default=0.1,
     show_default=True,
-    help="Share of rows that are kept for the test: the last by time, or whole sessions.",
+    help="Fraction of rows in the test split: the latest rows, or whole sessions.",
 )
 @click.option(
-    "--format", "format_name", metavar="NAME", help="Of the table, where names do not say."
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="Format of the table, if its name does not show it.",
 )
 @click.option(
-    "--header", metavar="NAMES", help="Names of the columns of a text without: user,item,rating."
+    "--header",
+    metavar="NAMES",
+    help="Column names of a text file without a header line: user,item,rating.",
 )
-@click.option("--separator", metavar="CHARACTER", help="Between columns of text, as ';'.")
+@click.option(
+    "--separator", metavar="CHARACTER", help="Column separator of text files, such as ';'."
+)
 @click.option(
     "--decimal",
     type=click.Choice([".", ","]),
-    help="Before the fraction of numbers in text.  [default: .]",
+    help="Decimal separator of text files.  [default: .]",
 )
-@click.option("--query", help="One SELECT over a DuckDB file, whose result is the table.")
-@click.option("--of", "table_name", metavar="NAME", help="The table in a DuckDB file or a catalog.")
-@click.option("--force", is_flag=True, help="Replace FILE where it exists.")
+@click.option("--query", help="One SELECT on a DuckDB file. Its result is the table.")
+@click.option("--of", "table_name", metavar="NAME", help="Table in a DuckDB file or a catalog.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(
     table: str,
     file: Path,
@@ -85,8 +96,8 @@ def init(
     """Write a registry for your own table to FILE, with every column and a comment on each.
 
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
-    Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. What each
-    column is, is guessed from its name, its type and the first rows.
+    Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
+    each column is guessed from its name, type and first rows.
 
     \b
     recd init clicks.parquet my.yaml
@@ -132,7 +143,7 @@ def init(
 
 
 def _check_same(file: Path, text: str, table: str) -> None:
-    """Refuse to replace a file that differs from the one that would be written."""
+    """Refuse to replace a file whose content would change."""
     if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         name = shlex.quote(str(file))
         raise RecdError(

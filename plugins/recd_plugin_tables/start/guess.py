@@ -1,4 +1,4 @@
-"""Guesses the use of each column from its name, type and sample, with the reason."""
+"""Guesses the role of each column from its name, type and sample, and explains why."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.values import largest_whole
 from recd_plugins.api import DataError
 
-# A list of at least so many ids on average is a history: it gets a pooling of its own.
+# A list with at least this many ids on average is a history and gets its own pooling.
 _HISTORY = 8
-# Numbers of a fixed list that are dense inputs; wider ones are left out.
+# Maximum width of lists of numbers used as dense inputs. Wider ones are left out.
 _MOST_NUMBERS = 512
-# Texts of more characters are no ids.
+# Texts with more characters are not ids.
 _LONG_TEXT = 80
-# Whole numbers with so few values, or such a share of values of their own, are ids.
+# Integers with at most this many values, or this share of distinct values, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user says of a table: columns by role, None to find one."""
+    """Columns that the user assigned to roles. None means guess the column."""
 
     label: str | None = None
     session: str | None = None
@@ -69,12 +69,12 @@ class Wanted:
 
 
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
-    """Return whether the label is no candidates' column, so that rows stay rows."""
+    """Return whether the label is not a list of candidates, so that rows are not exploded."""
     return any(seen.leaf.name == label and not seen.leaf.exploded for seen in survey.seen)
 
 
 def guess(survey: Survey, wanted: Wanted) -> Guesses:
-    """Guess the use of each column."""
+    """Guess the role of each column."""
     _check(survey, wanted)
     left_out = set(wanted.unused)
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
@@ -128,7 +128,7 @@ def _check_names(survey: Survey, columns: list[Guess]) -> None:
 
 
 def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
-    """Make the one id that tells apart rows of a request a key as well."""
+    """Also make the only id that distinguishes the rows of a request a key."""
     telling = [
         each
         for each in columns
@@ -172,7 +172,7 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     named = named_so(binary, LABEL, "label")
     inside = [seen.leaf.exploded for seen in binary if named_so([seen], LABEL, "label")]
     rated = named_so(free, RATING, "label", lambda seen: seen.largest is not None)
-    # A rating goes before a column whose name only ends in a word, as verified_purchase.
+    # A rating takes precedence over a name that only ends in a keyword, as verified_purchase does.
     is_rating = (
         rated is not None
         and _is_named(survey[rated], RATING)
@@ -218,7 +218,7 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
 
 
 def _upper_part(seen: Seen) -> float:
-    """Four of five stars, or above 0 for what counts from 0."""
+    """Return a threshold for positives: four of five stars, or above 0 for counts."""
     assert seen.least is not None
     assert seen.largest is not None
     if seen.least == 0 and seen.largest > 10:
@@ -278,7 +278,7 @@ def _with_dominant_value(found: Guess) -> Guess:
 
 
 def _no_feature(found: Guess) -> Guess:
-    """Remove the feature of a column of folder names: a file to score has none."""
+    """Remove the feature of a folder-name column, because files to score do not have it."""
     keys = tuple(role for role in found.roles if role in KEYS)
     if found.unused:
         return found
@@ -329,7 +329,7 @@ def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[s
 
 
 def _feature(seen: Seen) -> Guess:
-    """Return the use of a column that is neither a key nor a time."""
+    """Return the role of a column that is neither a key nor a time."""
     kind, name = plain(seen.leaf.type), words_of(seen.leaf.path[-1])
     is_history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
     is_unique = seen.unique and seen.rows > _FEW_VALUES

@@ -1,4 +1,4 @@
-"""Guessed uses of columns, and the models that suit them."""
+"""Guessed roles of columns, and the models that suit them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.api import data_profiles
 
 @dataclass(frozen=True)
 class Guess:
-    """The guessed use of a column, and why; ``long_tail`` numbers suit a logarithm."""
+    """Guessed role of a column, with the reason. ``long_tail`` numbers suit a log transform."""
 
     seen: Seen
     roles: tuple[Role, ...]
@@ -39,25 +39,25 @@ class Guess:
 
     @property
     def is_plain_id(self) -> bool:
-        """Whether it is an id, but no session and no part of a time."""
+        """Whether the column is an id that is neither a session nor part of a time."""
         return self.roles in (("id",), ("key", "id")) and not self.options.get("by")
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """The guessed uses of all columns, in the order of the table."""
+    """The guessed roles of all columns, in table order."""
 
     survey: Survey
     columns: tuple[Guess, ...]
     implicit: bool
 
     def the(self, role: Role) -> Guess | None:
-        """Return the column of a role that at most one has."""
+        """Return the column of a role that at most one column can have."""
         return next((guess for guess in self.columns if role in guess.roles), None)
 
     @property
     def item(self) -> Guess | None:
-        """The id that a user chose: by its name, else the one with most values."""
+        """The item id, found by its name, otherwise the id with the most values."""
         ids = [each for each in self.columns if each.is_plain_id]
         named = named_so([each.seen for each in ids], ITEM, "id")
         most = max(ids, key=lambda each: each.seen.distinct, default=None)
@@ -68,12 +68,12 @@ class Guesses:
         return [guess for guess in self.columns if set(roles) & set(guess.roles)]
 
 
-# Rows that are looked at.
+# Number of rows to inspect.
 _ROWS = 20_000
 
 
 def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
-    """Return whether a list saves enough ids in batches, if each row makes ``copies`` rows."""
+    """Return whether deduplicating a list pays off if each row is exploded into ``copies`` rows."""
     survey = guesses.survey
     candidates = max((each.rows for each in survey.seen if each.leaf.exploded), default=0)
     copies *= max(1, candidates // survey.rows)
@@ -104,20 +104,20 @@ def _codes(values: pa.Array) -> np.ndarray:
     return np.asarray(codes.to_numpy(zero_copy_only=False))
 
 
-# Lists of which more than this share are ids of another column are numbered as it is.
+# Lists that share more than this fraction of ids with another column use its vocabulary.
 _ALIKE = 0.5
 
 
 @dataclass(frozen=True)
 class Shared:
-    """An id and lists of the same ids, and how many distinct ones the sample has."""
+    """An id and the lists with the same ids, and the number of distinct ids in the sample."""
 
     names: tuple[str, ...]
     distinct: int
 
 
 def shared(guesses: Guesses) -> list[Shared]:
-    """Return columns with the same ids, by the sample; numbers without gaps are so by chance."""
+    """Return columns that share ids in the sample. Gapless numbers do not count."""
     survey = guesses.survey
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
     found = {each.name: survey.elements(each.name) for each in features}
@@ -144,7 +144,7 @@ def shared(guesses: Guesses) -> list[Shared]:
 
 
 def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """Make whole numbers ids if a list has the same ones, as of an item."""
+    """Make an integer column an id if a list contains the same values."""
     lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
     found = []
     for each in columns:
@@ -162,7 +162,7 @@ def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
 
 
 def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """Make whole numbers in a text hashed text if they are ids of a column of text."""
+    """Hash integers in a text as text if they are ids of a text column."""
     texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
     found = []
     for each in columns:
@@ -176,13 +176,13 @@ def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
     return found
 
 
-# Share of the rows behind the first of a session that have a later time, where times tell an order.
+# Minimum share of later-than-previous rows in sessions for times to define an order.
 _LATER = 0.1
 
 
 @dataclass(frozen=True)
 class ItemSequence:
-    """Items of a session in order: the history to build, the item's column, and option ``ties``."""
+    """A session's items in order: the history to build, the item column, and option ``ties``."""
 
     history: str
     item: str
@@ -195,7 +195,7 @@ class ItemSequence:
 
 
 def sequence(guesses: Guesses) -> ItemSequence | None:
-    """Return a sequence for a log of sessions without user ids or histories, else None."""
+    """Return a sequence for a session log without user ids or histories, otherwise None."""
     survey, item = guesses.survey, guesses.item
     group = guesses.the("session") or guesses.the("request")
     if not guesses.implicit or item is None or group is None or group.seen.unique:
@@ -206,7 +206,7 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
         return None
     ties: Literal["apart", "stored"] = "apart"
     if (time := guesses.the("time")) is not None:
-        # Where nearly all rows of a session have one time, as a day, only their order tells.
+        # If nearly all rows of a session have the same time, such as a day, only row order helps.
         times = survey.pairs(group.name, time.name) or survey.rows
         rows = survey.rows - group.seen.distinct
         ties = "stored" if times - group.seen.distinct < _LATER * rows else "apart"
@@ -217,7 +217,7 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
 
 @dataclass(frozen=True)
 class Towers:
-    """Features by side, the id first; a feature of neither side would leak the item.
+    """Features of each side, the id first. Using other features would leak the item.
 
     Attributes:
         item, user: sparse features.
@@ -243,7 +243,7 @@ class Towers:
 
 
 def towers(guesses: Guesses) -> Towers | None:
-    """Return the sides of a log; None if it has no item, or neither a user id nor a history."""
+    """Return both sides of a log, or None without an item or without a user id and history."""
     item, session = guesses.item, guesses.the("session")
     if not guesses.implicit or item is None:
         return None

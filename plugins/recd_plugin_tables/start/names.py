@@ -1,4 +1,4 @@
-"""Names of columns, and what they say of a column."""
+"""Rules that infer the meaning of a column from its name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from recd_plugin_tables.kinds import Role, plain, possible_roles
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.values import is_plausible
 
-# Words of names, best first: a column whose name has an earlier one wins.
+# Keywords in names, in order of preference.
 LABEL = (
     "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "converted",
     "conversion", "purchased", "purchase", "bought", "liked", "like", "response", "outcome",
 )  # fmt: skip
 RATING = ("rating", "stars", "score")
 _UNITS = r"m?s|us|ns|(milli|micro|nano)?s(ec(ond)?s?)?|(milli|micro|nano)s|epoch|unix|utc"
-# Words in front of "time" that make it a duration.
+# Words before "time" that make it a duration.
 _NO_DURATION = r"\w*(?<!life|play|down|over)(?<!dwell)(?<!run|air)(?<!up)"
 TIME = tuple(
     rf"{word}(_?(in_)?({_UNITS}))?"
@@ -47,9 +47,9 @@ ITEM = (
 ID_WORDS = re.compile(
     r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
     r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
-    r"|^(c|cat|sparse)_?\d+$"  # anonymous categories, as C14
+    r"|^(c|cat|sparse)_?\d+$"  # anonymous categories, such as C14
 )
-# Names of ids and codes, which are no times whatever their values are.
+# Names of ids and codes. Such columns are never times, whatever their values.
 KEY_WORDS = re.compile(
     r"(^|_)(id|ids|code|key|hash|no|number|sku|zip|phone|mobile|cell|tel|fax|index|"
     r"barcode|ean|upc|gtin|isbn|iban|merchant|account|card)$|[a-z]id$"
@@ -70,7 +70,7 @@ def named_so(
     role: Role,
     allowed: Callable[[Seen], bool] = lambda _: True,
 ) -> str | None:
-    """Return the column whose name is, or ends with, the earliest of ``words``."""
+    """Return the column whose name equals, or ends with, the earliest of ``words``."""
     usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
     for start in ("", ".*_"):
         for word in words:
@@ -81,7 +81,7 @@ def named_so(
 
 
 def words_of(name: str) -> str:
-    """Return a name in snake case without a type: userId:token is user_id."""
+    """Return a name in snake case without its type: userId:token becomes user_id."""
     name = name.partition(":")[0]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
 
@@ -90,7 +90,7 @@ _IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(found: list[Seen]) -> str | None:
-    """Return the name of the time column: by its name, else the first that holds times."""
+    """Return the time column: chosen by name, otherwise the first column of times."""
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)
@@ -101,7 +101,7 @@ def time_column(found: list[Seen]) -> str | None:
 
 
 def is_timestamp(seen: Seen) -> bool:
-    """Return whether values are times by their type, or texts of times."""
+    """Return whether values have a time type, or are texts of times."""
     return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
 
 
@@ -111,7 +111,7 @@ def is_stored_time(seen: Seen) -> bool:
 
 
 def is_time_by_value(seen: Seen) -> bool:
-    """Return whether numbers are times by value; ids do not rise, and usually repeat."""
+    """Return whether numbers look like times. Unlike times, ids do not rise and usually repeat."""
     name = words_of(seen.leaf.path[-1])
     if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
         return False
@@ -137,7 +137,7 @@ def _is_time(seen: Seen) -> bool:
 # Rows of a sample that are compared with the label, and rows of each label that this takes.
 _COMPARED = 20_000
 _LEAST_ROWS = 20
-# Columns of so few values are compared by the mean label of each value.
+# Columns with at most this many values are compared by the mean label per value.
 _FEW_VALUES = 50
 _SUSPICIOUS_AUC = 0.99
 # A column is suspicious if the log-probability that all its non-empty rows are positive by chance
@@ -149,7 +149,7 @@ _EVENTS = (
     "click|like|buy|purchase|order|pay|conversion|convert|play|view|watch|finish|follow|share|"
     "comment|install|ctr|cvr|ctcvr|target"
 )
-# What a user does with an item, as a flag.
+# User actions on an item that are stored as flags.
 _ACTIONS = (
     r"click(ed)?", r"(dis|un)?liked?", r"loved?", r"(un)?follow", r"comment(ed)?", r"shared?",
     r"forward(ed)?", r"repost(ed)?", r"retweet(ed)?", r"repl(y|ied)", r"hated?", r"fav",
@@ -179,7 +179,7 @@ _AMOUNT = re.compile(
     rf"|gross_bookings?(_\w+)?|(amount|money)_(paid|spent)|tip_amount"
 )
 _RATING = re.compile(r"(user_|my_|review_|item_)?(ratings?|stars)(_given)?|review_score")
-# Statistics of earlier rows, and predictions, are known before.
+# Statistics of earlier rows and predictions are known beforehand.
 _KNOWN_BEFORE = re.compile(
     r"(^|_)(avg|average|mean|median|std|var|total|sum|cum\w*|hist|history|historical|past|prev|"
     r"previous|last|prior|recent|first|max|min|num|n|count|cnt|expected|est|estimated|pred|"
@@ -187,7 +187,7 @@ _KNOWN_BEFORE = re.compile(
 )
 
 
-# The time or id of something that a positive row led to, if it is missing in the others.
+# The time or id of a consequence of a positive row, if it is missing in other rows.
 _LATER_EVENT = re.compile(
     r"(\w+_)?(click|conver(t|sion)|purchase|order|pay|paid|attribut(ed|ion)|install|finish|end|exit|"
     rf"leave|checkout|return|refund|book|booking)(ed)?_?(time|timestamp|ts|at|date|dt|id){_UNIT}"
@@ -216,7 +216,7 @@ def is_outcome(survey: Survey, seen: Seen) -> bool:
 
 
 def is_later_event(seen: Seen) -> bool:
-    """Return whether a column has the name of an event after the row, as conversion_time."""
+    """Return whether a column is named like an event after the row, such as conversion_time."""
     return _LATER_EVENT.fullmatch(words_of(seen.leaf.path[-1])) is not None
 
 
@@ -237,7 +237,7 @@ def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.fl
 
 
 def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> str:
-    """Return why a column may be known only after the label (of ``label_of``), else ""."""
+    """Return why a column may be known only after the label (see ``label_of``), or ""."""
     kind = plain(seen.leaf.type)
     timed = pt.is_timestamp(kind) or pt.is_date(kind)
     comparable = seen.largest is not None or pt.is_boolean(kind) or timed or seen.is_text
@@ -272,7 +272,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
 
 
 def _numbers(values: pa.Array) -> NDArray[np.float64]:
-    """Return numbers, bools or times as numbers, minus infinity where there is none."""
+    """Return numbers, bools or times as numbers, with minus infinity for missing values."""
     if pt.is_date32(values.type) or pt.is_boolean(values.type):
         values = values.cast(pa.int32())
     elif pt.is_timestamp(values.type) or pt.is_date(values.type):

@@ -1,4 +1,4 @@
-"""A registry file for a table, with a comment for every column."""
+"""Writes a registry file for a table, with a comment for every column."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from recd_plugin_tables.start.guesses import (
 )
 
 _WIDTH = 100
-# Sessions of a test split, at least.
+# Minimum number of sessions in a test split.
 _SESSIONS = 20
 # Of a row, where there is no label; batches are multiples of one more.
 _NEGATIVES = 4
-# Items of a history that is built.
+# Maximum number of items in a history that is built.
 _LAST = 20
 _INDENT = " " * 6
 
@@ -177,7 +177,7 @@ def registry_text(
 
 
 def _batch_size(samples: int) -> int:
-    """Return 16 to 1,024 rows, for some hundred steps an epoch."""
+    """Return a batch size from 16 to 1,024, for a few hundred steps per epoch."""
     return max(16, min(1024, 1 << max(0, math.floor(math.log2(max(1, samples) / 200)))))
 
 
@@ -211,7 +211,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
-    """Yield a line for each column; rows without the ``chosen`` item are dropped."""
+    """Yield one line per column. Rows without the ``chosen`` item are dropped."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
@@ -255,7 +255,7 @@ def _histories(items: ItemSequence, time: Guess | None) -> str:
 
 
 def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
-    """Give the history the vocabulary of its item."""
+    """Use the item's vocabulary for the history."""
     own = Shared((items.item,), guesses.survey[items.item].distinct)
     same = next((each for each in alike if items.item in each.names), own)
     longer = Shared((*same.names, items.history), same.distinct)
@@ -299,7 +299,7 @@ def _split(guesses: Guesses, test: float, *, whole_sessions: bool) -> str:
     if not test:
         return ""
     session = guesses.the("session")
-    # Of fewer sessions a hash may leave none to the test.
+    # With fewer sessions, a hash may put none into the test split.
     whole = whole_sessions or (session is not None and session.seen.distinct * test >= _SESSIONS)
     by = "time" if guesses.the("time") else "session" if whole else "row"
     what = {
@@ -399,7 +399,7 @@ def _flow(value: Any) -> str:
     return _word(value) if isinstance(value, str) else repr(value)
 
 
-# Words that YAML takes for something else than text.
+# Words that YAML parses as something other than text.
 _NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|nan|inf|[-+.\d].*)$")
 
 

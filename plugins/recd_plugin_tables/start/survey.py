@@ -1,4 +1,4 @@
-"""A sample of a table, and what it shows of each column."""
+"""Samples a table and collects statistics of each column."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from recd_plugin_tables.sources import Source
 from recd_plugin_tables.values import possible_unit, python_value, seconds, split_text
 from recd_plugins.api import DataError
 
-# Rows and bytes of a sample, at most.
+# Maximum rows and bytes of a sample.
 _SAMPLE_ROWS = 200_000
 _SAMPLE_BYTES = 256_000_000
 # Separators of ids in a text (Hive writes the control characters). The first one that stands in
@@ -41,9 +41,9 @@ _SEPARATORS = (
     *("::", " / ", " - ", " & ", " + ", ",", " "),
 )
 _SEPARATED = 0.2
-# Texts that are tried to be read as times.
+# Number of texts to try to parse as times.
 _LOOKED_AT = 1000
-# A whole number as a text.
+# An integer written as text.
 _WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
 # Share of steps from row to row that go up or stay, in a log that is nearly in order.
 _RISING = 0.95
@@ -59,7 +59,7 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a sample shows of a leaf.
+    """Statistics of a leaf in a sample.
 
     Attributes:
         rows, nulls: rows of the sample (exploded candidates count), and those without a value.
@@ -103,12 +103,12 @@ class Seen:
 
     @property
     def dominant_share(self) -> float:
-        """Share of rows of a value that is too frequent to be one user or session, else 0."""
+        """Share of rows with a value too frequent to be one user or session, otherwise 0."""
         if self.distinct < 2:
             return 0.0
         share = self.most_frequent_rows / self.rows
         others = (self.values - self.most_frequent_rows) / (self.distinct - 1)
-        # The first of ids that are numbered from 0 is an ordinary one.
+        # The first of ids numbered from 0 is an ordinary id.
         dense = self.whole and not self.has_gaps
         placeholder = not dense and _PLACEHOLDER.fullmatch(self.most_frequent) is not None
         least, ratio = _DOMINANT_PLACEHOLDER if placeholder else _DOMINANT
@@ -128,7 +128,7 @@ class Seen:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether whole numbers are sparse, so that two columns share none by chance."""
+        """Whether integers are so sparse that two columns cannot share them by chance."""
         if self.least is None or self.largest is None:
             return False
         return self.whole and self.largest - self.least > 2 * self.distinct
@@ -166,22 +166,22 @@ class Survey:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the sample is the table."""
+        """Whether the sample contains the whole table."""
         return self.all_rows == self.rows
 
     def determines(self, key: str, name: str) -> bool:
-        """Return whether a column has one value for each value of the key, which repeats."""
+        """Return whether a column has a single value for each value of ``key``, which repeats."""
         if self[key].unique:
             return False
         keys = self._column(key)
         return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
 
     def tells_apart(self, name: str, key: str) -> bool:
-        """Return whether rows of one value of the key differ in a column."""
+        """Return whether a column differs between rows with the same key."""
         return not self[key].unique and self.pairs(key, name) == self[key].rows
 
     def pairs(self, key: str, name: str) -> int | None:
-        """Return the distinct pairs of two columns; None of lists, or if one is exploded."""
+        """Return the distinct pairs of two columns; None for lists and exploded columns."""
         if self[key].is_list or self[name].is_list:
             return None
         keys, values = self._column(key), self._column(name)
@@ -191,13 +191,13 @@ class Survey:
         return int(pairs.num_rows)
 
     def share(self, name: str, other: str) -> float:
-        """Return the share of a column's elements that are among those of another one."""
+        """Return the fraction of a column's elements that also occur in another column."""
         values, known = (self.elements(each).cast(pa.string()) for each in (name, other))
         found = pc.is_in(values, value_set=pc.unique(known))
         return float(pc.mean(found.cast(pa.float32())).as_py() or 0)
 
     def values(self, name: str) -> pa.Array:
-        """Return the values of a column, one per row, or per candidate of an exploded one."""
+        """Return the values of a column: one per row, or one per candidate if exploded."""
         found = self._column(name)
         return found.dictionary_decode() if pt.is_dictionary(found.type) else found
 
@@ -220,7 +220,7 @@ class Survey:
 
 
 def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
-    """Look at the first rows of a table; ``explode`` None finds the columns to explode."""
+    """Sample the first rows of a table. If ``explode`` is None, detect the columns to explode."""
     for problem in explode_problems(source.schema, explode or ()):
         raise DataError(f"{source.location}: {problem}")
     batches, rows, size = [], 0, 0
@@ -306,7 +306,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
 
 
 def _numeric(numbers: NDArray[np.float64], is_single: bool) -> dict[str, Any]:
-    """Return the fields of ``Seen`` that numbers have."""
+    """Return the fields of ``Seen`` that apply to numbers."""
     finite = numbers[np.isfinite(numbers)]
     with np.errstate(over="ignore"):
         endless = ~np.isnan(numbers) & ~np.isfinite(numbers.astype(np.float32))
@@ -335,7 +335,7 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _times(values: pa.Array) -> pa.Array | None:
-    """Return times without zone (of texts the first ones), None if values are no times."""
+    """Return times without time zone, or None if values are not times. Parses only some texts."""
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
         return values.cast(pa.timestamp("us"), safe=False)
     if is_text(values.type) and len(values):
@@ -346,7 +346,7 @@ def _times(values: pa.Array) -> pa.Array | None:
 
 
 def _separator(texts: pa.Array, characters: float) -> str | None:
-    """Return the separator of ids: many texts have it, and their parts repeat more than they do."""
+    """Return the separator of ids: many texts have it, and parts repeat more than texts."""
     distinct = pc.count_distinct(texts).as_py()
     for separator in _SEPARATORS:
         share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
@@ -362,7 +362,7 @@ def _separator(texts: pa.Array, characters: float) -> str | None:
 
 
 def _candidates(table: pa.Table) -> list[str]:
-    """Return list columns of candidates: a field of theirs, or a parallel list, is 0 or 1."""
+    """Return list columns of candidates: one of their fields, or a parallel list, is 0 or 1."""
     lengths: dict[str, np.ndarray] = {}
     labels: list[str] = []
     for field in table.schema:
