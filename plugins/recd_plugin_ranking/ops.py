@@ -101,7 +101,7 @@ class Candidates:
     def of(
         cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
     ) -> Candidates:
-        """Select distinct items from ids ``[N]`` and vectors ``[N, D]``, at most ``most`` at random."""
+        """Return the distinct items of ids ``[N]`` and vectors ``[N, D]``, at most ``most``."""
         unique, which = torch.unique(ids, return_inverse=True)
         places = torch.arange(len(ids), device=ids.device)
         first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")

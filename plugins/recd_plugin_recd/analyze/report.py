@@ -1,4 +1,4 @@
-"""Report of ``recd analyze`` in the terminal and as a self-contained HTML page."""
+"""Formats the report of ``recd analyze`` for the terminal and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 Cells = Sequence[Sequence[str]]
 
-#: Features that a plot can show legibly.
+#: Maximum number of features that stay legible in a plot.
 MAX_FEATURES = 48
 _BLUE, _ORANGE, *_ = plots.COLORS
 
 
 def show(console: Console, report: TableAnalysis) -> None:
-    """Print the report."""
+    """Print the report to the terminal."""
     console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
     for finding in findings(report):
         console.print(f"- {escape(finding)}", highlight=False)
@@ -75,7 +75,7 @@ def _for_registry(report: TableAnalysis) -> str:
 
 
 def findings(report: TableAnalysis) -> Iterator[str]:
-    """Yield the outcome, a sentence or two each."""
+    """Yield the main findings, each in one or two sentences."""
     sessions, sample = report.sessions, report.sample
     inside = "" if report.partitions == 1 else f" in {report.partitions:,} partitions"
     yield (
@@ -118,7 +118,7 @@ def findings(report: TableAnalysis) -> Iterator[str]:
 
 
 def _tables(report: TableAnalysis) -> Iterator[tuple[str, Sequence[str], Cells]]:
-    """Yield titles, headings and rows. Narrow columns leave room for names in 80 characters."""
+    """Yield the title, headings and rows of each table. Columns are narrow to fit 80 characters."""
     sizes = [[size, _share(part), _share(batch)] for size, part, batch in _session_shares(report)]
     yield "sessions by their samples", ("samples", "in a partition", "in a batch"), sizes
     headings = (
@@ -155,7 +155,7 @@ def _tables(report: TableAnalysis) -> Iterator[tuple[str, Sequence[str], Cells]]
 
 
 def _session_shares(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
-    """Yield numbers of samples, and shares of sessions with so many in a partition and a batch."""
+    """Yield each session size with the share of such sessions in partitions and in batches."""
     partition, batch = report.sessions.histogram, report.batches.histogram
     all_partition, all_batch = sum(partition.values()), sum(batch.values())
     for size in sorted(partition.keys() | batch.keys()):
@@ -184,7 +184,7 @@ def duplication_plot(report: TableAnalysis) -> html_page.Html:
 
 
 def shown_features(report: TableAnalysis) -> list[FeatureReport]:
-    """Return the features with the most ids, as many as a plot shows, in the table's order."""
+    """Return the features with the most ids that fit into a plot, in table order."""
     largest = sorted(report.features, key=lambda each: -each.length)[:MAX_FEATURES]
     return [each for each in report.features if each in largest]
 

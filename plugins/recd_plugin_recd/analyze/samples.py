@@ -17,20 +17,21 @@ Hashes = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 _ALL = 1 << 64
-#: Runs that wait to be grouped by session, and batches that wait to be joined.
+#: Runs to buffer before grouping them by session, and batches to buffer before joining them.
 _MAX_RUNS, _MAX_BATCHES = 1 << 18, 64
 
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """Sessions of a table, each counted once in each partition.
+    """Session statistics of a table. A session counts once in each partition.
 
     Attributes:
-        count: how many.
-        samples_per_session: S, their mean rows.
-        median, longest: rows of a session.
-        histogram: by a power of two, sessions with at most so many rows and more than half of it.
-        torn: share of the sessions whose rows do not lie together.
+        count: number of sessions.
+        samples_per_session: S, the mean number of rows per session.
+        median, longest: median and maximum number of rows per session.
+        histogram: maps each power of two to the sessions with at most that many rows and more than
+            half of it.
+        torn: fraction of sessions whose rows are not adjacent.
     """
 
     count: int
@@ -42,7 +43,7 @@ class SessionSummary:
 
 
 class SessionCounts:
-    """Counts the rows and runs of each session; holds the sessions of one partition."""
+    """Counts the rows and runs of each session. Keeps one partition in memory."""
 
     def __init__(self) -> None:
         self._runs: list[pa.Table] = []
@@ -65,14 +66,14 @@ class SessionCounts:
             self._merge()
 
     def end_partition(self) -> None:
-        """Start a new partition; keep only the sizes of sessions so far."""
+        """Finish the partition: keep only the sizes of its sessions."""
         sessions = self._merge()
         self._sizes.append(sessions["rows"].to_numpy())
         self._num_torn += int(np.count_nonzero(sessions["runs"].to_numpy() > 1))
         self._runs, self._num_runs, self._last = [], 0, None
 
     def result(self) -> SessionSummary:
-        """Summarize all partitions; there is at least one row."""
+        """Return statistics of all partitions. At least one row must have been added."""
         sizes = np.concatenate(self._sizes)
         return SessionSummary(
             count=len(sizes),
@@ -94,13 +95,13 @@ class SessionCounts:
 
 
 def histogram(sizes: NDArray[np.int64]) -> dict[int, int]:
-    """Count ``sizes`` (at least 1) in (2^(k-1), 2^k], by 2^k, from 1 to the largest."""
+    """Map each 2^k to the number of ``sizes`` in (2^(k-1), 2^k], from 1 to the largest."""
     bins = np.bincount(np.ceil(np.log2(sizes)).astype(np.int64))
     return {1 << power: count for power, count in enumerate(bins.tolist())}
 
 
 class SessionSample:
-    """All rows of the sessions with the lowest hashes, as many as fit into ``max_bytes``."""
+    """Keeps all rows of the sessions with the lowest hashes, within ``max_bytes``."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -108,7 +109,7 @@ class SessionSample:
         self._held: list[tuple[Hashes, pa.RecordBatch]] = []
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Offer rows and the hashes of their sessions, in stored order."""
+        """Add rows and their session hashes, in stored order."""
         self._held.append(self._sampled(hashes, batch))
         while sum(rows.nbytes for _, rows in self._held) > self._max_bytes and self._limit > 1:
             self._limit //= 2
@@ -117,7 +118,7 @@ class SessionSample:
             self._held = [self._joined()]
 
     def by_session(self, time: str) -> tuple[Hashes, pa.RecordBatch]:
-        """Return hashes and rows by session, then by the column ``time``, then as stored."""
+        """Return hashes and rows sorted by session, then column ``time``, then stored order."""
         hashes, rows = self._joined()
         self._held = []
         order = {"session": hashes, "time": rows[time], "row": np.arange(len(hashes))}
@@ -137,13 +138,13 @@ class SessionSample:
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """Batches of a table.
+    """Batch statistics of a table.
 
     Attributes:
-        batches: how many.
-        rows: rows in all of them.
-        samples_per_session: S, the mean rows of a session in a batch.
-        histogram: sessions of batches by their rows there, as in ``SessionSummary``.
+        batches: number of batches.
+        rows: total number of rows in the batches.
+        samples_per_session: S, the mean number of rows per session in a batch.
+        histogram: number of sessions per size within a batch, as in ``SessionSummary``.
     """
 
     batches: int
@@ -153,11 +154,11 @@ class BatchSummary:
 
 
 class BatchMeter:
-    """Deduplicates whole batches of rows, as a converter would; the last rows may fill none.
+    """Deduplicates whole batches of rows like a converter. Drops an incomplete last batch.
 
     Args:
-        groups: features that are deduplicated together.
-        batch_size: rows of a batch; if there are fewer, all of them are one.
+        groups: groups of features that are deduplicated together.
+        batch_size: rows per batch. A smaller table is a single batch.
     """
 
     def __init__(self, groups: Sequence[tuple[str, ...]], batch_size: int) -> None:
@@ -171,7 +172,7 @@ class BatchMeter:
         self._ids = np.zeros((2, len(self._groups)), np.int64)
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows, features as list<int64>, and the hashes of their sessions."""
+        """Add rows, with features as list<int64>, and the session hashes of the rows."""
         start = 0
         while start < len(hashes):
             taken = min(self._batch_size - self._num_waiting, len(hashes) - start)
@@ -183,7 +184,7 @@ class BatchMeter:
                 self._measure()
 
     def result(self) -> BatchSummary:
-        """Summarize all batches so far."""
+        """Return statistics of all batches so far."""
         if not self._batches and self._num_waiting:
             self._measure()
         histogram = dict(sorted(self._histogram.items()))
@@ -191,12 +192,12 @@ class BatchMeter:
         return BatchSummary(self._batches, self._rows, per_session, histogram)
 
     def dedupe_factors(self) -> dict[tuple[str, ...], float]:
-        """Return by group ids over ids in unique rows; call ``result`` first."""
+        """Return each group's ids divided by its ids in unique rows. Call ``result`` first."""
         pairs = zip(self._groups, *self._ids.tolist(), strict=True)
         return {group: ids / stored if stored else 1.0 for group, ids, stored in pairs}
 
     def total_factor(self) -> float:
-        """Return ids over ids in unique rows, of all groups together."""
+        """Return total ids divided by ids in unique rows, over all groups."""
         ids, stored = self._ids.sum(1).tolist()
         return ids / stored if stored else 1.0
 
@@ -219,17 +220,18 @@ def _column(batch: pa.RecordBatch, name: str) -> tuple[np.ndarray, np.ndarray]:
     return lists.values.to_numpy(), lists.offsets.to_numpy()
 
 
-#: Share of the changes of two features that coincide, from which they form a group.
+#: Minimum share of coinciding changes for two features to form a group.
 _MIN_COINCIDENCE = 0.95
 
 
 def coinciding(changed: dict[str, Bools]) -> Iterator[tuple[str, ...]]:
-    """Group features that change together.
+    """Group features whose lists change in the same rows.
 
-    A feature joins the first group with whose first feature nearly all its changes coincide.
+    A feature joins the first group whose first feature changes in nearly all of the same rows.
 
     Args:
-        changed: by feature, whether each row differs from the one before in its session.
+        changed: maps each feature to a mask of rows that differ from the previous row of the
+            session.
     """
     groups: list[list[str]] = []
     for name, mine in changed.items():

@@ -1,4 +1,4 @@
-"""Reads a table once and measures how much of it repeats (RecD, section 3)."""
+"""Reads a table once and measures its duplication (RecD, section 3)."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from recd_plugins.api import (
     parquet_writer,
 )
 
-#: Rows of a batch where nothing says how many.
+#: Default batch size.
 _BATCH_SIZE = 4096
-#: A sample with fewer sessions than this advises nothing.
+#: Minimum number of sessions in a sample for a recommendation.
 MIN_SESSIONS = 32
-#: A feature is worth deduplicating from this DedupeFactor on (RecD, section 4.3).
+#: Minimum DedupeFactor for which deduplicating a feature pays off (RecD, section 4.3).
 MIN_FACTOR = 1.5
-#: Partial deduplication is worth its offsets where it stores so much less than exact.
+#: Partial deduplication pays off if it stores at most this fraction of exact deduplication.
 MIN_GAIN = 1.2
-#: What a group keeps at least of the DedupeFactor that each of its features has alone.
+#: Fraction of its features' own DedupeFactors that a group must keep.
 _MIN_KEPT = 0.9
 _VERSION = 2
 
@@ -57,15 +57,15 @@ class FeatureReport:
 
     Attributes:
         name: its column.
-        length: l, mean ids of a row.
+        length: l, the mean number of ids per row.
         stays: d, the probability that the next row of a session has the same list.
-        exact: share of ids in rows that equal the row before in their session.
-        partial: share of ids that the row before has too.
-        measured_as_is: DedupeFactor in batches of the table as it is.
-        predicted_by_session, measured_by_session: DedupeFactor once the table is by session, by the
-            paper's formula and in batches.
-        partial_factor: DedupeFactor of partial deduplication by session.
-        form: what pays once the table is by session; None where the sample is too small to tell.
+        exact: fraction of ids in rows equal to the previous row of the session.
+        partial: fraction of ids that also occur in the previous row.
+        measured_as_is: DedupeFactor measured in batches of the table in its current order.
+        predicted_by_session, measured_by_session: DedupeFactor after sorting by session, from the
+            paper's formula and measured in batches.
+        partial_factor: DedupeFactor of partial deduplication after sorting by session.
+        form: form that pays off after sorting by session; None if the sample is too small.
     """
 
     name: str
@@ -82,7 +82,7 @@ class FeatureReport:
 
 @dataclass(frozen=True)
 class DedupGroupReport:
-    """Features to deduplicate with one inverse lookup, and their DedupeFactor as one group."""
+    """Features to deduplicate with one inverse lookup, and the DedupeFactor of this group."""
 
     features: tuple[str, ...]
     dedupe_factor: float
@@ -90,7 +90,7 @@ class DedupGroupReport:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Rows that "by session" was measured on, ``whole`` for all rows of the table."""
+    """Size of the sample behind the "by session" figures; ``whole`` if it is the whole table."""
 
     whole: bool
     rows: int
@@ -104,12 +104,12 @@ class SampleReport:
 
 @dataclass(frozen=True)
 class StorageReport:
-    """Parquet bytes of the features of a row.
+    """Parquet bytes of the features per row.
 
     Attributes:
-        stored: in the files as they are; None where rows come from no Parquet files.
-        by_session, by_session_dict: of the sample, written by session as ``recd cluster`` does, in
-            layout ``list`` and ``list_dict``.
+        stored: in the current files; None if the source is not Parquet.
+        by_session, by_session_dict: of the sample, sorted as by ``recd cluster``, in layouts
+            ``list`` and ``list_dict``.
     """
 
     stored: float | None
@@ -119,24 +119,25 @@ class StorageReport:
 
 @dataclass(frozen=True)
 class TableAnalysis:
-    """A table's characterisation.
+    """Duplication statistics of a table.
 
     Attributes:
         path: of the table or registry file.
-        clustered: whether the rows of each session lie together.
+        clustered: whether the rows of each session are adjacent.
         rows, ids: of the table.
-        partitions: of the table, 1 where it has none.
+        partitions: number of partitions, 1 if the table is not partitioned.
         batch_size: B.
-        sessions: rows of sessions in a partition.
-        batches: batches as the table is.
-        exact, partial: shares of ids, over all features.
-        factor_as_is: DedupeFactor measured in batches of the table, over all features.
-        factor_by_session, partial_factor: by session, exact and partial.
-        features: in the order of the table.
-        groups: of the features to deduplicate.
-        sample: what "by session" rests on.
-        storage: bytes a row.
-        converter: a section for registry.yaml; None where the sample is too small to tell.
+        sessions: session statistics per partition.
+        batches: statistics of batches in the table's current order.
+        exact, partial: exact and partial duplicate fractions of the ids of all features.
+        factor_as_is: DedupeFactor of all features, measured in batches of the table in its current
+            order.
+        factor_by_session, partial_factor: exact and partial DedupeFactor after sorting by session.
+        features: feature reports in table order.
+        groups: groups of features to deduplicate.
+        sample: size of the sample behind the "by session" figures.
+        storage: Parquet bytes per row.
+        converter: converter section for registry.yaml; None if the sample is too small.
     """
 
     path: str
@@ -159,7 +160,7 @@ class TableAnalysis:
     converter: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; factors without bound are infinite."""
+        """Return JSON values. Unbounded factors become infinity."""
         return {"version": _VERSION, **asdict(self)}
 
 
@@ -171,16 +172,16 @@ def study(
     nulls: Nulls = "error",
     progress: Callable[[int], None] = lambda _rows: None,
 ) -> TableAnalysis:
-    """Characterise a table.
+    """Measure the duplication of a table.
 
-    Memory is two batches, the sample about twice, and 24 bytes for each session of a partition.
+    Memory use: two batches, about twice the sample, and 24 bytes per session of a partition.
 
     Args:
         source: the table.
-        batch_size: rows of a batch; None takes the source's, or else 4096.
-        sample_megabytes: millions of bytes of whole sessions to hold.
-        nulls: ``empty`` reads a null in place of a list as an empty list.
-        progress: gets rows as they are read.
+        batch_size: rows per batch; None means the source's batch size, or 4096 if it has none.
+        sample_megabytes: maximum size of the sample of whole sessions, in MB.
+        nulls: ``empty`` reads a null list as an empty list.
+        progress: called with the number of rows read.
     """
     if not source.features:
         columns = ", ".join(f"{field.name} ({field.type})" for field in source.schema)
@@ -215,7 +216,7 @@ def study(
     stored, sessions = TableStatistics.merge(parts), counts.result()
     by_session = _BySession(*sample.by_session(keys.timestamp), keys, names, size)
     clustered = not sessions.torn
-    # A clustered table is known in full; otherwise the sample tells what it would be by session.
+    # A clustered table is measured directly. Otherwise the sample shows the effect of clustering.
     known = stored if clustered else by_session.statistics
     batches, factors = meter.result(), meter.dedupe_factors()
     sorted_factors = factors if clustered else by_session.factors
@@ -278,14 +279,14 @@ FORMS: tuple[Form, ...] = ("exact", "partial")
 
 
 def choose_form(exact: float, partial: float) -> Form:
-    """Return the form that pays for a feature with these DedupeFactors."""
+    """Return the form that pays off for a feature with these DedupeFactors."""
     if partial >= MIN_FACTOR and partial >= MIN_GAIN * exact:
         return "partial"
     return "exact" if exact >= MIN_FACTOR else "plain"
 
 
 def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
-    """Return features as list<int64>, whatever their layout, and the columns of the keys."""
+    """Return features of any layout as list<int64>, together with the key columns."""
     rows, columns = without_nulls(rows, source.features, nulls), {}
     for name in source.features:
         ids, offsets = arrow.sparse_column(rows, name)
@@ -298,7 +299,7 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
 
 
 class _BySession:
-    """The sample by session and time, measured in batches of ``batch_size``."""
+    """The sample sorted by session and time, measured in batches of ``batch_size``."""
 
     def __init__(
         self,
@@ -317,7 +318,7 @@ class _BySession:
         self.meter, self.factors = self._measured([(name,) for name in names])
 
     def groups(self, among: Sequence[str]) -> tuple[DedupGroupReport, ...]:
-        """Group features of ``among`` that change together and lose little by being one group."""
+        """Group features of ``among`` that change together and lose little when grouped."""
         groups = list(coinciding({name: self._changed[name] for name in among}))
         _, together = self._measured(groups)
         found = []
@@ -325,7 +326,7 @@ class _BySession:
             alone = [self.factors[(name,)] for name in group]
             if together[group] >= _MIN_KEPT * min(alone):
                 found.append(DedupGroupReport(group, together[group]))
-            else:  # features that repeat in other sessions too, each in rows of its own
+            else:  # features that also repeat in other sessions, each in different rows
                 pairs = zip(group, alone, strict=True)
                 found += [DedupGroupReport((name,), factor) for name, factor in pairs]
         return tuple(found)
@@ -362,7 +363,7 @@ def _feature_bytes(path: Path, features: Sequence[str]) -> int:
         for index in range(row_group.num_columns):
             column = row_group.column(index)
             name = column.path_in_schema
-            # A list's values are two levels below it; names may have dots of their own.
+            # A list's values are two levels below the list column. Names may contain dots.
             if name in wanted or name.rsplit(".", 2)[0] in wanted:
                 total += column.total_compressed_size
     return total
@@ -371,7 +372,7 @@ def _feature_bytes(path: Path, features: Sequence[str]) -> int:
 def _converter_section(
     features: Sequence[FeatureReport], groups: Sequence[DedupGroupReport]
 ) -> str:
-    """Return the section ``converter`` of a registry file that follows these reports."""
+    """Return the registry file's ``converter`` section that matches these reports."""
     partial = [each.name for each in features if each.form == "partial"]
     kept = [[name for name in group.features if name not in partial] for group in groups]
     exact = [names for names in kept if names]

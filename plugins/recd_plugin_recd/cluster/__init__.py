@@ -98,7 +98,7 @@ def cluster(
     reads its dataset. Partitions (dt=.../hour=...) stay folders, and each is sorted separately. If
     the command is killed, run it again to resume.
     """
-    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job
 
     if check:

@@ -1,4 +1,4 @@
-"""``recd cluster``: from a source to a whole table, or to none; and ``--check``."""
+"""Runs ``recd cluster``, which writes its output atomically, and ``--check``."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ from recd_plugin_recd.sessions import (
 )
 from recd_plugins.api import DataError, file_utils, folders, parquet, text_utils
 
-#: Unfinished work of another version is not gone on from.
+#: Version of the scratch files. A run does not resume work of another version.
 _VERSION = 3
 _HEAVIEST = 5
 
 
 @dataclass(frozen=True)
 class ClusteringReport:
-    """Figures of one run.
+    """Statistics of one run.
 
     Attributes:
-        rows, sessions: of the output; a session counts once in each partition.
-        bytes_in, bytes_out: of the files; ``bytes_in`` is None if a dataset was read.
-        dedupe_factors: of the features with the most ids.
+        rows, sessions: row and session counts of the output. A session counts once in each
+            partition.
+        bytes_in, bytes_out: file sizes; ``bytes_in`` is None if a dataset was read.
+        dedupe_factors: DedupeFactors of the features with the most ids.
         peak_memory: of the process so far, in bytes.
     """
 
@@ -94,8 +95,8 @@ def cluster(
 ) -> ClusteringReport:
     """Sort ``options.source`` into the new folder ``options.target``.
 
-    ``start`` gets the number of rows, if that is known, and returns the progress callback;
-    ``say`` gets a line about how the run begins.
+    ``start`` receives the number of rows, if known, and returns the progress callback. ``say``
+    receives a line that says how the run starts.
     """
     began = time.monotonic()
     check_target(options.source, options.target, force)
@@ -112,10 +113,10 @@ def cluster(
         progress = start(source.num_rows)
         layouts: Layouts | None = file_utils.read_note(work.path / "layouts.json")
         sort = sort_with_spark if options.engine == "spark" else sort_partition
-        # Files outside of Hive folders come first: the others are folders inside of theirs.
+        # Files outside of Hive folders come first, because those folders are inside theirs.
         for partition in sorted(source.partitions, key=lambda one: one.name):
             folder = work.table / partition.name
-            if folder.exists():  # an earlier run finished it
+            if folder.exists():  # an earlier run finished this partition
                 progress(partition.num_rows or 0, partition.num_rows or 0)
                 continue
             scratch = work.path / "partition"
@@ -133,7 +134,7 @@ def cluster(
 
 
 def check_columns(source: SessionTable) -> None:
-    """Refuse sessions and times of types that cannot be sorted."""
+    """Reject session and time columns whose types cannot be sorted."""
     keys, files = source.keys, source.partitions[0].files
     path = files[0] if files else source.path
     if keys.session == keys.timestamp:
@@ -150,9 +151,9 @@ def check_columns(source: SessionTable) -> None:
 
 
 def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
-    """Return values that must be equal for a run to resume another one."""
+    """Return the values that two runs must share for one to resume the other."""
     names = {"source": str(options.source), "target": str(options.target)}
-    content: Any = uuid.uuid4().hex  # of a dataset nothing is known: each run is new
+    content: Any = uuid.uuid4().hex  # a dataset has no identity, so each run starts over
     if isinstance(source, ParquetSource):
         content = [
             [*entry, file.stat().st_size, file.stat().st_mtime_ns]
@@ -197,17 +198,17 @@ def _peak_memory() -> int:
         found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
         found = None
-    # Unlike VmHWM this counts the process that started this one, too.
+    # Unlike VmHWM, this includes the process that started this one.
     return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def check_clustered(
     path: Path, session: str | None, timestamp: str | None, plugins_dir: Path | None
 ) -> dict[str, int]:
-    """Check that sessions are in one piece with their rows in the order of time.
+    """Check that each session's rows are adjacent and sorted by time.
 
     Returns:
-        ``rows`` and ``sessions``, each session counted once in each partition.
+        ``rows`` and ``sessions``. A session counts once in each partition.
     """
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
     check_columns(source)

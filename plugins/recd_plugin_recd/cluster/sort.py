@@ -1,8 +1,8 @@
-"""Sorts a partition out of core, within the memory that the run may take.
+"""Sorts a partition out of core, within the memory limit of the run.
 
 The key columns are read first, to find cuts that divide the rows into ranges of equal size. Then
-each row goes to the spill file of its range. At last the ranges are loaded, sorted and written,
-several at once. A session larger than a range is cut by time, and its ranges go to one file.
+each row is written to the spill file of its range. Finally, several ranges at a time are loaded,
+sorted and written. A session larger than a range is cut by time, and its ranges go to one file.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from recd_plugin_recd.sessions import (
 from recd_plugins.api import DataError, SessionKeys, list_dict, parquet_writer, readers, text_utils
 
 Layouts = dict[str, list_dict.Layout]
-#: Called with the rows read and the rows written since the last call.
+#: Called with the number of rows read and written since the last call.
 Progress = Callable[[int, int], None]
 
-#: Python, Arrow and numba, what allocators keep, and what a dataset plugin may import besides.
+#: Memory reserved for Python, Arrow, numba, allocators, and imports of a dataset plugin.
 _LIBRARIES, _TORCH = 400_000_000, 200_000_000
-#: Rows are dealt in batches of so many bytes at least, and this is the smallest range.
+#: Minimum bytes of a batch that is split among spill files, and of a range.
 _BATCH_BYTES = 16 << 20
-#: The 32-bit offsets of lists and strings in a range never overflow.
+#: Maximum bytes of a range. Keeps 32-bit offsets of lists and strings from overflowing.
 _LARGEST_RANGE = 1 << 30
-#: Arrow takes some kB for each batch of a spill file, so a table is not dealt to more at once.
+#: Maximum number of spill files at once. Arrow needs a few kB per batch of each file.
 _MOST_RANGES = 64
 _SAMPLED_ROWS = 1 << 16
-#: What sorting a range takes over its bytes, and row groups that a writer holds.
+#: Memory to sort a range, as a multiple of its bytes, and row groups buffered by a writer.
 _COPIES, _GROUPS = 2.2, 3
 _MOST_WORKERS = 8
-#: Order of rows: ties in the order of the input.
+#: Sort order of rows. Ties keep the input order.
 _ORDER = [(name, "ascending") for name in ("session", "time", "number")]
 
 
@@ -59,11 +59,11 @@ class ClusterOptions:
     """Options of ``recd cluster``.
 
     Attributes:
-        session, timestamp: their columns; None takes what ``open_source`` takes.
-        memory: bytes that the whole process may take.
-        keep_share: share of the sessions that stay, more than 0, at most 1.
-        seed: of the choice of these sessions.
-        row_group_rows: most rows of a row group of the output.
+        session, timestamp: session and time columns; None means the defaults of ``open_source``.
+        memory: maximum bytes of the whole process.
+        keep_share: fraction of sessions to keep, in (0, 1].
+        seed: seed that selects these sessions.
+        row_group_rows: maximum rows of a row group in the output.
     """
 
     source: Path
@@ -81,7 +81,7 @@ class ClusterOptions:
 
 @dataclass
 class Range:
-    """A spill file with rows between two cuts; ``goes_on`` if it starts within a session."""
+    """A spill file of the rows between two cuts; ``goes_on`` if it starts within a session."""
 
     path: Path
     goes_on: bool
@@ -105,7 +105,7 @@ def sort_partition(
     """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
 
     Returns:
-        The folder, and the layouts of features, which the first rows decide on if they are None.
+        The folder and the layouts of features. If the layouts are None, the first rows decide.
     """
     parts = scratch / "parts"
     parts.mkdir(parents=True)
@@ -161,14 +161,14 @@ def sort_partition(
 
 @dataclass(frozen=True)
 class Plan:
-    """Most bytes of a range, and ranges that are sorted at once."""
+    """Maximum bytes of a range, and number of ranges sorted at once."""
 
     range_bytes: int
     workers: int
 
 
 def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
-    """Divide the memory between workers."""
+    """Divide the memory among workers."""
     group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
     base = _LIBRARIES + (0 if parquet else _TORCH)
     least = base + _GROUPS * group + int(_COPIES * max(group, _BATCH_BYTES))
@@ -186,7 +186,7 @@ def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
 
 
 class _Sorter:
-    """Deals rows to spill files, and sorts one."""
+    """Splits rows among spill files and sorts the ranges."""
 
     def __init__(self, schema: pa.Schema, keys: SessionKeys, scratch: Path, plan: Plan) -> None:
         self._schema, self._keys, self._scratch, self._plan = schema, keys, scratch, plan
@@ -199,7 +199,7 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Spill rows to ranges that fit into memory; too large ones are dealt again."""
+        """Split rows into ranges that fit into memory, recursively if necessary."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
@@ -216,7 +216,7 @@ class _Sorter:
         return [part for each in ranges for part in self._fit(each)]
 
     def sorted_rows(self, part: Range, at_once: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range in order."""
+        """Yield the rows of a range in sorted order."""
         batch = pa.concat_batches(list(part.batches()))
         numbered = _numbered(keys_of(batch, self._keys), np.arange(batch.num_rows))
         order = pc.sort_indices(numbered, _ORDER)
@@ -250,7 +250,7 @@ class _Sorter:
         if whole.bytes <= self._plan.range_bytes or whole.rows == 1:
             return [whole]
         keys = (keys_of(batch, self._keys) for batch in whole.batches())
-        # Three parts at least: the first cut may be the start of the range's first session.
+        # At least three parts: the first cut may coincide with the start of the range.
         row_bytes = max(whole.bytes, 1.7 * self._plan.range_bytes) / whole.rows
         rows = _together(whole.batches())
         parts = self.deal(keys, rows, row_bytes, whole.path.stem, whole.goes_on)
@@ -259,10 +259,10 @@ class _Sorter:
 
 
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
-    """Return cuts into ranges of about as many rows, from a sample of rows at equal distances.
+    """Return cuts into ranges of similar row counts, from an evenly spaced sample of rows.
 
-    A cut lies between two sessions (number -1, at the earliest time), and within a session only if
-    one fills a range. Numbers are odd: a cut is before the row of the next even number.
+    A cut between two sessions has number -1 and the earliest time. A session is cut only if it
+    fills a range. Numbers are odd: a cut precedes the row with the next even number.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []
@@ -293,7 +293,7 @@ def _every(table: pa.Table, step: int) -> pa.Table:
 
 
 def keys_of(batch: pa.RecordBatch, keys: SessionKeys) -> pa.Table:
-    """Return sessions and times, as numbers, in columns ``session`` and ``time``."""
+    """Return sessions and times as numbers, in columns ``session`` and ``time``."""
     session, time = plain_sessions(batch.column(keys.session)), batch.column(keys.timestamp)
     if pa.types.is_timestamp(time.type):
         time = time.cast(pa.int64())
@@ -305,7 +305,7 @@ def _numbered(keys: pa.Table, numbers: np.ndarray) -> pa.Table:
 
 
 def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches to some of ``_BATCH_BYTES`` at least."""
+    """Join batches to batches of at least ``_BATCH_BYTES``."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
@@ -323,7 +323,7 @@ def _plain_rows(
     schema: pa.Schema,
     read: Callable[[int], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of sessions that stay, features as lists without nulls."""
+    """Yield the rows of kept sessions, with features as lists without nulls."""
     for rows in source.read(partition):
         read(len(rows))
         plain = plain_rows(without_nulls(rows, source.features, options.nulls), schema)
@@ -333,7 +333,7 @@ def _plain_rows(
 
 
 def kept_rows(batch: pa.RecordBatch, keys: SessionKeys, options: ClusterOptions) -> pa.RecordBatch:
-    """Return the rows of sessions that stay when a table is downsampled (RecD, section 7)."""
+    """Return the rows of kept sessions when downsampling a table (RecD, section 7)."""
     if options.keep_share >= 1:
         return batch
     hashes = session_hashes(batch.column(keys.session), options.seed)
@@ -347,7 +347,7 @@ def table_writer(
     options: ClusterOptions,
     layouts: Layouts | None,
 ) -> parquet_writer.TableWriter:
-    """Return the writer of one file of the output."""
+    """Return the writer of an output file."""
     return parquet_writer.TableWriter(
         path,
         schema,
@@ -359,5 +359,5 @@ def table_writer(
 
 
 def part_name(number: int) -> str:
-    """Return the name of a file of the output."""
+    """Return the name of an output file."""
     return f"part-{number:05d}.parquet"

@@ -1,7 +1,7 @@
-"""Sorts a partition with local Spark, into the same rows as the embedded engine.
+"""Sorts a partition with local Spark, giving the same rows as the embedded engine.
 
-Spark reads and sorts, and writes plain Parquet. The files are then written once more, streaming, by
-the writer of the other engine: same layouts, row groups and statistics.
+Spark sorts the rows and writes plain Parquet. The writer of the embedded engine then rewrites the
+files in a streaming pass, with the same layouts, row groups and statistics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recd_plugin_recd.sessions import (
 )
 from recd_plugins.api import DataError, imports, list_dict
 
-#: Bytes of input files for one range of the output.
+#: Input bytes per range of the output.
 _RANGE_BYTES = 128 << 20
 _BATCH_ROWS = 2048
 
@@ -84,7 +84,7 @@ def sort_with_spark(
 
 
 def _started(builder: Any, memory: int) -> Any:
-    """Return the Spark of this process."""
+    """Return the Spark session of this process, started on first use."""
     settings = {
         "spark.driver.memory": f"{max(512, memory >> 20)}m",
         "spark.driver.host": "localhost",
@@ -100,13 +100,13 @@ def _started(builder: Any, memory: int) -> Any:
 
 
 def _sort(spark: Any, source: SessionTable, partition: Partition, folder: Path) -> None:
-    """Write the sorted rows, one file for each range of sessions."""
+    """Write the sorted rows, one file per range of sessions."""
     from pyspark.sql import functions as sql
 
     session, time = (sql.col(f"`{name}`") for name in (source.keys.session, source.keys.timestamp))
     size = sum(file.stat().st_size for file in partition.files)
     stored = spark.read.parquet(*(str(file.resolve()) for file in partition.files))
-    # Ties keep the order of the input: that of the files, which are in order, then of their rows.
+    # Ties keep the input order: first by file, then by row.
     file, row = "__recd_file", "__recd_row"
     rows = stored.select(
         *(sql.col(f"`{name}`") for name in source.schema.names),
@@ -117,7 +117,7 @@ def _sort(spark: Any, source: SessionTable, partition: Partition, folder: Path) 
         rows.repartitionByRange(1 + size // _RANGE_BYTES, session)
         .sortWithinPartitions(session, time, file, row)
         .drop(file, row)
-        # What is fast to write: these files are read once.
+        # Fast to write: these files are read only once.
         .write.option("parquet.enable.dictionary", "false")
         .parquet(str(folder.resolve()), compression="snappy")
     )
