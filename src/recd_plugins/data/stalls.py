@@ -1,7 +1,8 @@
 """Data stalls: the trainer's waits for batches, by cause (arXiv 2108.09373, section 3.2).
 
-Batches carry their making times (:class:`MakingTimes`). Batches made while the trainer works cost
-nothing. The causes are those of RecD's figure 10, and the way from the reader to the trainer.
+Batches carry their making times (:class:`MakingTimes`). A batch that is produced while the trainer
+computes causes no stall. The causes are those of RecD's figure 10, plus the transfer from the
+reader to the trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.runtime.machine import Clock, clock_of
 
-#: Default of the share of time that a trainer may wait.
+#: Default target for the trainer's waiting share of time.
 STALL_TARGET = 0.05
 
 
@@ -27,7 +28,7 @@ class Made(Protocol):
 
     @property
     def making(self) -> MakingTimes:
-        """Seconds of its making."""
+        """Times of the stages that produced the batch, in seconds."""
 
 
 M = TypeVar("M", bound=Made)
@@ -35,13 +36,13 @@ M = TypeVar("M", bound=Made)
 
 @dataclass(frozen=True)
 class Stalls:
-    """Mean waits of the trainer for data.
+    """The trainer's mean waits for data.
 
     Attributes:
         steps: number of steps, with one batch each.
-        step_seconds: wall time of a step, waiting included.
-        seconds: waited per step, by cause in the order of ``STALL_CAUSES``.
-        making: mean of the batches.
+        step_seconds: wall time of a step, including waits.
+        seconds: waiting time per step and cause, in the order of ``STALL_CAUSES``.
+        making: mean making times of the batches.
     """
 
     steps: int
@@ -55,18 +56,18 @@ class Stalls:
         return sum(self.shares().values())
 
     def shares(self) -> dict[str, float]:
-        """Return the waiting share of a step by cause."""
+        """Return the waiting share of a step, keyed by cause."""
         step = self.step_seconds or math.inf
         return {cause: seconds / step for cause, seconds in self.seconds.items()}
 
     @property
     def training_seconds(self) -> float:
-        """Seconds of a step without waiting."""
+        """Seconds per step without waits."""
         return self.step_seconds - sum(self.seconds.values())
 
 
 class StallTotals:
-    """Sums of stalls over steps."""
+    """Sums of stalls over several steps."""
 
     def __init__(self) -> None:
         self._steps, self._seconds = 0, 0.0
@@ -81,7 +82,7 @@ class StallTotals:
         self._making = [*map(sum, zip(self._making, astuple(making), strict=True))]
 
     def mean(self) -> Stalls | None:
-        """Return the mean of all steps; None without any."""
+        """Return the mean of all steps; None if there are no steps."""
         if not (steps := self._steps):
             return None
         waits = [total / steps for total in self._waits]
@@ -96,7 +97,7 @@ class Wait:
 
     Attributes:
         start, end: marks of the meter's clock.
-        making: of the batch.
+        making: making times of the batch.
     """
 
     start: Any
@@ -104,14 +105,14 @@ class Wait:
     making: MakingTimes
 
     def by_cause(self, clock: Clock) -> tuple[float, ...]:
-        """Return seconds in the order of ``STALL_CAUSES``."""
+        """Return seconds per cause, in the order of ``STALL_CAUSES``."""
         return self.making.causes_of(clock.seconds(self.start, self.end))
 
 
 class StallMeter:
     """Measures the waits for batches.
 
-    Wrap it around the iterator that the trainer takes batches from::
+    Wrap it around the trainer's batch iterator::
 
         stalls = StallMeter()
         for batch in stalls.metered(loader):
@@ -121,8 +122,8 @@ class StallMeter:
     A *turn* is the time from one batch to the next: a training step and a wait.
 
     Args:
-        device: of the trainer. On CUDA a wait is the time in which the device was idle.
-        window: turns in ``recent``.
+        device: device of the trainer. On CUDA, a wait is the time in which the device was idle.
+        window: number of turns that ``recent`` covers.
 
     Attributes:
         taken: number of batches yielded.
@@ -136,7 +137,7 @@ class StallMeter:
         self._window: deque[tuple[float, Wait]] = deque(maxlen=window)
 
     def metered(self, batches: Iterable[M]) -> Generator[M, None, None]:
-        """Yield the same batches."""
+        """Yield the batches unchanged, and measure the waits for them."""
         iterator = iter(batches)
         handed_out: float | None = None
         while True:
@@ -156,7 +157,7 @@ class StallMeter:
     def recent(self) -> Stalls | None:
         """Return the stalls of the last turns; None before the second batch.
 
-        On CUDA it waits for the device.
+        On CUDA this synchronizes the device.
         """
         totals = StallTotals()
         for seconds, wait in self._window:
@@ -166,12 +167,12 @@ class StallMeter:
 
 @dataclass(frozen=True)
 class Pace:
-    """Mean seconds per batch, of one reader and of the trainer.
+    """Mean seconds per batch in a reader and in the trainer.
 
     Attributes:
-        making: of a reader, until the batch is ready.
-        training: of a step on a batch that is ready.
-        arrival: of the trainer's process, to unpack and pin a batch.
+        making: time of one reader to produce a batch.
+        training: time of a step on a batch that is ready.
+        arrival: time of the trainer's process to unpack and pin a batch.
     """
 
     making: float
@@ -180,18 +181,18 @@ class Pace:
 
     @property
     def taking(self) -> float:
-        """Seconds of the trainer's process for a ready batch."""
+        """Seconds of the trainer's process to unpack a ready batch and train on it."""
         return self.training + self.arrival
 
     def stall_share(self, readers: int) -> float:
-        """Return the waiting share of the trainer, 0 to 1; with 0 readers it reads by itself."""
+        """Return the trainer's waiting share, 0 to 1; with 0 readers, it reads by itself."""
         step = max(self.taking, self.making / readers) if readers else self.taking + self.making
         return 1 - self.training / step if step else 0.0
 
     def readers_for(self, target: float) -> int | None:
-        """Return the fewest readers, at least 1, for a waiting share of at most ``target``.
+        """Return the least number of readers for a waiting share of at most ``target``.
 
-        None if unpacking alone takes longer.
+        The number is at least 1. Return None if unpacking alone takes longer.
         """
         if self.arrival > target * self.taking or not self.training:
             return None

@@ -26,7 +26,7 @@ class StatisticsAccumulator:
     """Counts the rows of a table in stored order, in batches of any size.
 
     Args:
-        schema: of the batches.
+        schema: schema of the batches.
         keys: ``keys.session`` is the session column.
         features: columns of lists of integers or of integers; None: all id lists of the schema.
     """
@@ -48,8 +48,8 @@ class StatisticsAccumulator:
         """Add rows.
 
         Returns:
-            bool ``[num_features, B]``: whether a row differs from the one before it, also in the
-            batch before. The table's first row is False.
+            bool ``[num_features, B]``: whether a row differs from the previous row, also of the
+            previous batch. The table's first row is False.
 
         Raises:
             DataError: a column is missing or of another type, or has a null.
@@ -66,7 +66,7 @@ class StatisticsAccumulator:
         columns = {name: sparse_column(rows, name) for name in self.features}
         _compare(list(columns.values()), continues, self._counts, changed)
         if self._last:
-            # Compares the last row of the previous batch with the first one of this batch.
+            # Compares the last row of the previous batch with the first row of this batch.
             seam = [
                 _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
                 for name, (ids, offsets) in columns.items()
@@ -93,7 +93,7 @@ class StatisticsAccumulator:
         return TableStatistics(self._rows, sessions, features)
 
     def _continues(self, rows: Rows) -> np.ndarray:
-        """Return whether each row has the session of the row before it, bool ``[B]``."""
+        """Return whether each row has the same session as the previous row, bool ``[B]``."""
         sessions = session_column(rows, self._session)
         continues = np.zeros(len(rows), np.bool_)
         same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
@@ -106,7 +106,7 @@ class StatisticsAccumulator:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """Return the session column; a dictionary is decoded.
+    """Return the session column; a dictionary column is decoded.
 
     Raises:
         DataError: it is missing or has a null.
@@ -176,7 +176,7 @@ def _num_common(
 
 @numba.njit(cache=True, nogil=True)
 def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
-    """Compare each row of each column of int64 ids with the row before it."""
+    """Compare each row of each int64 id column with the previous row."""
     num_rows = u64(len(continues))
     table, call = np.zeros((3, 64), np.int64), 0
     for column in range(len(columns)):
@@ -212,7 +212,7 @@ def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, chan
                 while u64(table.shape[1]) < u64(2) * (old_length + u64(1)):
                     table = np.zeros((3, 2 * table.shape[1]), np.int64)
                 call += 1
-                # Shared: the shifted part, and common ids of the rest.
+                # Shared ids: the shifted segment, plus common ids of the remaining parts.
                 strange_ids += np.int64(length - kept) - _num_common(
                     items, before, old_length - kept, start + kept, length - kept, table, call
                 )

@@ -20,12 +20,12 @@ from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, SetupError
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
-#: A URL in options; other text is a path.
+#: Pattern of a URL in options; other text is a path.
 Url = Annotated[str, Field(pattern=_URL)]
 
 _BUCKETS = ("s3", "gs", "gcs")
 _OF_STORE = re.compile("AWS Error|google::cloud|when reading information for key")
-# Folders of table formats whose data files may hold deleted rows.
+# Folders of table formats. Their data files may contain deleted rows.
 _MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 
 
@@ -35,10 +35,10 @@ class Location:
 
     Attributes:
         path: a local path, or a URL, as the user wrote it.
-        storage: how the store of a URL is reached.
-        size: bytes of a file from ``find``.
-        changed: its modification time in nanoseconds, if known.
-        seen: pairs (name, value) that identify the content; empty before it was opened.
+        storage: access options for the object store of a URL.
+        size: size of a file from ``find``, in bytes.
+        changed: modification time of the file in nanoseconds, if known.
+        seen: pairs (name, value) that identify the content; empty until the file is opened.
     """
 
     path: Path | str
@@ -48,22 +48,23 @@ class Location:
     seen: tuple[tuple[str, str | int], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        """Return the path or URL without secrets, for messages."""
+        """Return the path or URL for messages, without secrets."""
         return str(self.path) if self.local else _shown(str(self.path))
 
     @property
     def local(self) -> Path | None:
-        """The path, None for a URL."""
+        """The local path, or None for a URL."""
         return self.path if isinstance(self.path, Path) else None
 
     def find(self, suffix: str) -> list[Location]:
         """Return this file, or every file below this folder whose name ends with ``suffix``.
 
-        Sorted by the parts of their paths. Names that start with ``_`` or ``.`` are left out.
+        Files are sorted by the parts of their paths. Names that start with ``_`` or ``.`` are
+        skipped.
 
         Raises:
             DataError: there is no such file, or it is a table of Delta, Iceberg or Hudi.
-            SetupError: the store cannot be reached, or refuses.
+            SetupError: the store cannot be reached, or denies access.
         """
         found = []
         try:
@@ -95,7 +96,7 @@ class Location:
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def below(self, root: Location) -> str:
-        """Return the path of this file below ``root``, with slashes; its name if it is ``root``."""
+        """Return this file's path relative to ``root``, with slashes; its name if it is ``root``."""
         mine = str(self.path) if self.local is None else self.local.as_posix()
         top = str(root.path) if root.local is None else root.local.as_posix()
         top = top.rstrip("/")
@@ -128,7 +129,7 @@ class Location:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Turn errors of a store into DataError or SetupError."""
+        """Convert exceptions of a store to DataError or SetupError."""
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -148,7 +149,7 @@ class Location:
             ) from error
 
     def file_system(self) -> tuple[pafs.FileSystem, str]:
-        """Return the file system, and the path in it."""
+        """Return the file system and the path within it."""
         if self.local is not None:
             return pafs.LocalFileSystem(), os.path.abspath(self.local)
         url, given = str(self.path), self.storage
@@ -194,7 +195,7 @@ class Location:
 
 
 def _refuse_table(root: str, below: Sequence[str]) -> None:
-    """Refuse a folder of another table format, by one of its files."""
+    """Refuse a folder of another table format, recognized by one of its files."""
     for at, part in enumerate(below):
         snapshot = part == "metadata" and below[-1].endswith(".metadata.json")
         kind = _MARKS.get(part) or ("Iceberg" if snapshot and at == len(below) - 2 else None)
@@ -206,6 +207,6 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
 
 
 def _shown(url: str) -> str:
-    """Return a URL without user, password and query, which may be secrets."""
+    """Return a URL without user, password and query, since these may be secrets."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -30,34 +30,34 @@ from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 
-#: Null lists are errors, or become empty lists.
+#: Whether null lists are errors or become empty lists.
 Nulls = Literal["error", "empty"]
 
 _MB = 1 << 20
-# ``list_dict`` pays if lists take this many times its bytes.
+# Use ``list_dict`` if plain lists take this many times its bytes.
 _MIN_FACTOR = 1.5
 
 
 class TableWriter:
     """Writes one Parquet file, which appears when it is complete. Use as a context manager.
 
-    Row groups have at most ``row_group_rows`` rows and end where a session ends, unless one session
-    is longer. Features are columns of integer lists in either layout; they are stored without
-    nulls. The footer gets their statistics, and pages have checksums.
+    Row groups have at most ``row_group_rows`` rows and end at the end of a session. Only a single
+    session that is longer gets split. Features are columns of integer lists in either layout, and
+    are stored without nulls. The footer contains their statistics, and pages have checksums.
 
     Args:
-        path: the file to make or to replace.
-        schema: of the rows; its metadata goes into the file.
+        path: the file to create or replace.
+        schema: schema of the rows; its metadata is written to the file.
         keys: columns of session and time; None writes row groups of ``row_group_rows`` rows and no
             statistics.
         layout: of all features, or by feature. ``list_dict`` for all keeps features as lists that
             repeat too little in the first row group.
-        row_group_rows: most rows of a row group, and in memory.
+        row_group_rows: maximum rows of a row group, and of rows in memory.
         popularity: features to store next to each other in this order, after the other columns and
             before the other features.
         metadata: added to the file's key-value metadata.
         nulls: ``empty`` makes null lists empty. A null in a list is always an error.
-        compression_level: of zstd.
+        compression_level: compression level of zstd.
         source: the file of these rows, for messages.
 
     Raises:
@@ -103,7 +103,7 @@ class TableWriter:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Layouts by feature; with ``layout="list_dict"`` known after the first row group."""
+        """Layout of each feature; with ``layout="list_dict"`` known after the first row group."""
         return dict(self._layouts or {})
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -119,7 +119,7 @@ class TableWriter:
             self._flush(self._end_of_group())
 
     def close(self) -> None:
-        """Write the remaining rows and put the file in its place."""
+        """Write the remaining rows and move the file to its path."""
         try:
             if self._num_waiting or self._writer is None:
                 self._flush(self._num_waiting)
@@ -157,7 +157,7 @@ class TableWriter:
             self.abort()
 
     def _end_of_group(self) -> int:
-        """Return the rows of the next row group, up to the last end of a session that fits."""
+        """Return the size of the next row group, up to the last session end that fits."""
         size = self._row_group_rows
         if self._keys is None:
             return size
@@ -167,7 +167,7 @@ class TableWriter:
         return int(ends[-1].as_py()) + 1 if len(ends) else size
 
     def _flush(self, num_rows: int) -> None:
-        """Write the first ``num_rows`` waiting rows as one row group."""
+        """Write the first ``num_rows`` buffered rows as one row group."""
         table = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting = table.slice(num_rows).to_batches()
         self._num_waiting -= num_rows
@@ -194,7 +194,7 @@ class TableWriter:
             self.num_rows += num_rows
 
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
-        """Return a feature of one row group without nulls."""
+        """Return a feature column of one row group without nulls."""
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
         assert len(lists) == len(column), "a row group has fewer than 2^31 ids of a feature"
         if is_list_dict(self._schema.field(name)):
@@ -235,7 +235,8 @@ class TableWriter:
             pa.schema(fields, metadata=self._metadata),
             compression="zstd",
             compression_level=self._compression_level,
-            # Dictionaries of ids make clustered lists larger: zstd finds the repeats.
+            # Dictionary encoding makes clustered lists larger, since zstd already finds the
+            # repeats.
             use_dictionary=packed,
             dictionary_pagesize_limit=1 << 30,
             data_page_size=_MB,
@@ -245,7 +246,7 @@ class TableWriter:
 
 
 def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
-    """Choose a layout by feature from some rows in stored order."""
+    """Choose a layout for each feature from sample rows in stored order."""
     return {name: "list_dict" if _pays(column) else "list" for name, column in lists.items()}
 
 
@@ -253,7 +254,7 @@ def _pays(lists: pa.Array) -> bool:
     """Return whether distinct lists and codes of 4 bytes are much smaller than all lists."""
     try:
         packed = to_list_dict(lists)
-    except ValueError:  # more ids than it can hold
+    except ValueError:  # the list column has more ids than an Arrow array can hold
         return False
     distinct = pc.sum(pc.binary_length(pc.unique(packed))).as_py() or 0
     every = pc.sum(pc.binary_length(packed)).as_py() or 0

@@ -1,4 +1,4 @@
-"""Imports for reader workers, made once by the server that forks them."""
+"""Imports of reader workers, done once by the server that forks the workers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _nothing() -> None:
     pass
 
 
-# Sets up numba, and imports pandas (by pyarrow).
+# Sets up numba, and imports pandas (through pyarrow).
 _nothing()
 pa.array([0]).to_numpy()
 
-# Collections in workers skip objects shared with the server.
+# Garbage collections in workers skip objects shared with the server.
 gc.collect()
 gc.freeze()

@@ -1,6 +1,6 @@
 """Reader workers: processes that read, convert and preprocess for one rank.
 
-Each makes every n-th block of batches, one block ahead of the trainer.
+With n workers, each one makes every n-th block of batches, one block ahead of the trainer.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _REMEDY = (
 
 
 class Workers(Feed):
-    """Processes that share the batches of one rank.
+    """Processes that produce the batches of one rank.
 
     Args:
-        task: of the rank.
+        task: read task of the rank.
         num_workers: number of processes.
-        pin_memory: pin batches, in a thread that takes them from the processes.
+        pin_memory: whether to pin batches, in a thread that receives them from the processes.
     """
 
     def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool) -> None:
@@ -82,7 +82,7 @@ class Workers(Feed):
                 print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
     def _awaited(self, blocks: Iterator[BatchBlock]) -> Iterator[BatchBlock]:
-        """Yield the blocks; reports of a hang name the process."""
+        """Yield the blocks; reports of a hang name the process that is awaited."""
         for number in count():
             worker = number % self._num_workers
             pids = {f"reader worker {worker}": pid for pid in self._pids[worker : worker + 1]}
@@ -117,7 +117,7 @@ class Workers(Feed):
                 start = time.perf_counter()
                 block: BatchBlock = decode_file(file, size, self._pin_memory)
                 spent = time.perf_counter() - start
-                # A thread pins while the trainer works.
+                # This thread pins while the trainer computes.
                 took = (packing + spent, 0.0) if self._pin_memory else (packing, spent)
                 yield block.moved(*took)
         finally:
@@ -131,7 +131,7 @@ class Workers(Feed):
 def _work(
     connection: Connection, task: ReadTask, position: State, worker: int, num_workers: int
 ) -> None:
-    """Make the blocks of one worker, each on request."""
+    """Make the blocks of one worker, each when it is requested."""
     from recd_plugins.runtime.imports import silence_upstream
 
     silence_upstream()
@@ -154,12 +154,13 @@ def _work(
 class WorkerProcess(ForkServerProcess):
     """A worker that ignores signals and ends with the trainer.
 
-    A server that has imported the modules forks workers: the trainer's threads may hold locks.
+    Workers are forked by a server that has imported their modules. Forking the trainer would be
+    unsafe, since its threads may hold locks.
     """
 
     def start(self) -> None:
         self._environ, self._folder = dict(os.environ), Path.cwd()
-        # Hides the trainer's script, which multiprocessing would run in the worker.
+        # Hides the trainer's script, since multiprocessing would run it in the worker.
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -180,7 +181,7 @@ class WorkerProcess(ForkServerProcess):
 
 
 class WorkerContext(ForkServerContext):
-    """A multiprocessing context of workers."""
+    """A multiprocessing context whose processes are ``WorkerProcess``."""
 
     Process = WorkerProcess
 
@@ -198,11 +199,11 @@ def start_server() -> None:
 
 
 class WorkerDied(Exception):
-    """A worker has ended too early.
+    """Raised if a worker ends too early.
 
     Attributes:
-        worker: its number.
-        remedy: advice, may be empty.
+        worker: number of the worker.
+        remedy: advice for the user; may be empty.
     """
 
     def __init__(self, worker: int, process: WorkerProcess) -> None:
@@ -216,7 +217,7 @@ class WorkerDied(Exception):
 
 
 def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
-    """Yield the batches of blocks, and move ``reader`` along as if it had read them."""
+    """Yield the batches of blocks, and advance ``reader`` as if it had read them."""
     for block in blocks:
         for model_input, position in block.batches:
             reader.load_state_dict(position)

@@ -96,9 +96,9 @@ logger = logging.getLogger(__name__)
 
 # Rows read to compare candidates.
 _SAMPLE = 4096
-# Assumed seconds per id made unique: hash table on a core, sort on a GPU.
+# Assumed seconds to deduplicate one id: hash table on a core, sort on a GPU.
 _UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
-# Seconds until a message reports a long search.
+# Seconds after which a message reports a long search.
 _LONG_CHOICE = 15.0
 
 
@@ -110,11 +110,11 @@ def prepare(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Put poolings, and the modules of sharding plugins, into ``model``.
+    """Apply the registry's poolings, sharding plugins and other entries to ``model``.
 
     Args:
         registry: a loaded registry.
-        model: unsharded, may be on the meta device; changed in place. EmbeddingBagCollections are
+        model: unsharded; may be on the meta device. Changed in place. EmbeddingBagCollections are
             fed ``batch.sparse_features``, EmbeddingCollections ``batch.sequence_features``, which
             SequencePooling pools.
         setting: plan context; default: of this process group, or the ranks that it would start.
@@ -137,7 +137,7 @@ def prepare(
     if setting is not None:
         device_type: str | None = setting.device_type
     else:
-        # A trainer that names no device may still train on a GPU, if there is one.
+        # The trainer may still train on a GPU if there is one and no device is given.
         device_type = None if torch.cuda.is_available() else "cpu"
         device_type = device.type if device else device_type
         setting = setting_of(registry, modules, device=device or _device_of(registry, model))
@@ -151,7 +151,7 @@ def prepare(
 
 
 def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
-    """Guess the device on which a trainer will have its tables."""
+    """Guess the device of the tables in training."""
     if registry.training.device == "cpu":
         return torch.device("cpu")
     there = any(parameter.is_cuda for parameter in model.parameters())
@@ -215,13 +215,13 @@ def choose(
 
 
 def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
-    """Return the entry of a chooser, if there is one."""
+    """Return the chooser's entry, if the registry has one."""
     found = (entry for entry in registry.sharding if isinstance(entry.plugin, Chooser))
     return cast("Entry[Chooser] | None", next(found, None))
 
 
 def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
-    """Return the registry with an entry for each offer in place of its chooser."""
+    """Return the registry with its chooser replaced by one entry per offer."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
@@ -238,13 +238,13 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
 
 
 class DataOfChoices(TrainingData):
-    """Training data with the profile of tables that a chooser may coalesce.
+    """Training data whose profile includes tables that a chooser may coalesce.
 
     Args:
-        data: of the model.
-        tables: tables of the chooser.
+        data: training data of the model.
+        tables: names of the chooser's tables.
         profile: replaces the profile of ``data``.
-        sample: count accesses in at most so many rows. Hot rows look hotter in few rows.
+        sample: maximum rows in which accesses are counted. In few rows, hot rows seem hotter.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Read the data once for all tables of a kind; see ``TrainingData.access``."""
+        """Count accesses of all similar tables in one pass; see ``TrainingData.access``."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
@@ -284,7 +284,7 @@ class DataOfChoices(TrainingData):
 
 @dataclass(frozen=True)
 class RegistrySearch(SearchContext):
-    """The search context of a registry's chooser; the unprepared model is not changed."""
+    """The search context of a registry's chooser; does not change the unprepared model."""
 
     registry: RunConfig
     chooser: Entry[Chooser]
@@ -313,7 +313,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the profile with distinct ids of the tables that these offers coalesce."""
+        """Return the profile with distinct ids of the tables that the offers coalesce."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.setting.data.profile()
         plain = {
@@ -449,7 +449,7 @@ def _profile(
 
 
 def _costs(setting: PlanContext, name: str) -> StageCosts:
-    """Return the costs of the setting, with assumed ones where unmeasured."""
+    """Return the setting's costs, with assumed values for those that were not measured."""
     if setting.costs is None:
         raise SetupError(
             f"{name} needs the costs of a step, which the plan context does not have; pass none"
@@ -474,13 +474,13 @@ def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """Copy a model without values of parameters and buffers."""
+    """Copy a model without the values of its parameters and buffers."""
     memo: dict[int, object] = {}
     for tensor in chain(model.parameters(), model.buffers()):
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         if isinstance(tensor, nn.Parameter):
             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
-        vars(empty).update(vars(tensor))  # as of optimizers that parameters bring
+        vars(empty).update(vars(tensor))  # for example optimizers that are set on parameters
         memo[id(tensor)] = empty
     return deepcopy(model, memo)
 
@@ -488,7 +488,7 @@ def _meta_copy(model: nn.Module) -> nn.Module:
 def activation_bytes(
     prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
 ) -> int:
-    """Return bytes of activations of a rank, without sharded lookups."""
+    """Return a rank's activation bytes, without sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
     of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
@@ -498,8 +498,10 @@ def activation_bytes(
 def without_plugins(
     registry: RunConfig, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
-    """Prepare the baseline: no deduplication, sharding, cache or pipeline plugin, no overlap, and
-    float32 between ranks."""
+    """Prepare the baseline of a comparison: plain batches and float32 between ranks.
+
+    Uses no deduplication, no overlap, and no plugins for sharding, caches or pipelines.
+    """
     registry = registry.with_training({"wire": "fp32", "overlap": False})
     tables = tuple(tables_of(model))
     claims = registry.claim("sharding", [table.name for table in tables])

@@ -29,9 +29,9 @@ from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
 from recd_plugins.planning.step_cost import Compute, Operations
 from recd_plugins.runtime.errors import RecdError
 
-# Rows to read, and rows to count on, spread over several sessions.
+# Number of rows to read, and number of rows to count on, spread over several sessions.
 _ROWS, _COUNTED = 256, 64
-# Operators of Adagrad for one parameter.
+# Number of Adagrad's operators per parameter.
 _OPTIMIZER_OPERATORS = 6
 
 
@@ -58,11 +58,11 @@ def measure_compute(registry: RunConfig) -> Compute:
 
 
 def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
-    """Count a forward and backward pass of an unsharded model.
+    """Count the operations of a forward and backward pass of an unsharded model.
 
     Args:
         model: on CPU, with its poolings; returns ``(loss, ...)``.
-        batch: not deduplicated, so that poolings see all rows.
+        batch: a plain batch, so that poolings process all rows.
     """
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:
@@ -77,7 +77,7 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
         for parameter in module.parameters()
     }
-    # Lookups inside a pooling are its own operations.
+    # Lookups inside of a pooling count as its own operations.
     pooled_bytes = pooling.operations.element_bytes + pooling.lookup_bytes
     dense = [p for p in model.parameters() if id(p) not in tables]
     poolings = [module for module in model.modules() if isinstance(module, SequencePooling)]
@@ -98,7 +98,7 @@ class _Saved:
 
 @contextmanager
 def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
-    """Count bytes that autograd saves, each storage once, without parameters."""
+    """Count the bytes that autograd saves, except parameters; each storage counts once."""
     saved = _Saved()
     # Parameters and counted storages; both live as long as the graph.
     seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
@@ -115,7 +115,7 @@ def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
 
 
 def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
-    """Return the calls of sequence poolings in a forward pass."""
+    """Return the recorded calls of sequence poolings in a forward pass."""
     calls: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
@@ -129,7 +129,7 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
 
 
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
-    """Return some of the first rows; every id is 0, the only row of the tables."""
+    """Return some of the first rows with all ids set to 0, the only row of the tables."""
     rows = first_rows(registry)
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
@@ -152,7 +152,7 @@ def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, without lookups."""
+    """Counts operations other than lookups."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -191,7 +191,8 @@ def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> floa
         return float(sdpa_backward_flop_count(*_shapes(args[:4])))  # type: ignore[no-untyped-call]
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
-    # A product that torch does not count, as of FBGEMM: two for each pair of factors.
+    # A matrix product that torch does not count, such as FBGEMM's: 2 operations per pair of
+    # factors.
     return 2.0 * max((t.numel() for t in _tensors((args, result))), default=0)
 
 

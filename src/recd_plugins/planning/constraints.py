@@ -1,4 +1,4 @@
-"""Constraints of the planner by table: from plugins, data, optimizers and trainers."""
+"""Planner constraints per table, from plugins, data, optimizers and trainers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recd_plugins.sharding.sharders import fused_params
 _UNSET = ParameterConstraints()
 _CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
-# TorchRec's planner uses it only if a user asks for it.
+# TorchRec's planner uses it only on request.
 _GRID = ShardingType.GRID_SHARD.value
 _COLUMN_WISE = {ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, _GRID}
 _BY_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, _GRID}
@@ -57,7 +57,7 @@ class TableOptimizer:
 def table_optimizers(
     model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
 ) -> dict[str, TableOptimizer]:
-    """Return the optimizers of the tables that ``sharders`` would shard, by table name."""
+    """Return the optimizers of the tables that ``sharders`` would shard, keyed by table name."""
     found: dict[str, TableOptimizer] = {}
     for module, sharder in sharded_modules(model, sharders):
         params: Mapping[str, Any] = getattr(sharder, "fused_params", None) or {}
@@ -74,14 +74,14 @@ def table_optimizers(
             name = classes[0].__name__ if classes else ""
             own = TableOptimizer(name, kind in ELEMENTWISE, params)
             first = found.setdefault(table, own)
-            if first != own:  # tables of one name share constraints
+            if first != own:  # tables of the same name share constraints
                 elementwise = first.elementwise and own.elementwise
                 found[table] = TableOptimizer(first.in_backward or name, elementwise, {})
     return found
 
 
 def _kind_of(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
-    """Return FBGEMM's name of an optimizer, if it has one."""
+    """Return FBGEMM's type of an optimizer, if it has one."""
     try:
         return kind_of_update(optimizer_class, arguments)
     except ValueError:
@@ -100,23 +100,23 @@ def table_constraints(
     wishes: Mapping[str, ParameterConstraints] | None = None,
     left: Sequence[EmbeddingModule] = (),
 ) -> dict[str, ParameterConstraints]:
-    """Return constraints by table name.
+    """Return planner constraints, keyed by table name.
 
-    ``batch_sizes`` are unique rows of deduplicated features, ``pooling_factors`` their mean length.
-    A coalesced table has one row per distinct id, all in its first feature. Ids served by table
-    strategies do not count.
+    ``batch_sizes`` are numbers of unique rows of deduplicated features. ``pooling_factors`` are the
+    mean lengths of these rows. A coalesced table has one row per distinct id, and all rows count
+    for its first feature. Ids that table strategies serve do not count.
 
     Args:
         prepared: model with sharding and cache entries.
         tables: tables of the prepared model.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
-        optimizers: optimizers by table; default: that of ``training:``.
-        replicate: whether the planner may replicate tables, which the dense optimizer then trains.
+        optimizers: optimizers, keyed by table name; default: the optimizer of ``training:``.
+        replicate: whether the planner may replicate tables. The dense optimizer then trains them.
         exact: tables of this library's own sharders, whose data-parallel kernels on CPU take
             sequences and deduplicated batches.
-        wishes: constraints of the trainer, by table name; they override the data.
-        left: modules for TorchRec's own sharders.
+        wishes: the trainer's constraints, keyed by table name; they override the data.
+        left: modules that TorchRec's own sharders shard.
 
     Raises:
         SetupError: two plugins, or a plugin and ``wishes``, set one field of a table differently;
@@ -139,7 +139,7 @@ def table_constraints(
     sharded |= {table.name for table in others}
     for table in (*tables, *others):
         share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
-        # Data-parallel kernels are fed every row.
+        # Data-parallel kernels receive all rows.
         fed = profile.plain() if table.name in replicated else profile
         found = merged.get(table.name, _UNSET)
         found = _with_batch_sizes(found, table, registry.training, fed, share, profile)
@@ -163,10 +163,10 @@ def feasible(
 ) -> dict[str, ParameterConstraints]:
     """Return constraints without sharding types that have no kernel.
 
-    On CPU, only tables that ask for the cached kernel may have it.
+    On CPU, only tables that request the cached kernel may have it.
 
     Raises:
-        SetupError: no sharding type with a kernel is left to a table.
+        SetupError: a table has no sharding type with a kernel.
     """
     narrowed = dict(constraints)
     for child, sharder in sharded_modules(module, sharders):
@@ -199,7 +199,7 @@ def feasible(
 
 
 def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstraints]:
-    """Merge the constraints of all entries by table; refuse contradictions."""
+    """Merge the constraints of all entries for each table; refuse contradictions."""
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], EntryConstraints] = {}
     for entry in entries:
@@ -219,7 +219,7 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
 def _keep_optimizers(
     merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
 ) -> None:
-    """Exclude data-parallel for tables with their own optimizer, which it would drop."""
+    """Exclude data-parallel for tables with their own optimizer, since it would be dropped."""
     for name, constraints in merged.items():
         kinds, optimizer = constraints.sharding_types, optimizers.get(name)
         if not kinds or optimizer is None or not optimizer.in_backward:
@@ -241,22 +241,22 @@ def _of_left(
     wish: ParameterConstraints,
     device_type: str,
 ) -> ParameterConstraints:
-    """Exclude options that TorchRec's own sharders offer for a module and cannot run."""
+    """Exclude options that TorchRec's own sharders offer for a module but cannot run."""
     is_processed = isinstance(module.shardable, FeatureProcessedEmbeddingBagCollection)
     if is_processed and wish.sharding_types is None:
         kinds = [kind for kind in constraints.sharding_types or [] if kind not in _BY_ROWS]
         constraints = replace(constraints, sharding_types=kinds)
     if device_type == "cpu" and wish.compute_kernels is None:
-        # Managed collision names kernels of CUDA alone on CPU too (torchrec 1.6 to 1.9).
+        # Managed collision offers CUDA-only kernels on CPU too (torchrec 1.6 to 1.9).
         kernels = [EmbeddingComputeKernel.FUSED.value]
         constraints = replace(constraints, compute_kernels=kernels)
     return constraints
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Return the sharding types that train alike.
+    """Return the sharding types that train a table in the same way.
 
-    Each column shard would have its own row-wise Adagrad state.
+    With row-wise Adagrad, each column shard would have its own optimizer state.
     """
     excluded = {_GRID} | (set() if elementwise else _COLUMN_WISE)
     excluded |= set() if replicated else {_DATA_PARALLEL}
@@ -271,7 +271,7 @@ def _with_batch_sizes(
     own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
-    """Set rows and lengths by feature unless a plugin did."""
+    """Set the number of rows and their lengths per feature, unless a plugin did."""
     size, features = training.batch_size, [fed.of(name) for name in table.features]
     rows = [feature.rows(size) for feature in features]
     ids = [feature.ids(size, pooled=table.pooled) for feature in features]
@@ -296,10 +296,10 @@ def _not_replicated(
 ) -> set[str]:
     """Return tables that the planner must not replicate.
 
-    - Coalesced tables, and bags beside them, whose batches vary.
-    - Bags with variable batches, which TorchRec's data-parallel kernels do not support, and
-      sequences on CPU, where these kernels are wrong; unless an entry allows it and they are
-      ``exact``.
+    Coalesced tables, and other bags of their modules, have variable batches. TorchRec's
+    data-parallel kernels do not support bags with variable batches, and are wrong for sequences on
+    CPU. Such bags and sequences may still be replicated if an entry allows it and they are
+    ``exact``.
     """
     may = {
         table.name

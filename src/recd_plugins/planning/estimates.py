@@ -1,4 +1,4 @@
-"""Memory and time of shards and plans, based on TorchRec's estimates."""
+"""Memory and time estimates of shards and plans, based on TorchRec's estimates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchrec.distributed.planner.estimator.annotations import (
 )
 from torchrec.distributed.planner.shard_estimators import (
     EmbeddingStorageEstimator,
-    _get_optimizer_multipler,  # private, torchrec 1.6 to 1.9: nothing public says it
+    _get_optimizer_multipler,  # private in torchrec 1.6 to 1.9: there is no public equivalent
 )
 from torchrec.distributed.planner.types import (
     CollectiveType,
@@ -53,7 +53,7 @@ from recd_plugins.planning.step_cost import (
     count_collectives,
 )
 
-#: Share of memory left to the allocator and the interpreter.
+#: Share of memory reserved for the allocator and the interpreter.
 RESERVED_SHARE = 0.15
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
@@ -61,7 +61,7 @@ _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 def dense_bytes(
     module: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]], training: TrainingSpec
 ) -> int:
-    """Return bytes of dense parameters, gradients, DDP buckets and optimizer state of a rank."""
+    """Return a rank's bytes of dense parameters, gradients, DDP buckets and optimizer state."""
     copies = 3 + (training.optimizer != "sgd")
     module_types = {sharder.module_type for sharder in sharders}
     tables = {
@@ -78,7 +78,7 @@ def dense_bytes(
 
 
 def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
-    """Return bytes of optimizer state of a shard; for a replicated table also of gradients."""
+    """Return a shard's bytes of optimizer state; for a replicated table also of gradients."""
     state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
     if (own := _own_optimizer(option)) is not None:
         num_bytes = math.prod(shard.size) * option.tensor.element_size()
@@ -97,7 +97,7 @@ def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None
 def memory_of_parts(
     parts: Iterable[TableStrategy], ranks_per_node: int, optimizer: str
 ) -> dict[str, int]:
-    """Return bytes that table strategies hold on each rank, by name."""
+    """Return bytes that table strategies hold on each rank, keyed by memory component."""
     found = Counter[str]()
     for part in parts:
         found.update(part.memory_of_rank(ranks_per_node, optimizer))
@@ -107,7 +107,7 @@ def memory_of_parts(
 def activations_of_parts(
     parts: Iterable[TableStrategy], tables: Iterable[Table], profile: DataProfile, batch_size: int
 ) -> int:
-    """Return bytes of activations of table strategies."""
+    """Return activation bytes of table strategies."""
     ids = [(table, profile.ids(table, batch_size)) for table in tables]
     return round(sum(part.activation_bytes(*each) for part in parts for each in ids))
 
@@ -119,7 +119,7 @@ def row_memory(
     optimizer: str,
     device_type: str,
 ) -> RowMemory | None:
-    """Return the row memory of a table by its strategy; None if TorchRec's kernels hold it."""
+    """Return the row memory of a table's strategy; None if TorchRec's kernels hold the rows."""
     return one_answer(
         parts,
         option.name,
@@ -136,7 +136,7 @@ def free_storage(
     sharders: Sequence[ModuleSharder[nn.Module]],
     activation_bytes: int,
 ) -> NDArray[np.int64]:
-    """Return bytes that tables may take, int64 ``[fields of Storage, world_size]``."""
+    """Return bytes available for tables, int64 ``[fields of Storage, world_size]``."""
     beside = memory_of_parts(parts, topology.local_world_size, training.optimizer)
     taken = dense_bytes(module, sharders, training) + sum(beside.values()) + activation_bytes
     on_cpu = topology.compute_device == "cpu"
@@ -149,7 +149,7 @@ def free_storage(
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate, with ``state_bytes`` and the row memory of table strategies."""
+    """TorchRec's estimate plus ``state_bytes`` and the row memory of table strategies."""
 
     def __init__(
         self,
@@ -200,39 +200,39 @@ class StorageEstimator(EmbeddingStorageEstimator):
 
 
 class _SplitByRows(EmbeddingPerfEstimatorConfig):
-    """TorchRec's estimates, but a rank receives only ids of its shards.
+    """TorchRec's estimates, except that a rank receives only the ids of its shards.
 
     TorchRec (1.6 to 1.9) counts all ids for each rank.
     """
 
     def __dir__(self) -> list[str]:
-        return self._marked  # TorchRec loops over all names for each term of each estimate
+        return self._marked  # TorchRec iterates over all names for each term of each estimate
 
     @cached_property
     def _marked(self) -> list[str]:
-        """Names of methods with TorchRec's ``annotations``."""
+        """Return the names of methods with TorchRec's ``annotations``."""
         methods = inspect.getmembers(type(self), inspect.isfunction)
         return [name for name, method in methods if any(m.startswith("_is_") for m in vars(method))]
 
     @input_dist_comms(sharding_type=ShardingType.ROW_WISE.value)
     def row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return milliseconds to receive ids."""
+        """Return the milliseconds to receive ids of a row-wise table."""
         return _milliseconds_of_ids(ctx, ctx.world_size)
 
     @input_dist_comms(
         sharding_type=[ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value]
     )
     def table_row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return milliseconds to receive ids if the ranks of a node share a table."""
+        """Return the milliseconds to receive ids if the ranks of a node share a table."""
         return _milliseconds_of_ids(ctx, ctx.local_world_size)
 
 
 @use_min_dim_for_lookup(False)
 @use_block_usage_penalty(False)
 class _OnCpu(_SplitByRows):
-    """Estimates without the penalty for rows narrower than a GPU's warp.
+    """Estimates without the penalty for rows that are narrower than a GPU's warp.
 
-    TorchRec has no bandwidth for cached tables on CPU: they are read like others.
+    TorchRec has no bandwidth for cached tables on CPU, so they use that of other tables.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -249,7 +249,7 @@ class _OnCpu(_SplitByRows):
 
 
 class PerfEstimator(EmbeddingPerfEstimatorV2):
-    """TorchRec's estimates of shards, in milliseconds, with the fetch bandwidth of parts."""
+    """TorchRec's estimates in milliseconds, with the fetch bandwidth of table strategies."""
 
     def __init__(
         self,
@@ -292,19 +292,20 @@ def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:
 def step_rating(
     topology: Topology, variable: Collection[str] = (), costs: StageCosts | None = None
 ) -> Callable[[Placement], float]:
-    """Return a function that rates placements by milliseconds of the busiest rank and collectives.
+    """Return a function that rates placements by the milliseconds of a step.
 
-    TorchRec's rating ignores collectives and so mixes sharding types in a module.
+    The rating adds the time of the busiest rank and of collectives. TorchRec's rating ignores
+    collectives, and so mixes sharding types within a module.
 
     Args:
-        topology: the ranks.
-        variable: names of bags whose features may have fewer rows than a batch.
+        topology: topology of the ranks.
+        variable: names of pooled tables whose features may have fewer rows than a batch.
         costs: measured costs, if known.
     """
     costs = costs or StageCosts()
     ranks, on_cpu = topology.world_size, topology.compute_device == "cpu"
     each = 1000 * (costs.all_to_all.collectives or collective_seconds(topology.compute_device))
-    # Replicated tables are updated and all-reduced as a whole.
+    # Replicated tables are updated and all-reduced completely.
     sent = 2 * (ranks - 1) / ranks
     each_copied_byte = 1000 * (
         LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """Arguments of ``recd plan``.
+    """Arguments of ``recd plan`` for its mode.
 
     Attributes:
-        registry: loaded, not prepared.
+        registry: loaded registry, not prepared.
         plugins_dir: plugin folder of the registry.
         topology: name of the topology.
-        spec: the topology.
+        spec: memory and speed of that topology.
         batch_size: rows per rank; None for the largest that fits.
         options: values of the mode's own options, by name.
-        say: shows progress.
+        say: function that prints progress.
     """
 
     registry: RunConfig
@@ -49,9 +49,9 @@ class PlanAnswer:
     """Result of ``recd plan``.
 
     Attributes:
-        text: shown on the terminal.
-        as_json: returns the values of ``--json``.
-        plot: draws ``--plot``; the suffix is the format.
+        text: text for the terminal.
+        as_json: function that returns the values for ``--json``.
+        plot: function that writes the file of ``--plot``; its suffix is the format.
     """
 
     text: RenderableType
@@ -79,11 +79,11 @@ class PlanMode(ABC):
                 return PlanAnswer(found.table(), found.as_json, found.draw)
 
     Attributes:
-        flag: selects the mode.
-        help: help of the flag.
-        takes_topology: whether it takes ``--topology``, ``--nodes`` and ``--ranks-per-node``.
-        takes_auto: whether it takes ``--batch-size auto``.
-        because: reason why it does not take options, following the flag in messages.
+        flag: command-line flag that selects the mode.
+        help: help text of the flag.
+        takes_topology: whether it accepts ``--topology``, ``--nodes`` and ``--ranks-per-node``.
+        takes_auto: whether it accepts ``--batch-size auto``.
+        because: reason why it does not accept options; follows the flag in messages.
     """
 
     flag: ClassVar[str]
@@ -93,11 +93,11 @@ class PlanMode(ABC):
     because: ClassVar[str] = "does not take every option"
 
     def options(self) -> Sequence[click.Option]:
-        """Return options of the mode; their help gets the prefix ``With FLAG:``."""
+        """Return click options of the mode; their help texts get the prefix ``With FLAG:``."""
         return ()
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:  # noqa: B027
-        """Refuse contradicting options before any work.
+        """Refuse contradicting options before any other work.
 
         Args:
             options: values of the mode's own options, by name.
@@ -112,12 +112,12 @@ class PlanMode(ABC):
         """Return the plan.
 
         Raises:
-            RecdError: there is none.
+            RecdError: there is no plan.
         """
 
 
 class TablesPlan(PlanMode):
-    """``recd plan`` without a flag: the plan of the tables, next to TorchRec's."""
+    """``recd plan`` without a mode's flag: plans the tables and compares with TorchRec's plan."""
 
     takes_auto = True
 
@@ -135,7 +135,7 @@ class TablesPlan(PlanMode):
         return found.steps(question, path)
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Read the first rows and plan."""
+        """Read the first rows and plan the tables."""
         from recd_plugins.planning.report import plot, render
         from recd_plugins.planning.study import study
 
@@ -160,9 +160,9 @@ class Measurement(ABC):
 
     @abstractmethod
     def cluster(self, device: torch.device) -> TopologySpec:
-        """Measure the ranks of this process group; every rank returns the same. Collective.
+        """Measure this process group; every rank returns the same topology. Collective.
 
-        Runs on several nodes without a topology start with it. It must be fast and draw no random
+        Runs on several nodes call it first if no topology is set. It must be fast and draw no random
         numbers.
 
         Args:

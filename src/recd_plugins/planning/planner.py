@@ -70,7 +70,7 @@ _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Return rank 0's result of ``make``, or raise its RecdError, on every rank. Collective."""
+    """Call ``make`` on rank 0; return its result, or raise its RecdError, on all ranks."""
 
     def made() -> T | RecdError:
         try:
@@ -89,9 +89,9 @@ class Planned:
     """A plan and its estimates.
 
     Attributes:
-        sharding: plan for DistributedModelParallel.
-        options: option of each table, with rank, storage and time of each shard.
-        static: returns the storage of shards without inputs and outputs, by table name.
+        sharding: sharding plan for DistributedModelParallel.
+        options: chosen option of each table, with rank, storage and time of each shard.
+        static: function that returns shard storage without inputs and outputs, keyed by table name.
     """
 
     sharding: ShardingPlan
@@ -127,7 +127,7 @@ class RegistryPlanner(ShardingPlanner):
 
         Raises:
             SetupError: ranks have different tables, data, plugins or versions.
-            RecdError: as ``plan``, on every rank.
+            RecdError: ``plan`` failed on rank 0; raised on every rank.
         """
         group = pg or dist.group.WORLD
         decided = _decided(self._prepared, self._profile, module, sharders)
@@ -150,7 +150,7 @@ class RegistryPlanner(ShardingPlanner):
 
         Args:
             module: may be on the meta device.
-            sharders: of its modules.
+            sharders: sharders of the modules in ``module``.
             fast: try fewer proposals; the plan may be slightly worse.
             first: return the first plan that fits.
 
@@ -170,7 +170,7 @@ class RegistryPlanner(ShardingPlanner):
         costs = setting.costs if setting is not None and setting.measured else None
         rate = step_rating(topology, self._variable_bags, costs)
         enumerator = SortedEnumerator(topology, constraints, training, parts)
-        with without_collections():  # millions of shards, no garbage
+        with without_collections():  # millions of shards, but no garbage
             try:
                 options = enumerator.options_of(module, sharders)
             except (PlannerError, ValueError) as error:  # a table cannot be split as constrained
@@ -184,7 +184,7 @@ class RegistryPlanner(ShardingPlanner):
         return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen))
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
-        """Return whether there is a plan, faster than ``plan``."""
+        """Return whether a plan fits into memory; faster than ``plan``."""
         try:
             self.plan_in_detail(module, sharders, first=True)
         except NoPlanError:
@@ -194,7 +194,7 @@ class RegistryPlanner(ShardingPlanner):
     def constraints(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> _Constraints:
-        """Return constraints by table name; raise SetupError if they contradict each other."""
+        """Return constraints, keyed by table name; raise SetupError for contradictions."""
         return table_constraints(
             self._prepared,
             tables_of(module),
@@ -236,9 +236,9 @@ class RegistryPlanner(ShardingPlanner):
 
 
 class SortedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator with the same order in every process.
+    """TorchRec's enumerator, but with the same order in every process.
 
-    TorchRec (1.6 to 1.9) iterates over sets of strings, so plans would differ between runs.
+    TorchRec (1.6 to 1.9) iterates over sets of strings, so its plans differ between runs.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """See TorchRec's ``Enumerator``; estimates one shard of each size."""
+        """See TorchRec's ``Enumerator``; computes estimates once per shard size."""
         every = [option.shards for option in sharding_options]
         for option in sharding_options:
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
@@ -288,7 +288,7 @@ class SortedEnumerator(EmbeddingEnumerator):
             self._made[id(option)] = Option.of(option, estimated)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
-        """Ignore the single bucket of MCH, which lets rows be split anywhere.
+        """Ignore the single bucket of MCH, since its rows may be split anywhere.
 
         The base class would refuse more than one rank (TorchRec 1.8 and 1.9; older versions have no
         ``table_to_number_buckets``).
@@ -301,7 +301,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         return super()._get_num_buckets(parameter, module)
 
     def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
-        """Return the storage of shards without inputs and outputs, by table name."""
+        """Return the storage of shards without inputs and outputs, keyed by table name."""
         copies = [copy.copy(option) for option in options]
         for option in copies:
             option.shards = [copy.copy(shard) for shard in option.shards]
@@ -310,7 +310,7 @@ class SortedEnumerator(EmbeddingEnumerator):
 
 
 def document(registry: RunConfig) -> dict[str, Any]:
-    """Return the entries of a registry that all ranks must share, options with defaults."""
+    """Return the registry entries that all ranks must share; options include defaults."""
     entries = {
         # Options of observers may differ between ranks.
         name: [
@@ -339,12 +339,12 @@ def _decided(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
 ) -> dict[str, Any]:
-    """Return the decisions of this rank, for ``check_agreement``."""
+    """Return this rank's decisions for ``check_agreement``."""
     registry = prepared.registry
     seen = asdict(profile)
-    del seen["source"]  # has the path of a file
+    del seen["source"]  # contains the path of a file
     named = registry.training.topology
-    # Each node reads a file of its own.
+    # Each node reads its own file.
     cluster = None if named in (None, MACHINE) else load_topology(str(named)).model_dump()
     return {
         "the versions": {
@@ -366,12 +366,12 @@ def _decided(
 
 
 def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
-    """Return constraints by plugin and table."""
+    """Return constraints, keyed by plugin and table."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():
             names = "sharding_types", "compute_kernels"
-            # Sorted: a set has another order in every process.
+            # Sorted, since a set is ordered differently in every process.
             asked = {n: sorted(each) for n in names if (each := getattr(constraints, n))}
             found.setdefault(entry.plugin, {}).setdefault(table, {}).update(asked)
     return found

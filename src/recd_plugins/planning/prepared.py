@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prepared(PreparedModel):
-    """A prepared model and its planner, sharders, data loader and pipeline; see ``prepare``."""
+    """A prepared model with its planner, sharders, data loader and pipeline; see ``prepare``."""
 
     def planner(
         self,
@@ -78,10 +78,10 @@ class Prepared(PreparedModel):
             profile: lengths and dedupe factors of the features; default: measured on the data.
             activation_bytes: bytes per rank to leave free for activations, or a function that
                 returns them, called by the planning rank.
-            world_size: number of ranks; default: of the process group, else of the registry.
+            world_size: number of ranks; default: the process group's, else the registry's.
             local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
             device: device of the tables; default: the one that the model was prepared for.
-            constraints: TorchRec's, by table name. They override the data and must not contradict
+            constraints: TorchRec's, keyed by table name. They override the data and must not contradict
                 plugins.
             replicate: whether the planner may make small tables data-parallel. The trainer's dense
                 optimizer then trains them and must follow ``training:``, as
@@ -125,7 +125,7 @@ class Prepared(PreparedModel):
         return planner
 
     def measured_profile(self) -> DataProfile:
-        """Return the profile of the registry's data as the model is fed it."""
+        """Return the measured profile of the registry's data, as the model receives it."""
         from recd_plugins.planning.profile import measure_profile
 
         return measure_profile(
@@ -144,19 +144,19 @@ class Prepared(PreparedModel):
     ) -> list[ModuleSharder[nn.Module]]:
         """Return sharders of plugins and of TorchRec's modules, exact on CPU too.
 
-        The optimizer of tables runs in the backward pass. ``apply_optimizer_in_backward`` on a
+        The optimizers of tables run in the backward pass. An ``apply_optimizer_in_backward`` on a
         parameter overrides ``fused_params``, which override ``training:``.
 
         Args:
-            base: sharders of a trainer. TorchRec's sharders of EmbeddingBagCollection and
+            base: the trainer's sharders. TorchRec's sharders of EmbeddingBagCollection and
                 EmbeddingCollection pass their fused_params, qcomm_codecs_registry and
                 use_index_dedup to the exact ones. Module types that neither ``base`` nor plugins
                 name stay unsharded. Default: TorchRec's defaults.
-            fused_params: FBGEMM's; with an ``optimizer`` they replace those of ``training:``.
-            qcomm_codecs_registry: TorchRec's, for all modules.
+            fused_params: FBGEMM's fused_params; with an ``optimizer`` they replace ``training:``'s.
+            qcomm_codecs_registry: TorchRec's codecs registry, for all modules.
 
         Raises:
-            SetupError: two sharders have one module type, one of ``base`` cannot be made exact, or
+            SetupError: two sharders have the same module type, one of ``base`` cannot be exact, or
                 an argument is given twice.
         """
         from recd_plugins.sharding.build import build_sharders
@@ -187,7 +187,7 @@ class Prepared(PreparedModel):
     def train_pipeline(
         self, dmp: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> TrainPipeline:
-        """Return the training loop of ``pipeline:``, or TorchRec's pipelined one, over ``dmp``."""
+        """Return the train pipeline for ``dmp``: the one set in ``pipeline:``, or the default."""
         from recd_plugins.sharding.pipeline import build_train_pipeline
 
         return build_train_pipeline(dmp, optimizer, device, self.registry)
@@ -203,8 +203,8 @@ def prepare_entries(
     """Apply the entries of a registry without a chooser to an unprepared ``model``.
 
     Args:
-        registry: its entries.
-        model: not prepared; changed in place.
+        registry: registry with the entries.
+        model: unprepared model; changed in place.
         modules: ``embedding_modules`` of the model.
         setting: plan context for the table strategies.
         device_type: device of the tables, if known.
@@ -252,7 +252,7 @@ def prepare_entries(
 def prepare_parts(
     registry: RunConfig, tables: Sequence[Table], setting: PlanContext
 ) -> dict[str, TableStrategy]:
-    """Return the table strategies of sharding and cache entries, by field of the entry.
+    """Return the table strategies of sharding and cache entries, keyed by the entry's field.
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, a plugin refuses a table,
@@ -278,7 +278,7 @@ def prepare_parts(
 def _refuse_split_features(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
 ) -> None:
-    """Refuse entries that coalesce only some tables of a feature."""
+    """Refuse entries that coalesce only some of a feature's tables."""
     for entry in registry.sharding:
         for module in modules if entry.plugin.coalesces else ():
             if module.ours and any(entry.matches(table.name) for table in module.tables):
@@ -290,7 +290,7 @@ def _refuse_split_features(
 
 
 def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> None:
-    """Refuse entries for tables that are left to other sharders."""
+    """Refuse entries for tables that other sharders shard."""
     problems = [
         Problem(
             str(registry.path),
@@ -319,7 +319,7 @@ def _rewritten(
     pooled = [name for name, module in model.named_modules() if takes_stored_rows(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
         rewritten = entry.plugin.rewrite(model, tables, setting)
-    # A module in place of a collection of PooledSequences gets the stored rows, too.
+    # A module that replaces a collection of PooledSequences gets the stored rows, too.
     by_name = dict(rewritten.named_modules())
     for name in pooled:
         if name in by_name:
@@ -341,7 +341,7 @@ def _check_kernels(
     sharded: Mapping[str, Entry[Sharding]],
     why: Mapping[str, str],
 ) -> None:
-    """Refuse kernels of tables that are on every rank or need TorchRec's kernels."""
+    """Refuse custom kernels for tables that are on every rank or need TorchRec's kernels."""
     kernels = call_class([CheckedPart(path, entry, part)], "kernels")
     if kernels is None:
         return
@@ -436,10 +436,10 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
 
 
 def _parameters(modules: Sequence[EmbeddingModule]) -> Mapping[str, list[nn.Parameter]]:
-    """Return parameters by table name; modules may have tables of one name."""
+    """Return parameters, keyed by table name; several modules may have tables of the same name."""
     parameters: dict[str, list[nn.Parameter]] = defaultdict(list)
     for module in modules:
-        # Subclasses come from sharding entries: the model's own are left to other sharders.
+        # Subclasses come from sharding entries. Other sharders shard the model's own subclasses.
         found, tables = module.shardable, dict[str, Any]()
         if isinstance(found, EmbeddingBagCollection):
             tables = dict(found.embedding_bags.items())
@@ -456,13 +456,14 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
             f"table {table.name} brings {brought[0].__name__} already "
             "(apply_optimizer_in_backward): leave that away, or the entry"
         )
-    # Imported here: it takes 0.3 s, and most models have no such entry.
+    # Imported here, since it takes 0.3 s and most models have no such entry.
     from torch.distributed.optim import (  # type: ignore[attr-defined]
         _apply_optimizer_in_backward as apply_optimizer_in_backward,
     )
 
     try:
-        # The state made here is dropped when the table is sharded. TorchRec changes the arguments.
+        # This state is dropped when the table is sharded. TorchRec changes the arguments, so copy
+        # them.
         with _disable_current_modes():
             apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
     except (TypeError, ValueError) as error:

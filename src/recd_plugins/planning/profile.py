@@ -31,17 +31,17 @@ from recd_plugins.sharding.gradient_dedup import all_are_sent
 from recd_plugins.sparse.index_select import jagged_index_select
 
 _Ids = NDArray[np.int64]
-# Random number per row; the sum over rows identifies a gradient.
+# One random number per row. The sum over its rows identifies a gradient.
 _Marks = NDArray[np.uint64]
 # A single small batch may have few sessions.
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
-# Hundreds of columns take time: fewer batches.
+# Hundreds of columns take more time, so read fewer batches.
 _MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
-# Batches are halved, and joined, to measure the growth of distinct ids.
+# Batches are halved and joined to measure how distinct ids grow with the batch size.
 _HALVINGS, _BATCHES, _TOGETHER = 4, 32, (1, 2, 4)
-# Compute seconds per byte saved by gradient deduplication, as of links of 1 Gbit/s.
+# Compute seconds per byte saved by gradient deduplication; equals links of 1 Gbit/s.
 _SECONDS_TO_SPARE_A_BYTE = 1e-8
-# Ids counted for equal gradients, in whole batches.
+# Number of ids, in whole batches, in which equal gradients are counted.
 _MOST_IDS = 200_000
 _OWNERS, _KEPT = (1, 2, 4, 8, 32, 128), (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -54,14 +54,14 @@ def measure_profile(
     others: Sequence[Table] = (),
     least_rows: int = _LEAST_ROWS,
 ) -> DataProfile:
-    """Measure the mean profile of the first converted and preprocessed training batches.
+    """Measure the mean profile of the first training batches after conversion and preprocessing.
 
     Args:
         registry: dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature, to check ids.
-        coalesced: tables whose ids are made unique before they are sent.
+        coalesced: tables whose ids are deduplicated before they are sent.
         others: further tables whose distinct rows are counted.
-        least_rows: rows to read, in at most 64 batches, or 8 with thousands of columns.
+        least_rows: rows to read; at most 64 batches, or 8 with thousands of columns.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -107,7 +107,7 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
 
 
 def _order(registry: RunConfig, first: FirstRows) -> str:
-    """Describe the wrappers that order the rows, and skipped ones."""
+    """Describe the wrappers that order the rows, and those that were skipped."""
     used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
 
     def names(entries: Iterable[Entry[Any]]) -> str:
@@ -167,14 +167,14 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """Return the probability that a later row is not stored, if ``kept`` of ``whole`` are."""
+    """Return the probability that a later row is not stored, if ``kept`` of ``whole`` rows are."""
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
 
 
 def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return mean distinct ids by table; smaller sizes grow as in the first batch."""
+    """Return mean distinct ids for a batch and for smaller batch sizes, keyed by table."""
     if not tables:
         return {}
     num_rows = batches[0].batch_size
@@ -195,7 +195,7 @@ def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str
 
 
 def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return mean distinct sent ids by table, in one to four batches."""
+    """Return mean distinct ids sent, keyed by table, for one to four joined batches."""
     if isinstance(registry.dataset, NoDataset):
         return {}
     size = registry.training.batch_size
@@ -229,7 +229,7 @@ def _distinct_in_parts(
 
 
 def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
-    """Return ids and offsets of all rows by feature."""
+    """Return ids and offsets of all rows, keyed by feature."""
     found = {} if batch.kjt is None else batch.kjt.to_dict()
     exact = [
         ikjt
@@ -244,7 +244,7 @@ def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
 
 
 def _ids(batch: Batch) -> dict[str, Tensor]:
-    """Return stored ids by feature."""
+    """Return stored ids, keyed by feature."""
     found = {} if batch.kjt is None else {n: j.values() for n, j in batch.kjt.to_dict().items()}
     for ikjt in batch.ikjts:
         found |= {n: j.values() for n, j in ikjt.to_unique_kjt().to_dict().items()}
@@ -259,7 +259,7 @@ def _of_table(ids: dict[str, Tensor], table: Table) -> _Ids:
 
 
 def _distinct(parts: Sequence[_Ids]) -> _Ids:
-    """Return sorted unique ids, ten times as fast as ``np.unique``."""
+    """Return sorted unique ids, ten times faster than ``np.unique``."""
     ids = np.sort(np.concatenate(parts))
     first = np.ones(len(ids), np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first[1:])
@@ -267,18 +267,18 @@ def _distinct(parts: Sequence[_Ids]) -> _Ids:
 
 
 def equal_gradients_pay(costs: StageCosts | None) -> bool:
-    """Return whether saving a byte is faster than sending it; True without ``costs``."""
+    """Return whether gradient deduplication saves time; True without ``costs``."""
     return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
 
 
 def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
-    """Return the profile, without gradients if a run does not deduplicate them."""
+    """Return the profile, without distinct gradients if a run does not deduplicate them."""
     return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
 
 
 def gradients_sent_once(setting: PlanContext) -> Mapping[str, DistinctGradients]:
-    """Return distinct gradients of tables for which a run deduplicates them."""
-    # int8 has fewer bytes than a scalar of 16 bits.
+    """Return distinct gradients of the tables for which a run deduplicates them."""
+    # int8 already sends fewer bytes than 16-bit scalars.
     by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < 2
     if not by_gloo or int8 or setting.nodes == 1 or all_are_sent():
         return {}
@@ -299,11 +299,11 @@ def pooled_alike(registry: RunConfig) -> set[str]:
 def measure_gradients(
     batches: Sequence[Batch], tables: Sequence[Table], alike: Collection[str]
 ) -> dict[str, DistinctGradients]:
-    """Measure the share of distinct gradients by table name.
+    """Measure the share of distinct gradients, keyed by table name.
 
     Args:
         batches: batches of equal size.
-        tables: those count that are sequence tables with all features in ``alike``.
+        tables: tables to measure; only sequence tables with all features in ``alike`` count.
         alike: features whose pooling gives all rows of a sequence the same gradient.
     """
     chosen = [t for t in tables if not t.pooled and t.features and set(t.features) <= set(alike)]
@@ -320,7 +320,7 @@ def measure_gradients(
             continue
         num_ids = accumulate((len(ids) for ids, _ in of_batches), initial=0)
         counted = [each for each, n in zip(of_batches, num_ids, strict=False) if n < _MOST_IDS]
-        # Read rows, ascending, and the rank of each by frequency.
+        # The rows that are read, ascending, and their rank by frequency.
         rows, counts = np.unique(np.concatenate([i for i, _ in of_batches]), return_counts=True)
         places = np.empty(len(rows), np.int64)
         places[np.argsort(counts, kind="stable")] = np.arange(len(rows))
@@ -333,7 +333,7 @@ def measure_gradients(
 
 
 def _marked(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
-    """Yield feature, stored ids, and the sum of row marks of each id."""
+    """Yield feature, stored ids, and for each id the sum of its row marks."""
     jagged = {} if batch.kjt is None else batch.kjt.to_dict()
     for ikjt in batch.ikjts:
         jagged |= ikjt.to_unique_kjt().to_dict()
@@ -364,7 +364,7 @@ def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
 def _shares(
     batches: Sequence[tuple[_Ids, _Marks]], order: tuple[_Ids, _Ids], num_rows: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Return shares of distinct gradients by share of ids kept and number of owners."""
+    """Return shares of distinct gradients, keyed by share of ids kept and number of owners."""
     ids = np.concatenate([ids for ids, _ in batches])
     batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
     marks = np.concatenate([marks for _, marks in batches])

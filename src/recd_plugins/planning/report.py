@@ -24,7 +24,7 @@ from recd_plugins.runtime.files import write_figure
 from recd_plugins.runtime.text import size_text
 
 _Bytes = NDArray[np.int64]
-# Similar tables share a line if there are more tables.
+# With more tables, similar ones share a line.
 _LINES = 16
 
 
@@ -34,12 +34,12 @@ class PlannedTable:
 
     Attributes:
         bytes_per_rank: bytes of its largest part, with optimizer state, inputs and outputs.
-        dedupe_factor: ids of its features over ids sent.
+        dedupe_factor: ids of its features divided by ids sent.
         cached_rows: rows in fast memory; None without a cache.
         vectors: embeddings that a rank receives in a step.
         uncoalesced_vectors: ``vectors`` without coalescing; None if it is not coalesced.
-        figures: JSON values of its table strategies.
-        words: lines of its table strategies.
+        figures: metrics of its table strategies, as JSON values.
+        words: lines of text from its table strategies.
     """
 
     name: str
@@ -59,14 +59,14 @@ class PlannedTable:
     words: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The table's values for ``--json``."""
         shown = asdict(self)
         del shown["words"]
         return shown.pop("figures") | shown
 
     @property
     def shown(self) -> tuple[str, str, str]:
-        """Cells of size, sharding and kernel."""
+        """Cells with the table's size, sharding and kernel."""
         cached = "" if self.cached_rows is None else f"\n{self.cached_rows:,} cached"
         coalesced = "" if self.uncoalesced_vectors is None else "\ncoalesced"
         size = f"{self.num_embeddings:,} x {self.embedding_dim}"
@@ -75,7 +75,7 @@ class PlannedTable:
 
 @dataclass(frozen=True)
 class SideReport:
-    """A plan with the plugins, or without them.
+    """Report of one plan, with or without plugins.
 
     Attributes:
         batch_size: rows per rank.
@@ -98,20 +98,20 @@ class SideReport:
     seconds_of_tables: StageTimes
 
     def held(self, component: str) -> _Bytes:
-        """Return bytes ``[world_size]`` of a component."""
+        """Return the bytes of one memory component, ``[world_size]``."""
         return self.memory.get(component, np.zeros_like(self.host_memory))
 
     @property
     def memory_by_rank(self) -> _Bytes:
-        """Bytes ``[world_size]`` of all components."""
+        """Bytes of all memory components together, ``[world_size]``."""
         return np.sum(list(self.memory.values()), axis=0, dtype=np.int64)
 
     def samples_per_second(self, world_size: int) -> float:
-        """Return samples per second of all ranks."""
+        """Return the throughput of all ranks, in samples per second."""
         return world_size * self.batch_size / self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """The plan's values for ``--json``."""
         total = self.memory_by_rank
         return {
             "batch_size": self.batch_size,
@@ -137,10 +137,10 @@ class PlanReport:
         topology: name of the topology.
         spec: the topology.
         profile: profile of the data, deduplicated.
-        plugins: the plan of ``recd run``.
+        plugins: the plan with plugins, as in ``recd run``.
         plain: TorchRec's plan without plugins; None if nothing fits.
-        plain_problem: reason for no plain plan.
-        wire: ``training.wire``.
+        plain_problem: reason why there is no plain plan.
+        wire: value of ``training.wire``.
         chosen: report of a chooser, if there is one.
     """
 
@@ -155,27 +155,27 @@ class PlanReport:
 
     @property
     def time_of_step(self) -> str:
-        """Heading: predicted by measured costs, or a lower bound."""
+        """Heading of the step time: predicted from measured costs, or a lower bound."""
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property
     def sides(self) -> dict[str, SideReport]:
-        """The plans by name."""
+        """The plans, keyed by name."""
         plain = {} if self.plain is None else {"plain": self.plain}
         return {"plugins": self.plugins, **plain}
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
-        """Return tables whose sharding type changes, by (type without, type with plugins)."""
+        """Return tables whose sharding type changes, keyed by (type without, with plugins)."""
         before = {t.name: t.sharding_type for t in (self.plain.tables if self.plain else ())}
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
         for table in self.plugins.tables:
-            # A plugin may have replaced a table by several.
+            # A plugin may have replaced one table by several.
             if before.get(table.name, table.sharding_type) != table.sharding_type:
                 found[before[table.name], table.sharding_type].append(table.name)
         return dict(found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values of ``recd plan --json``; ratios are plugins over plain."""
+        """Return the values for ``recd plan --json``; ratios are plugins divided by plain."""
         size = self.plugins.batch_size
         pooled = {name: table.pooled for table in self.plugins.tables for name in table.features}
         spec = {**self.spec.model_dump(), "world_size": self.spec.world_size}
@@ -240,7 +240,7 @@ def render(report: PlanReport) -> RenderableType:
 
 
 def topology_line(name: str, spec: TopologySpec) -> Text:
-    """Describe nodes, ranks, memory and links in one line."""
+    """Describe nodes, ranks, memory and links of the topology in one line."""
     nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
     ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
     across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
@@ -251,7 +251,7 @@ def topology_line(name: str, spec: TopologySpec) -> Text:
 
 
 def compressed(ranks: Iterable[int]) -> str:
-    """Return ascending ranks as ranges: ``0-3, 8``."""
+    """Format ascending ranks as ranges, for example ``0-3, 8``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -286,7 +286,7 @@ def _name(tables: Sequence[PlannedTable]) -> str:
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
-    """Group tables of equal size and sharding if there are more than ``_LINES``."""
+    """Group tables of equal size and sharding if there are more than ``_LINES`` tables."""
     if len(tables) <= _LINES:
         return [[table] for table in tables]
     found = defaultdict(list)
@@ -346,7 +346,7 @@ def _times(report: PlanReport) -> TextTable:
         add(stage.replace("_", "-"), values, _milliseconds)
     table.add_section()
     add("total", [side.seconds.total for side in sides], _milliseconds)
-    if report.spec.costs is not None:  # a lower bound of the time is no speed
+    if report.spec.costs is not None:  # a lower bound of the time gives no throughput
         rates = [side.samples_per_second(report.spec.world_size) for side in sides]
         add("samples a second", rates, lambda rate: f"{rate:,.0f}")
     return table
@@ -391,7 +391,7 @@ def _milliseconds(seconds: float) -> str:
 
 @plot_style()
 def plot(report: PlanReport, path: Path) -> None:
-    """Plot memory of the fullest rank by component and step time by stage.
+    """Plot the fullest rank's memory per component, and the step time per stage.
 
     Raises:
         RecdError: the file cannot be written, or matplotlib knows no such format.

@@ -33,18 +33,18 @@ from torchrec.distributed.types import ShardingType
 
 Ranks = NDArray[np.int64]
 Proposal = Sequence["Option"]
-#: An option of each table, and the ranks of its shards.
+#: The option of each table, and the ranks of its shards.
 Placement = Mapping["Option", Ranks]
 _Numbers = NDArray[np.float64]
-# Yields proposals and receives their ratings; None if one does not fit.
+# Generator of proposals; is sent the rating of each, or None if the proposal does not fit.
 _Proposer = Generator[Proposal, float | None, None]
 
-# Fields of ``Perf.total`` in order of addition.
+# Fields of ``Perf.total`` in the order in which they are added.
 _TOTAL = ("fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms", "prefetch_compute")
 _OF_TOTAL = [[field.name for field in fields(Perf)].index(name) for name in _TOTAL]
-# As TorchRec's GridSearchProposer.
+# Same limit as TorchRec's GridSearchProposer.
 _MOST_OF_GRID = 10_000
-# With more ranks or tables, an order gives up after this many plans that are no better.
+# With more ranks or tables, an order stops after this many plans without improvement.
 _MANY_RANKS, _MANY_TABLES = 64, 256
 _PATIENCE, _LEAST_PATIENCE = 32, 8
 
@@ -65,7 +65,7 @@ class Option:
 
     @classmethod
     def of(cls, sharding: ShardingOption, estimated: Mapping[tuple[int, ...], Shard]) -> Option:
-        """Give each shard the estimate of its size."""
+        """Assign each shard the estimate for its size."""
         places = {size: place for place, size in enumerate(estimated)}
         rows = [places[tuple(shard.size)] for shard in sharding.shards]
         for shard in sharding.shards:
@@ -81,7 +81,7 @@ class Option:
 
     @cached_property
     def milliseconds(self) -> _Numbers:
-        """``Perf.total`` of each shard."""
+        """``Perf.total`` of each shard, float64 ``[num_shards]``."""
         return _total(self.perf)
 
     @cached_property
@@ -96,7 +96,7 @@ class Option:
 
     @cached_property
     def most_storage(self) -> NDArray[np.int64]:
-        """Storage of the largest shard, ``[fields of Storage]``."""
+        """Storage of the largest shard, int64 ``[fields of Storage]``."""
         return self.storage.max(axis=1)
 
     @cached_property
@@ -106,13 +106,13 @@ class Option:
 
     @cached_property
     def memory(self) -> tuple[int, int, int, int]:
-        """Device bytes of the largest shard and of all, and host bytes likewise."""
+        """Device bytes of the largest shard and of all shards, then the same in host bytes."""
         device, host, *_ = self.most_storage.tolist()
         devices, hosts, *_ = self.total_storage
         return device, devices, host, hosts
 
     def on(self, ranks: Iterable[int | None]) -> ShardingOption:
-        """Return TorchRec's option with its shards on these ranks."""
+        """Return TorchRec's option with its shards placed on these ranks."""
         found = copy.copy(self.sharding)
         found.shards = [
             Shard(each.size, each.offset, each.storage, each.perf, rank)
@@ -134,9 +134,9 @@ def search(
     Args:
         options: options of all tables.
         free: free memory of the ranks.
-        rate: returns the milliseconds of a step.
-        fast: try few proposals.
-        first: return the first placement that fits.
+        rate: function that returns the milliseconds of a step.
+        fast: whether to try few proposals only.
+        first: whether to return the first placement that fits.
     """
     by_table: dict[str, list[Option]] = defaultdict(list)
     for option in options:
@@ -181,7 +181,7 @@ def _proposers(
 
 
 def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose all combinations if they are few."""
+    """Propose all combinations, if there are few enough."""
     if prod(map(len, tables)) <= _MOST_OF_GRID:
         in_order = (sorted(options, key=attrgetter("slowest")) for options in tables)
         for proposal in product(*in_order):  # noqa: UP028
@@ -193,7 +193,7 @@ def _greedy(
     milliseconds: Callable[[Option], float],
     patience: float = inf,
 ) -> _Proposer:
-    """Propose the fastest options, then slower ones of the table that takes most memory."""
+    """Propose the fastest options, then slower ones for the table that uses most memory."""
     left = [sorted(options, key=milliseconds)[::-1] for options in tables]
     best, worse = inf, 0
     while True:
@@ -213,7 +213,7 @@ def _greedy(
 
 
 def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose one sharding type for all tables, with the fastest kernel of each."""
+    """Propose one sharding type for all tables, with each table's fastest kernel."""
     by_type: dict[str, list[Option]] = defaultdict(list)
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
@@ -225,9 +225,9 @@ def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
 
 
 def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose as ``inner``, then its best proposal with faster kernels.
+    """Propose as ``inner`` does, then try its best proposal with faster kernels.
 
-    A greedy order may end with kernels that read host memory although the device has room.
+    A greedy order may end with kernels that read host memory although device memory is free.
     """
     best: Proposal = ()
     best_rating = inf
@@ -289,11 +289,11 @@ class FreeRanks:
         return copied
 
     def place_on_all(self, option: Option) -> Ranks | None:
-        """Place one shard per rank; None if there is no room."""
+        """Place one shard per rank; return None if there is no room."""
         return self.every if self._takes_each(option, slice(None)) else None
 
     def place(self, option: Option) -> Ranks | None:
-        """Place shards on the least busy ranks, or within the least busy node with room."""
+        """Place shards on the least loaded ranks, or within the least loaded node with room."""
         if option.sharding.partition_by == PartitionByType.DEVICE.value:
             return self._on_some(option, self._in_order)
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
@@ -339,7 +339,7 @@ class FreeRanks:
         return True
 
     def _on_some(self, option: Option, ranks: Ranks) -> Ranks | None:
-        """Place shards one by one on the least busy of the ranks."""
+        """Place shards one by one on the least loaded of the ranks."""
         placed = []
         for storage, perf in zip(option.storage.T, option.perf.T, strict=True):
             busy = self.busy[ranks]
@@ -362,7 +362,7 @@ class FreeRanks:
 
 
 def place(proposal: Proposal, free: FreeRanks) -> Placement | None:
-    """Place the options of all tables; None if there is no room."""
+    """Place the options of all tables; return None if there is no room."""
     placed: dict[Option, Ranks] = {}
     others: list[Option] = []
     for option in proposal:
@@ -395,6 +395,6 @@ def _is_simple(option: Option) -> bool:
 
 
 def _total(perf: _Numbers) -> _Numbers:
-    """Return ``Perf.total`` of fields along the first axis."""
+    """Return ``Perf.total``, computed from the fields along the first axis."""
     compute, backward, sent, received, fetched = (perf[field] for field in _OF_TOTAL)
     return compute + backward + sent + received + fetched

@@ -27,7 +27,7 @@ class RegistryData(TrainingData):
 
     Args:
         registry: dataset, converter, preprocessing, batch size and sharding entries.
-        modules: ``embedding_modules`` of the unprepared model. Without them no ids are checked, and
+        modules: ``embedding_modules`` of the unprepared model. If empty, no ids are checked, and
             no table is coalesced.
     """
 
@@ -74,8 +74,8 @@ class RegistryData(TrainingData):
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """Leave the meta device, so that tensors have values."""
-    # A device context, of CPU too, sends each call of torch through Python.
+    """Leave the meta device in this context, so that new tensors have values."""
+    # A device context, even for CPU, routes each torch call through Python.
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
         yield
@@ -90,7 +90,7 @@ def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return the id limit of each table with a sharding entry; None for any id."""
+    """Return the id limit of each table with a sharding entry; None means that any id is valid."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -102,7 +102,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return the number of ids by feature, without features whose ids are mapped."""
+    """Return the number of ids, keyed by feature, without features whose ids are mapped."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table

@@ -29,17 +29,17 @@ SCALAR_BYTES, ID_BYTES, NUMBER_BYTES = 4, 8, 2
 _LENGTH_BYTES = 4
 #: All ranks, as a slice.
 EVERY_RANK = slice(None)
-#: Collectives of one kind of sharding of one module: lengths, ids, outputs, gradients.
+#: Collectives for one sharding of one module: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
 # Collectives of the input dist; one more for bags with variable batches; share of a collective per
 # round of a gloo ring (measured on 4 and 8 ranks).
 _OF_IDS, _OF_ROWS, _OF_A_ROUND = 2, 1, 1 / 6
-# Ranks also wait in the all-reduce of gradients if tables send nothing else.
+# If tables send nothing else, ranks wait for each other in the all-reduce of gradients.
 _WAITED_FOR = 3
 # Extra collectives of pooled sums over gloo, by (split within nodes, variable batches); measured on
 # 2 x 2, 4 x 1 and 4 x 2 ranks.
 _SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
-# Operators of a coalesced table, of one with deduplicated features, and of coalescing at all.
+# Operators of a coalesced table, of a table with deduplicated features, and of coalescing itself.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS, _COALESCING_OPERATORS = 40, 8, 60
 #: Reads and writes per byte of a dense parameter in a step: gradient, all-reduce and Adagrad.
 LEARNED = 15
@@ -54,13 +54,13 @@ _ROW_WISE = ShardingType.ROW_WISE.value
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
 _Numbers = NDArray[np.float64]
-# Fields of ``StepCost``: one number for all ranks, or ``[world_size]``.
+# Fields of ``StepCost``: a number for all ranks, or an array ``[world_size]``.
 _Fields = Mapping[str, float | _Numbers]
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a forward and backward pass, in fields of ``StepCost``."""
+    """Operations of a forward and backward pass, in the fields of ``StepCost``."""
 
     matmul_flops: float = 0.0
     element_bytes: float = 0.0
@@ -116,17 +116,17 @@ def estimate_step_cost(
     overlapped: bool = False,
     gloo: bool = False,
 ) -> list[StepCost]:
-    """Estimate the work of each rank in a step.
+    """Estimate the work of each rank in a training step.
 
     Args:
         tables: ``all_tables_of`` the model.
         plan: sharding plan, for example ``dmp.plan``.
-        profile: profile of the features as the model is fed them.
-        compute: dense compute, see ``measure_compute``.
+        profile: profile of the features as the model receives them.
+        compute: dense compute of the model; see ``measure_compute``.
         batch_size: rows per rank.
         world_size: number of ranks.
         local_world_size: ranks per node; default: all.
-        parts: table strategies, which add costs.
+        parts: table strategies, which may add costs.
         wire: ``training.wire``.
         overlapped: whether dense gradients are reduced beside lookups, once per node. Over gloo
             the ids of all modules are then sent at once.
@@ -178,10 +178,10 @@ def estimate_step_cost(
 def predict_stages(
     works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
 ) -> StageTimes:
-    """Return the mean seconds of a step by stage; ranks wait in the all-to-all.
+    """Return the mean seconds of each stage of a step; ranks wait in the all-to-all.
 
     Args:
-        works: one per rank.
+        works: the work of each rank.
         costs: costs of the machine.
         overlapped: whether dense gradients are reduced beside lookups.
     """
@@ -191,7 +191,7 @@ def predict_stages(
     ]
     mean = StageTimes.mean(ranks)
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
-    # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
+    # The mean of differences is exactly 0 seconds for ranks with equal work.
     all_done = _all_done(own, costs.alone)
     waiting = sum(all_done - seconds for seconds in own) / len(own)
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
@@ -205,7 +205,7 @@ def predict_stages(
 
 
 def _all_done(own: Sequence[float], alone: float) -> float:
-    """Return seconds until all ranks are done; they share processors if ``alone`` < 1."""
+    """Return the seconds until all ranks are done; ranks share processors if ``alone`` < 1."""
     seconds = before = 0.0
     for done, work in enumerate(sorted(own)):
         seconds += (work - before) * max(alone, 1 - done / len(own))
@@ -219,7 +219,10 @@ def collective_seconds(device_type: str) -> float:
 
 
 class Kind(NamedTuple):
-    """Tables that share collectives; ``variable``: features may have fewer rows than a batch."""
+    """Group of tables that share collectives.
+
+    ``variable`` is True if features may have fewer rows than a batch.
+    """
 
     path: str
     sharding_type: str
@@ -230,12 +233,15 @@ class Kind(NamedTuple):
 def count_collectives(
     kinds: Collection[Kind], *, world_size: int, local_world_size: int, gloo: bool, joined: bool
 ) -> float:
-    """Count the collectives of a step; ``joined``: ids of all modules are sent at once."""
-    variable = {kind.path for kind in kinds if kind.variable}  # one feature makes all of them so
+    """Count the collectives of a step.
+
+    ``joined`` means that the ids of all modules are sent at once.
+    """
+    variable = {kind.path for kind in kinds if kind.variable}  # one is enough
     total, input_dists = 0.0, 0
     for path, kind, pooled in {each[:3] for each in kinds}:
         if kind == _DATA_PARALLEL:
-            total += 1  # of gradients
+            total += 1  # for gradients
             continue
         total += COLLECTIVES
         input_dists += 1
@@ -246,7 +252,7 @@ def count_collectives(
             total += _OF_ROWS
         summing = local_world_size if within else world_size if kind == _ROW_WISE else 1
         if gloo and summing > 1:
-            # Else an all-reduce of outputs, and an all-gather of gradients.
+            # Otherwise an all-reduce of outputs, and an all-gather of gradients.
             rounds = _OF_A_ROUND * 3 * (world_size - 1)
             total += _SUMS.get((within, path in variable), rounds)
     if gloo and total and not input_dists:
@@ -264,9 +270,7 @@ def bytes_of_tables(
     parts: Sequence[TableStrategy] = (),
     wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
-    """Return the bytes of a step that all ranks send in input and output dist, by table.
-
-    Replicated tables send nothing. Costs of ``parts`` do not count.
+    """Return the bytes per step that all ranks send in input and output dist, keyed by table.
 
     Args:
         tables: tables to count.
@@ -288,7 +292,7 @@ def bytes_of_tables(
 
 
 def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
-    """Yield the rank, share of rows and columns of each shard of a table."""
+    """Yield rank, share of rows, and columns of each shard of a table."""
     assert isinstance(sharding.sharding_spec, EnumerableShardingSpec), "sharded tables have one"
     for shard in sharding.sharding_spec.shards:
         rows, columns = shard.shard_sizes
@@ -300,7 +304,7 @@ def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, 
 def rows_pooled(
     tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
 ) -> float:
-    """Return the rows of a batch that sequence poolings run on."""
+    """Return the number of batch rows that sequence poolings process."""
     sequences = [f for table in tables if not table.pooled for f in table.features]
     all_ids = batch_size * sum(profile.of(f).length for f in sequences)
     unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
@@ -315,12 +319,12 @@ def is_variable_table(table: Table, profile: DataProfile) -> bool:
 
 
 def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
-    """Fit non-negative ``costs`` to ``work @ costs`` by least squares of relative errors.
+    """Fit non-negative ``costs`` so that ``work @ costs`` has least squares of relative errors.
 
     Args:
         work: ``[measurements, costs]``.
         measured: ``[measurements]``.
-        least: smallest denominator of a relative error.
+        least: lower limit for the denominator of a relative error.
 
     Returns:
         ``[costs]``; of equally good solutions the one with fewest non-zero costs.
@@ -347,7 +351,7 @@ def _sharded_share(table: str, parts: Iterable[TableStrategy]) -> float:
 
 
 def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
-    """1 for each rank that has a part of a table."""
+    """Return 1 for each rank that has a shard of a table, else 0."""
     held = np.zeros(world_size)
     if sharding.sharding_type == _DATA_PARALLEL:
         return held + 1
@@ -358,7 +362,7 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 def _dense_work(
     tables: Sequence[Table], compute: Compute, step: StepShape, *, overlapped: bool
 ) -> _Fields:
-    """Return the dense work of every rank."""
+    """Return the dense layers' work of every rank."""
     batch_size, world_size, local, profile, _ = step
     # Unique rows are expanded in forward and backward.
     expanded = sum(
@@ -384,7 +388,7 @@ def _dense_work(
         for name in ("matmul_flops", "element_bytes")
     }
     operations["element_bytes"] += 2 * SCALAR_BYTES * expanded + LEARNED * compute.parameter_bytes
-    # A ring over all ranks; if overlapped, over nodes.
+    # A ring over all ranks; if overlapped, a ring over nodes.
     once_a_node = overlapped and 1 < local < world_size
     ring = world_size // local if once_a_node else world_size
     return {
@@ -404,7 +408,7 @@ def _table_work(
     gloo: bool = False,
     dedup: bool = False,
 ) -> _Fields:
-    """Return the work of ranks for a table, as owners of shards and as senders of ids."""
+    """Return each rank's work for a table, both as owner of shards and as sender of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)

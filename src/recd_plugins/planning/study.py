@@ -53,11 +53,11 @@ from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 
-#: Memory of a rank beside embeddings, optimizer and table strategies.
+#: Memory of a rank in addition to embeddings, optimizer and table strategies.
 COMPONENTS = ("inputs and outputs", "activations", "dense layers", "reserve")
 #: Smallest step of the batch size search, in rows.
 GRANULE = 64
-# Precision of the largest batch.
+# Relative precision of the largest batch size.
 _PARTS = 128
 # FBGEMM counts the rows of a batch in 32 bits.
 _MOST_ROWS = 2**31
@@ -70,7 +70,7 @@ class ShardableModel:
     Attributes:
         prepared: the model.
         sharders: sharders of its embedding modules.
-        profile: profile of the features as the model is fed them.
+        profile: profile of the features as the model receives them.
     """
 
     prepared: Prepared
@@ -79,7 +79,7 @@ class ShardableModel:
 
     @property
     def tables(self) -> list[Table]:
-        """All embedding tables, including those of TorchRec's own sharders."""
+        """All embedding tables, including those that TorchRec's own sharders shard."""
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
@@ -91,17 +91,17 @@ class ShardableModel:
         return ShardableModel(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
-        """Return the plan of a run, with room for activations."""
+        """Return the plan that a run would use, with memory for activations."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.plan_in_detail(self.prepared.model, self.sharders)
 
     def fits(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> bool:
-        """Return whether there is a plan that fits into memory."""
+        """Return whether some plan fits into memory."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.fits(self.prepared.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """Return bytes of activations of a rank, without sharded lookups."""
+        """Return a rank's activation bytes, without sharded lookups."""
         return activation_bytes(self.prepared, self.profile, compute, batch_size)
 
     def _planner(
@@ -147,10 +147,10 @@ def data_of_model(registry: RunConfig) -> RegistryData:
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1) -> tuple[int, int]:
-    """Return the largest batch that fits, and the step of the search.
+    """Return the largest batch size that fits, and the step of the search.
 
     Args:
-        fits: returns whether there is a plan for a batch size.
+        fits: function that returns whether there is a plan for a batch size.
         start: first batch size to try.
         together: batch sizes are multiples of this.
 
@@ -163,13 +163,13 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
         low, high = high, 2 * high
 
     def step() -> int:
-        """Return the least step, doubled while it is a small part of the batch."""
+        """Return the smallest step, doubled as long as it is a small part of the batch."""
         found = least
         while 2 * found * _PARTS <= low:
             found *= 2
         return found
 
-    # Steps divide low and high, which are multiples of the least or doubled.
+    # Steps divide low and high, since these are multiples of the smallest step or doubled.
     while (high - low) > step():
         middle = low + max(step(), (high - low) // 2 // step() * step())
         if middle < _MOST_ROWS and fits(middle):
@@ -192,13 +192,13 @@ def study(
     say: Callable[[str], None],
     compute: Compute | None = None,
 ) -> PlanReport:
-    """Plan with and without plugins.
+    """Compare the plan with plugins and the plan without.
 
     Args:
         registry: not prepared.
         name: name of the topology.
         spec: the topology.
-        batch_size: rows per rank; None for the largest that fits, of each side.
+        batch_size: rows per rank; None for the largest that fits each plan.
         say: shows progress.
         compute: compute of the model; default: counted here.
 
@@ -255,7 +255,7 @@ def study(
     plain, theirs, problem = candidate.as_plain(), None, ""
     try:
         theirs = side("plain", lambda _: plain)
-    except SetupError as error:  # as if it fits nowhere
+    except SetupError as error:  # treated as fitting nowhere
         problem = str(error)
     chosen = candidate.prepared.chosen
     return PlanReport(
@@ -283,8 +283,8 @@ def report_side(
     """Estimate memory and time of a plan.
 
     Args:
-        candidate: the model.
-        planned: its plan.
+        candidate: the planned model.
+        planned: the model's plan.
         spec: the topology.
         batch_size: rows per rank.
         batch_step: step of the search; None if the largest batch was not searched.
@@ -335,13 +335,13 @@ def _tables(
     found = []
     for table in candidate.tables:
         if (option := options.get(table.name)) is None:
-            continue  # not sharded: each rank has a copy, as of dense layers
+            continue  # not sharded: each rank has a copy, as for dense layers
         per_rank = Counter[int]()
         for shard in option.shards:
             per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr
         all_ids = sum(profile.of(feature).length for feature in table.features) * batch_size
         ids = profile.ids(table, batch_size)
-        # Pooled tables: a vector per row, others: per id.
+        # Pooled tables return a vector per row, others a vector per id.
         sent = [
             (known.rows if table.pooled else known.ids)(table, batch_size)
             for known in (profile, uncoalesced)

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner import Topology
 
-#: The name of the topology of this machine.
+#: Name of the topology of this machine.
 MACHINE = "machine"
-#: Assumed bytes per second of a file whose rows are read in random order, 1 GiB/s.
+#: Assumed bandwidth for reading a file's rows in random order: 1 GiB/s, in bytes per second.
 FILE_BYTES_PER_SECOND = float(2**30)
-# Assumed bytes per second: gloo between processes; TorchRec's defaults for host memory and GPUs.
+# Assumed bandwidths in bytes per second: gloo between processes; TorchRec's for host memory and
+# GPUs.
 _GLOO, _DDR = float(2**30), 51.0 * 2**30
 _HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5 * 2**30
 # Float32 operations per second of a core with AVX2 at 2.5 GHz, and of an A100.
@@ -96,22 +97,22 @@ class TopologySpec(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of a rank's memory, where tables live."""
+        """Bytes of the memory in which a rank's tables are stored."""
         return self.hbm_bytes if self.device == "cuda" and self.hbm_bytes else self.ddr_bytes
 
     @property
     def collective_rates(self) -> CollectiveRates:
-        """Rates of the section ``collectives``, or upper bounds by bandwidths."""
+        """Rates of the ``collectives`` section, or upper bounds from the bandwidths."""
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property
     def least_costs(self) -> step_cost.StageCosts:
-        """Lower bounds of ``costs``, by bandwidths and operations per second."""
+        """Lower bounds of ``costs``, from bandwidths and operations per second."""
         memory = self.hbm_bandwidth or self.ddr_bandwidth
         to_host = self.hbm_to_ddr_bandwidth or self.ddr_bandwidth
         if self.device == "cpu":
@@ -136,13 +137,13 @@ class TopologySpec(BaseModel):
 
     @property
     def sections(self) -> dict[str, BaseModel]:
-        """Sections that plugins declare, by name."""
+        """Sections that plugins declare, keyed by name."""
         names = type(self).model_fields.keys() - TopologySpec.model_fields.keys()
         return {name: found for name in names if (found := getattr(self, name)) is not None}
 
     def to_torchrec(self) -> Topology:
-        """Return the topology for TorchRec's planner, in bytes per millisecond."""
-        # Imported here: `recd validate` reads topologies without torchrec.
+        """Return TorchRec's topology for its planner; bandwidths are in bytes per millisecond."""
+        # Imported here, since `recd validate` reads topologies without torchrec.
         from torchrec.distributed.planner.types import (
             BasicCommsBandwidths,
             HardwareConfig,
@@ -175,7 +176,7 @@ class TopologySpec(BaseModel):
 
 
 def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = None) -> TopologySpec:
-    """Return machines like this one, with assumed bandwidths and operations per second."""
+    """Return a topology of machines like this one, with assumed bandwidths and operation rates."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     on_gpu: dict[str, Any] = {}
     if device is not None and device.type == "cuda":
@@ -205,7 +206,7 @@ def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = No
 
 
 def topology_names() -> list[str]:
-    """Return the names of the built-in topologies, this machine last."""
+    """Return the names of the built-in topologies; this machine comes last."""
     return [*sorted(_built_in()), MACHINE]
 
 
@@ -217,7 +218,7 @@ def load_topology(
     ranks: int = 1,
     device: str = "cpu",
 ) -> TopologySpec:
-    """Return a topology by its name, or of a YAML file.
+    """Return the topology with this name, or read it from a YAML file.
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
@@ -270,7 +271,7 @@ def machine_of(
         training: section ``training`` of the registry.
         world_size: number of ranks; default: the process group's, else the registry's.
         local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
-        device: device of the tables; default: CPU.
+        device: device of the tables; default: the CPU.
 
     Raises:
         SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
@@ -299,12 +300,12 @@ def machine_of(
 def default_topology(
     world_size: int, local_world_size: int | None = None, device: torch.device | None = None
 ) -> Topology:
-    """Return machines like this one; on CUDA each rank has a GPU."""
+    """Return a topology of machines like this one; on CUDA each rank has a GPU."""
     return machine_of(TrainingSpec(), world_size, local_world_size, device).to_torchrec()
 
 
 def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
-    """Return a topology adapted to a number of nodes; measured collectives scale with the links.
+    """Return a topology for a number of nodes; measured collectives scale with the links.
 
     Raises:
         RegistryError: the file is wrong.
@@ -335,7 +336,7 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
 
 
 def costs_source(spec: TopologySpec) -> str:
-    """Describe the origin of the costs of a topology."""
+    """Describe where a topology's costs come from."""
     if spec.costs is None:
         return "lower bounds, by the bandwidths and operations per second of the topology"
     return "measured, of the topology"
@@ -353,7 +354,7 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def topology_of(values: Mapping[str, Any]) -> TopologySpec:
-    """Return the topology of a ``model_dump``, with the sections of the installed plugins."""
+    """Build a topology from its ``model_dump``, with the sections of installed plugins."""
     return _model().model_validate(values)
 
 
@@ -368,7 +369,7 @@ def _with_fields(sections: tuple[tuple[str, type[BaseModel]], ...]) -> type[Topo
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a topology of this name, if not built in, is a file."""
+    """Return whether a topology name that is not built in is a file name."""
     return Path(name).suffix in (".yaml", ".yml")
 
 
