@@ -96,7 +96,7 @@ class Location:
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def below(self, root: Location) -> str:
-        """Return this file's path relative to ``root``, with slashes; its name if it is ``root``."""
+        """Return this file's path relative to ``root``, with slashes; its name for ``root``."""
         mine = str(self.path) if self.local is None else self.local.as_posix()
         top = str(root.path) if root.local is None else root.local.as_posix()
         top = top.rstrip("/")

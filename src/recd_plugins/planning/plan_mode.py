@@ -162,7 +162,7 @@ class Measurement(ABC):
     def cluster(self, device: torch.device) -> TopologySpec:
         """Measure this process group; every rank returns the same topology. Collective.
 
-        Runs on several nodes call it first if no topology is set. It must be fast and draw no random
+        Runs on several nodes without a topology call it first. It must be fast and draw no random
         numbers.
 
         Args:
