@@ -81,7 +81,7 @@ class Prepared(PreparedModel):
             world_size: number of ranks; default: the process group's, else the registry's.
             local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
             device: device of the tables; default: the one that the model was prepared for.
-            constraints: TorchRec's, keyed by table name. They override the data; must not contradict
+            constraints: TorchRec's, by table name. They override the data and must not contradict
                 plugins.
             replicate: whether the planner may make small tables data-parallel. The trainer's dense
                 optimizer then trains them and must follow ``training:``, as

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InverseKeyedJaggedTensor", "PartialInverseKeyedJaggedTensor"]
 
-# Imported at first use, as duplicate detection does not need torch.
+# Imported at first use, since duplicate detection does not need torch.
 _MODULES = {
     "InverseKeyedJaggedTensor": "ikjt",
     "PartialInverseKeyedJaggedTensor": "partial_ikjt",

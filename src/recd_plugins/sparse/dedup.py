@@ -1,7 +1,7 @@
 """Exact deduplication of jagged columns in memory.
 
-Each row is compared with the row before, since data clustered by session repeats it. Rows that
-differ are hashed into a table, and matches are compared value by value.
+Each row is first compared with the previous row, since data clustered by session repeats rows. Rows
+that differ are looked up in a hash table, and matches are compared value by value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from recd_plugins.sparse import kernels
 from recd_plugins.sparse.kernels import address_of
 
-#: Values of 4 or 8 bytes, compared by their bits, and offsets of rows, int32 or int64 ``[B + 1]``
-#: from any start.
+#: Values of 4 or 8 bytes, compared bit by bit, and row offsets, int32 or int64 ``[B + 1]``. The
+#: offsets need not start at 0.
 JaggedColumn = tuple[NDArray[Any], NDArray[Any]]
 
 _SIZES = (4, 8)
 ALL_BITS = 0xFFFFFFFFFFFFFFFF
-#: Room for a batch with fewer duplicates than the last one.
+#: Extra room, since the next batch may have fewer duplicates than the last one.
 SPARE = 1.2
 
 
@@ -32,8 +32,8 @@ class UniqueRows:
     """The distinct rows of a group of columns, in the order of first occurrence.
 
     Attributes:
-        values: one array for each run of columns of one dtype, one column after the other.
-        lengths: of the unique rows, column by column, int32 ``[num_columns * U]``.
+        values: one array for each run of columns of one dtype, column by column.
+        lengths: lengths of the unique rows, column by column, int32 ``[num_columns * U]``.
         inverse_lookup: the unique row of each row, int64 ``[B]``.
     """
 
@@ -47,11 +47,11 @@ class UniqueColumns:
     """The distinct rows of each of F columns, in the order of first occurrence.
 
     Attributes:
-        values: one column after the other.
-        lengths: of the unique rows, column by column, int32.
+        values: values of the unique rows, column by column.
+        lengths: lengths of the unique rows, column by column, int32.
         inverse_lookup: the unique row of each row, int64 ``[F, B]``.
-        num_unique: rows of each column.
-        sizes: values of each column.
+        num_unique: number of unique rows of each column.
+        sizes: number of values of each column.
     """
 
     values: NDArray[Any]
@@ -62,7 +62,7 @@ class UniqueColumns:
 
 
 class Deduplicator:
-    """Stores equal rows once, and keeps its working memory from batch to batch. Thread-safe.
+    """Stores equal rows once, and reuses its working memory between batches. Thread-safe.
 
     Args:
         neighbours_only: compare a row with the one before it only. A row that occurs again later is
@@ -71,7 +71,7 @@ class Deduplicator:
 
     def __init__(self, *, neighbours_only: bool = False) -> None:
         self.neighbours_only = neighbours_only
-        self._idle: list[_Room] = []  # each is used by one call at a time
+        self._idle: list[_Room] = []  # each one is used by one call at a time
         self._share = 0.0
 
     def __call__(
@@ -100,12 +100,12 @@ class Deduplicator:
         positions: NDArray[np.int64],
         num_rows: int,
     ) -> UniqueColumns:
-        """Deduplicate each of several columns in one array, into one array.
+        """Deduplicate several columns of one array, each on its own, into one output array.
 
         Args:
-            values: of all columns, one after the other.
+            values: values of all columns, column by column.
             offsets: ``[num_columns * B + 1]``, as in ``JaggedColumn``.
-            positions: of the columns to deduplicate.
+            positions: indices of the columns to deduplicate.
             num_rows: B.
 
         Raises:
@@ -157,7 +157,7 @@ class Deduplicator:
         NDArray[np.bool_],
         NDArray[np.int64],
     ]:
-        """Return outputs of ``kernels.find_unique_rows``."""
+        """Return the outputs of ``kernels.find_unique_rows``."""
         inverse = np.empty((len(ends), num_rows), np.int64)
         num_unique = np.empty(len(ends), np.int64)
         sizes = np.empty(len(columns), np.int64)
@@ -183,7 +183,7 @@ class Deduplicator:
         return inverse, num_unique, sizes, copied, copies
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
-        """Return unused working memory."""
+        """Return working memory that no other call uses."""
         shape = num_groups, group_size, num_rows
         try:
             room = self._idle.pop()
@@ -211,7 +211,7 @@ def _allocate(
     copied: Sequence[bool],
     copies: NDArray[np.int64],
 ) -> tuple[list[UniqueRows], NDArray[np.int64]]:
-    """Allocate unique rows; return them with addresses of each column's values and lengths."""
+    """Allocate unique rows; return them with the addresses of each column's values and lengths."""
     is_copied = [flag for group, flag in zip(groups, copied, strict=True) for _ in group]
     to_copy = sum(size for size, done in zip(sizes, is_copied, strict=True) if not done)
     all_values = np.empty(to_copy, np.int64)
@@ -245,7 +245,7 @@ def _allocate(
 
 
 def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
-    """Return the number of all values, or 0 unless all have 8 bytes."""
+    """Return the number of all values, or 0 if a column does not have 8-byte values."""
     columns = [column for group in groups for column in group]
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
@@ -253,7 +253,7 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
-    """Return a checked column as four numbers for the kernels."""
+    """Check a column, and return it as four numbers for the kernels."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
     if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":

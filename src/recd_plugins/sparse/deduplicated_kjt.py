@@ -19,28 +19,28 @@ from torchrec.sparse.jagged_tensor import (
 
 from recd_plugins.sparse.index_select import jagged_index_select
 
-# A tensor, how often it was changed in place, and whether it requires a gradient.
+# A tensor, its version (count of in-place changes), and whether it requires a gradient.
 _State = tuple[Tensor | None, int, bool]
-# Places in ``_tensors``.
+# Indices in ``_tensors``.
 _LENGTHS, _OFFSETS = 1, 2
 
 
 class DeduplicatedKJT(KeyedJaggedTensor):
-    """A KeyedJaggedTensor of all rows that also carries the unique ones.
+    """A KeyedJaggedTensor of all rows that also carries the unique rows.
 
     Any code may read it, split it or build another KeyedJaggedTensor from it: it behaves like the
-    plain batch. Sharded modules of this package take the unique rows instead (``unique_rows``).
-    A copy on another device or in another process has the unique rows alone, and repeats them
-    when its ids are first read.
+    plain batch. Sharded modules of this package use the unique rows instead (``unique_rows``). A
+    copy on another device or in another process has only the unique rows, and expands them when its
+    ids are first read.
 
     Args:
-        unique: with ``stride_per_key_per_rank`` and ``inverse_indices``.
-        plain: the same batch with all rows, if it is at hand.
+        unique: unique rows, with ``stride_per_key_per_rank`` and ``inverse_indices``.
+        plain: the same batch with all rows, if it already exists.
     """
 
     def __init__(self, unique: KeyedJaggedTensor, plain: KeyedJaggedTensor | None = None) -> None:
         self._unique = unique
-        # The tensors of the plain batch as they were, once it is here.
+        # The tensors of the plain batch as they were when it was created or set.
         self._seen: list[_State] = []
         if plain is not None:
             self._fill(plain)
@@ -50,26 +50,26 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         self._seen = [_state(tensor) for tensor in _tensors(plain)]
 
     def __getattr__(self, name: str) -> Any:
-        """Repeat the unique rows if a field of the plain batch is read for the first time."""
+        """Expand the unique rows when a field of the plain batch is read for the first time."""
         if name.startswith("__") or name in ("_unique", "_seen") or self._seen:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._fill(repeat_rows(self._unique))
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Convert to the plain batch, then set the field on it."""
+        """Convert to the plain batch, then set the field."""
         if name not in ("_unique", "_seen") and not self._seen:
             self._fill(repeat_rows(self._unique))
         super().__setattr__(name, value)
 
     def __copy__(self) -> DeduplicatedKJT:
-        """Share all tensors, as a copy of a plain batch does."""
+        """Return a copy that shares all tensors, like a copy of a plain batch."""
         other = DeduplicatedKJT.__new__(DeduplicatedKJT)
         other.__dict__.update(self.__dict__)
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the unique rows, which are fewer."""
+        """Pickle only the unique rows, since they are smaller."""
         unique = unique_rows(self)
         if unique is self:
             fields = {n: each for n, each in vars(self).items() if n not in ("_unique", "_seen")}
@@ -77,7 +77,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         return DeduplicatedKJT, (unique,)
 
     def stride(self) -> int:
-        """Return the number of all rows."""
+        """Return the number of all rows, duplicates included."""
         return super().stride() if self._seen else self._unique.stride()
 
     def device(self) -> torch.device:
@@ -111,10 +111,10 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 
 
 def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the unique rows of a deduplicated batch, or the batch itself if it has none.
+    """Return the unique rows of a deduplicated batch; return a plain batch unchanged.
 
-    A batch whose keys, ids, lengths or weights were changed after deduplication has none. Neither
-    has a batch in inference mode on CPU, where some kernels do not take unique rows.
+    A batch counts as plain if its keys, ids, lengths or weights were changed after deduplication.
+    So does any batch in inference mode on CPU, where some kernels do not support unique rows.
 
     Returns:
         A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or
@@ -130,17 +130,17 @@ def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         return features
     now = [_state(tensor) for tensor in _tensors(features)]
     for place, (before, after) in enumerate(zip(features._seen, now, strict=True)):
-        # Lengths and offsets are computed from one another when they are first read.
+        # Lengths and offsets are computed from each other when they are first read.
         computed = before[0] is None and place in (_LENGTHS, _OFFSETS)
         if not computed and (after[0] is not before[0] or after[1:] != before[1:]):
             return features
         if after[0] is not None and after[0].is_inference():
-            return features  # torch does not count its changes
+            return features  # torch does not count changes of this tensor
     return features._unique
 
 
 def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the plain batch of all rows."""
+    """Expand the unique rows to the plain batch of all rows."""
     names, inverse = unique.inverse_indices()
     place = {key: row for row, key in enumerate(names)}
     first_row, rows = 0, []
@@ -176,7 +176,7 @@ def _plain(fields: dict[str, Any]) -> KeyedJaggedTensor:
     return plain
 
 
-# For torch a deduplicated batch is the plain one.
+# torch treats a deduplicated batch as a plain one.
 register_pytree_node(
     DeduplicatedKJT,
     _kjt_flatten,

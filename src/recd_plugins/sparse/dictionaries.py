@@ -1,7 +1,7 @@
-"""Deduplication of dictionary columns from storage by their codes, without a look at ids.
+"""Deduplication of stored dictionary columns by their codes, without reading the ids.
 
-For the compiled loops a column is four numbers: the address of its codes (int32), the address of
-the byte bounds of its lists (int32), the number of lists, and the address of their bytes.
+The compiled loops describe a column with four numbers: the addresses of its codes (int32) and of
+the byte offsets of its lists (int32), the number of lists, and the address of their bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ID_BYTES = 8
 
 
 class BrokenListError(ValueError):
-    """A list whose number of bytes is not a multiple of 8.
+    """Raised if the number of bytes of a list is not a multiple of 8.
 
     Attributes:
-        column: index of its column over all groups.
+        column: index of the list's column, counted over all groups.
     """
 
     def __init__(self, column: int) -> None:
@@ -37,10 +37,10 @@ class BrokenListError(ValueError):
 
 @dataclass(frozen=True)
 class DictionaryColumn:
-    """A feature of B rows.
+    """A dictionary-encoded feature of B rows.
 
     Attributes:
-        codes: the list of each row, int32 ``[B]``.
+        codes: index of each row's list, int32 ``[B]``.
         bounds: byte offsets of the lists, int32 ``[num_lists + 1]``.
         data: bytes of the lists, int64 ids.
     """
@@ -51,7 +51,7 @@ class DictionaryColumn:
 
 
 def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) -> list[UniqueRows]:
-    """Merge the rows of each group that have the same codes in all columns.
+    """Merge the rows of each group that have equal codes in all columns.
 
     Raises:
         BrokenListError: a list is damaged.
@@ -97,9 +97,9 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
 
 @numba.njit(inline="always")
 def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: Any) -> Any:
-    """Number the codes of one column in the order of first occurrence; return their number.
+    """Number one column's codes in order of first occurrence; return how many codes differ.
 
-    Only the first rows of runs of one code are looked up. The loops have no unpredictable branches.
+    In a run of equal codes, only the first is looked up. The loops avoid unpredictable branches.
     """
     num_rows = len(inverse)
     if num_rows == 0:
@@ -129,7 +129,7 @@ def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: A
 
 @numba.njit(inline="always")
 def _follows(codes: Any, first_rows: Any, inverse: Any) -> Any:
-    """Return whether rows of one number have one code."""
+    """Return whether rows with equal numbers also have equal codes."""
     differ = np.int32(0)
     for row in range(len(inverse)):
         differ |= codes[row] ^ codes[first_rows[u64(inverse[row])]]
@@ -239,14 +239,14 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
 ) -> None:
-    """Copy the unique rows of each column, neighbours in the dictionary at once.
+    """Copy the unique rows of each column; dictionary neighbours are copied together.
 
     Args:
         columns: as in ``find_unique_rows``.
-        group_ends: as there.
-        first_rows: its result.
-        num_unique: its result.
-        values: address for the ids of all columns, one after the other.
+        group_ends: as in ``find_unique_rows``.
+        first_rows: output of ``find_unique_rows``.
+        num_unique: output of ``find_unique_rows``.
+        values: address of the output for all ids, column by column.
         lengths: int32 ``[unique rows of all columns]``, out.
     """
     begin, out = 0, 0

@@ -19,20 +19,20 @@ from recd_plugins.sparse.unique_groups import deduplicate
 class InverseKeyedJaggedTensor(Pipelineable):
     """A KeyedJaggedTensor of B rows that stores each distinct row once.
 
-    Its features form one group with one ``inverse_lookup``: row ``b`` of the batch is unique row
-    ``inverse_lookup[b]`` in every feature.
+    Its features form one group with one ``inverse_lookup``. In every feature, row ``b`` of the
+    batch is unique row ``inverse_lookup[b]``.
 
     Args:
         keys: names of the F features, F > 0.
         values: ids of the unique rows, feature by feature, ``[num_values]``.
         inverse_lookup: the unique row of each row of the batch, integer ``[B]``.
-        weights: of the values, ``[num_values]``.
+        weights: weights of the values, ``[num_values]``.
         lengths: ids in each unique row, feature by feature, integer ``[F * U]``.
-        offsets: of the unique rows in ``values``, integer ``[F * U + 1]``; given instead of
+        offsets: offsets of the unique rows in ``values``, integer ``[F * U + 1]``; instead of
             ``lengths`` or with them.
 
     Raises:
-        ValueError: neither lengths nor offsets, no keys, or a key twice.
+        ValueError: lengths and offsets are both missing, or there are no keys or duplicate keys.
 
     Example:
         Three rows; the first two are equal::
@@ -73,12 +73,12 @@ class InverseKeyedJaggedTensor(Pipelineable):
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
         """Deduplicate the rows of each group of features.
 
-        Rows merge if all features of the group have equal values and weights. Unique rows are in
-        the order of first occurrence.
+        Rows are merged if all features of the group have equal values and weights. Unique rows are
+        in the order of first occurrence.
 
         Args:
             kjt: B rows of every feature.
-            groups: names of features; other features are left out.
+            groups: groups of feature names; features in no group are omitted.
 
         Raises:
             ValueError: an empty group, an unknown key, a key named twice, a variable batch per
@@ -96,7 +96,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def keys(self) -> list[str]:
-        """Return names of the F features."""
+        """Return the names of the F features."""
         return self._keys
 
     def values(self) -> Tensor:
@@ -132,11 +132,11 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._inverse_lookup
 
     def stride(self) -> int:
-        """Return B, the rows of the batch with duplicates."""
+        """Return B, the number of batch rows including duplicates."""
         return self._inverse_lookup.numel()
 
     def num_unique(self) -> int:
-        """Return U, the stored rows."""
+        """Return U, the number of unique rows."""
         return self._lengths.numel() // len(self._keys)
 
     def device(self) -> torch.device:
@@ -144,7 +144,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Return ids of the batch over stored ids (the paper's DedupeFactor), 1.0 if no ids."""
+        """Return batch ids divided by stored ids (the paper's DedupeFactor); 1.0 without ids."""
         stored = self._values.numel()
         if stored == 0:
             return 1.0
@@ -152,7 +152,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
 
     def with_values(self, values: Tensor) -> InverseKeyedJaggedTensor:
-        """Return the same rows with other ids, ``[num_values]``; weights stay."""
+        """Return the same rows with other ids, ``[num_values]``; weights do not change."""
         other = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
         other.__dict__.update(self.__dict__, _values=values)
         return other
@@ -173,9 +173,9 @@ class InverseKeyedJaggedTensor(Pipelineable):
         )
 
     def to_vbe_kjt(self) -> KeyedJaggedTensor:
-        """Return a KJT with variable batch per feature, for an EmbeddingBagCollection only.
+        """Return a KJT with variable batch per feature (VBE), for an EmbeddingBagCollection only.
 
-        That sends and looks up U rows and returns B. Do not give it to other modules
+        That module sends and looks up U rows, and returns B rows. Do not pass it to other modules
         (docs/exactness.md).
         """
         num_keys = len(self._keys)
@@ -208,7 +208,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has done its work so far."""
+        """Keep the memory until ``stream`` has finished its current work."""
         for tensor in _flatten(self)[0]:
             if tensor is not None:
                 tensor.record_stream(stream)
@@ -236,7 +236,7 @@ def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:
 
 
 def _unflatten(tensors: Any, keys: list[str]) -> InverseKeyedJaggedTensor:
-    # No checks: leaves may be anything, as in tree_map to shapes.
+    # No checks: leaves may be any objects, for example shapes after tree_map.
     ikjt = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
     ikjt._keys = keys
     ikjt._values, ikjt._lengths, ikjt._inverse_lookup, ikjt._weights = tensors

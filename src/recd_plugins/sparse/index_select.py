@@ -1,4 +1,4 @@
-"""Rows of a jagged tensor by index, without padding (RecD, section 5: jagged index select)."""
+"""Selection of jagged rows by index, without padding (RecD, section 5: jagged index select)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.jagged import positions_of_ranges, positions_of_rows
 
-# Dtypes of FBGEMM's kernels for CPU and CUDA.
+# Dtypes that FBGEMM's CPU and CUDA kernels support.
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
-# Below this width FBGEMM's CPU kernels are slower.
+# Below this width, FBGEMM's CPU kernels are slower than torch.
 _FBGEMM_CPU_WIDTH = 64
-#: Sums of equal gradients in these stop growing, at 2048 and at 256 terms.
+#: Dtypes in which sums of equal gradients stop growing, after 2048 and 256 terms.
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return ``select(tensor)``, and sum half-precision gradients in float32."""
+    """Return ``select(tensor)``; gradients of half-precision tensors are summed in float32."""
     if tensor.requires_grad and tensor.dtype in HALF_PRECISION:
         return select(tensor.float()).to(tensor.dtype)
     return select(tensor)
 
 
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
-    """Return ``rows.index_select(0, index)``, as ``in_float32``."""
-    # Two dimensions: index_select is fast on rows.
+    """Return ``rows.index_select(0, index)``, with gradients summed as in ``in_float32``."""
+    # Flatten to two dimensions: index_select is fast on rows.
     selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
-    return selected.view(index.shape[0], *rows.shape[1:])  # len() is no symbol for torch.export
+    return selected.view(index.shape[0], *rows.shape[1:])  # len() is not symbolic in torch.export
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
     """Return rows of ``jagged`` by index, with gradients for values and weights.
 
-    A row that is taken several times gets the sum of its gradients. Memory grows with the number of
-    taken values.
+    A row that is selected several times gets the sum of its gradients. Memory use is proportional
+    to the number of selected values.
 
     Args:
         jagged: U rows; values of any dtype, ids ``[num_values]`` or embeddings
             ``[num_values, ...]``.
-        rows: rows to take, integer ``[n]``, each below U, in any order, repeats allowed.
+        rows: indices of the rows, integer ``[n]``, each below U; any order, repeats allowed.
 
     Returns:
         n rows with lengths in the dtype of ``jagged``.
@@ -73,7 +73,7 @@ def _suit_fbgemm(tensors: list[Tensor]) -> bool:
 
 
 def _by_fbgemm(tensor: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-    # The kernels take two dimensions.
+    # The kernels need two dimensions.
     flat = tensor.reshape(len(tensor), _width(tensor))
     selected: Tensor = torch.ops.fbgemm.jagged_index_select(flat, lengths, rows)[0]
     return selected.view(len(selected), *tensor.shape[1:])
@@ -85,12 +85,12 @@ def _width(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Segments(Pipelineable):
-    """U rows of one feature as segments of its stored values, which may overlap.
+    """U rows of one feature as segments of its stored values. Segments may overlap.
 
     Attributes:
         offsets: start of each row, integer ``[U]``.
         lengths: values in each row, integer ``[U]``.
-        total: the sum of ``lengths``, so that nothing waits for a device.
+        total: the sum of ``lengths``; passed in to avoid a device synchronization.
     """
 
     offsets: Tensor
@@ -100,7 +100,7 @@ class Segments(Pipelineable):
     def gather(self, values: Tensor) -> JaggedTensor:
         """Return the rows of ``values``, ``[num_values, ...]``.
 
-        A shared value gets the sum of its gradients, in float32 for half precision.
+        A value in several rows gets the sum of its gradients, in float32 for half precision.
         """
         positions = positions_of_ranges(self.offsets, self.lengths, self.total)
         select = partial(torch.index_select, dim=0, index=positions)

@@ -1,7 +1,7 @@
-"""Compiled loops that find and copy unique rows, called by ``dedup.py``.
+"""Compiled loops that find and copy unique rows; called by ``dedup.py``.
 
-Buffers are addresses, so that one call serves any number of columns without a copy. Indices are
-unsigned, as in ``overlap.py``.
+Buffers are passed as addresses, so that one call handles any number of columns without a copy.
+Indices are unsigned, as in ``overlap.py``.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 def _look_at_column(
     column: Any, hashing: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
 ) -> Any:
-    """Mark the rows that differ from the row before, hash each if ``hashing``, and copy them.
+    """Mark the rows that differ from the previous row, copy them, and hash them if ``hashing``.
 
-    Copies go from address ``target`` up to ``end``. Returns the end of the copies, which is beyond
-    ``end`` if there was too little room.
+    Copies are written from address ``target`` up to ``end``. Returns the end of the copies; it is
+    beyond ``end`` if there was too little room.
     """
     values, shift, offsets, wide = column
     item = shift + 2
@@ -79,7 +79,7 @@ def _look_at_column(
 
 @numba.njit(inline="always")
 def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
-    """List the rows that differ from the row before, and number all rows by them."""
+    """List the rows that differ from the previous row, and number all rows accordingly."""
     count = 0
     for row in range(len(inverse)):
         rows[count] = row
@@ -115,7 +115,7 @@ def _number_distinct(
     rows: Any,
     first_rows: Any,
 ) -> Any:
-    """Replace some rows by numbers of the distinct ones; return the number of these."""
+    """Replace changed rows by numbers of distinct rows; return the number of distinct rows."""
     mask = u64(len(table) - 1)
     table[:] = -1
     current = np.empty(len(columns), np.uint64)
@@ -163,16 +163,16 @@ def find_unique_rows(
     room: Any,
     copied: Any,
 ) -> None:
-    """Number the distinct rows of each group of columns in the order of first occurrence.
+    """Number the distinct rows of each group of columns in order of first occurrence.
 
-    In clustered data the columns of a group mostly change in the same rows and never change back:
-    then the changed rows are the distinct ones, and are copied already.
+    In clustered data, the columns of a group mostly change in the same rows, and old rows do not
+    return. Then the changed rows are the distinct rows, and are already copied.
 
     Args:
         columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
             32, address of the offsets, 1 if these have 64 bits and 0 if 32.
         group_ends: int64 ``[num_groups]``: end of each group's columns.
-        neighbours_only: merge rows with the row before only.
+        neighbours_only: whether to merge a row with the previous row only.
         hash_mask: bits of the hash to use.
         column_hashes: uint64 ``[columns of the largest group, B]``, scratch.
         hashes: uint64 ``[B]``, scratch.
@@ -213,7 +213,7 @@ def find_unique_rows(
             together = together and apart == 0
         num_changes = _number_changes(any_changed, rows, inverse[group])
         if neighbours_only:
-            for index in range(num_changes):  # an assignment of slices compiles slowly
+            for index in range(num_changes):  # slice assignments compile slowly
                 first_rows[group, index] = rows[index]
             count = num_changes
         else:
@@ -250,14 +250,14 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, copied: Any, targets: Any
 ) -> None:
-    """Copy the unique rows of each column, or only lengths if the rows are copied already.
+    """Copy the unique rows of each column, or only lengths if the rows are already copied.
 
     Args:
         columns: as in ``find_unique_rows``.
-        group_ends: as there.
-        first_rows: its result.
-        num_unique: its result.
-        copied: its result.
+        group_ends: as in ``find_unique_rows``.
+        first_rows: output of ``find_unique_rows``.
+        num_unique: output of ``find_unique_rows``.
+        copied: output of ``find_unique_rows``.
         targets: int64 ``[num_columns, 2]``: addresses for a column's values, and for its lengths,
             int32.
     """
@@ -288,5 +288,5 @@ def copy_rows(
 
 @numba.njit(cache=True)
 def address_of(array: Any) -> Any:
-    """Return the address of an array, faster than numpy does."""
+    """Return the address of an array; faster than in Python."""
     return array.ctypes.data

@@ -100,11 +100,11 @@ def _pointer_address(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
     return types.int64(pointer), codegen
 
 
-#: int32_at(address)[i] is the i-th 32-bit integer from an address on.
+#: int32_at(address)[i] is the i-th 32-bit integer starting at an address.
 int32_at: Any = _pointer_to(types.int32)
-#: The same with 64-bit integers.
+#: int64_at(address)[i] is the i-th 64-bit integer starting at an address.
 int64_at: Any = _pointer_to(types.int64)
-#: The same with 32-bit floats.
+#: float32_at(address)[i] is the i-th 32-bit float starting at an address.
 float32_at: Any = _pointer_to(types.float32)
 #: pointer_address(pointer) is its address.
 pointer_address: Any = intrinsic(_pointer_address)
@@ -123,7 +123,8 @@ prefetch: Any = intrinsic(_prefetch)
 u64 = np.uint64
 #: Words compared at once, and bytes of a cache line.
 _BLOCK, _LINE = 64, 64
-#: Prefetch distance in bytes. A row that differs ends a sweep, and with it hardware prefetching.
+#: Prefetch distance in bytes. Hardware prefetching ends with a sweep, at the first row that
+#: differs.
 _AHEAD = 8192
 #: Rows per round: changed rows are processed while they are in the cache.
 CHUNK = 32
@@ -131,7 +132,7 @@ CHUNK = 32
 
 @numba.njit(inline="always")
 def offset_at(address: Any, wide: Any, row: Any) -> Any:
-    """Return the offset of a row; ``wide``: 64-bit offsets, else 32-bit."""
+    """Return the offset of a row; ``wide`` means 64-bit offsets, else they are 32-bit."""
     if wide:
         return u64(int64_at(address)[row])
     return u64(int32_at(address)[row])
@@ -151,7 +152,7 @@ def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
             return at + count_trailing_zeros(difference)
         at += u64(_BLOCK)
     if at < end and end >= u64(_BLOCK) and end - back >= u64(_BLOCK):
-        # The last block overlaps the words before.
+        # The last block overlaps the previous words.
         first = end - u64(_BLOCK)
         left = address + np.int64(first << u64(2))
         difference = differing_words(left, left - np.int64(back << u64(2)))
@@ -175,17 +176,17 @@ def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
 def next_change(
     words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
 ) -> Any:
-    """Return the first row from ``row`` on that differs from the row before it.
+    """Return the first row, from ``row`` on, that differs from the previous row.
 
-    Adjacent rows of one length are compared in one sweep.
+    Adjacent rows of equal length are compared in one sweep.
 
     Args:
         words: of the column's values.
         shift: of the values.
         offsets: address of the offsets ``[num_rows + 1]``.
-        wide: of the offsets.
+        wide: whether offsets have 64 bits.
         row: first row, > 0.
-        stop: as returned by the last call; 0 in the first.
+        stop: returned by the last call; 0 in the first call.
         num_rows: rows of the column.
 
     Returns:
@@ -217,7 +218,7 @@ def next_change(
         else:
             end = offset_at(offsets, wide, stop)
         if length == u64(1):
-            # Rows of one id mostly change: a sweep would stop at each.
+            # Rows with a single id change often: a sweep would stop at each.
             value = start
             while value < end and values_equal(words, shift, value, value - u64(1)):
                 value += u64(1)
@@ -246,15 +247,15 @@ def overlap(
 ) -> Any:
     """Return the smallest k for which the current row begins with previous[k:].
 
-    Only a k whose first values match is compared in full.
+    Only values of k whose first values match are compared in full.
 
     Args:
         words: of the values of both rows.
         shift: of the values.
         previous: position of the first value of the row before.
-        previous_length: its values.
+        previous_length: number of values of the row before.
         current: position of the first value of the current row.
-        length: its values.
+        length: number of values of the current row.
         max_shift: the largest k to try, not negative.
 
     Returns:

@@ -30,13 +30,13 @@ u64 = np.uint64
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Columns of B rows, each row a segment of its column's stored values.
+    """Columns of B rows; each row is a segment of its column's stored values.
 
     Attributes:
-        values: stored values, one column after the other.
+        values: stored values, column by column.
         offsets: start of each row in its column's part of ``values``, int32 ``[num_columns, B]``.
-        lengths: of the rows, int32 ``[num_columns, B]``.
-        sizes: stored values of each column.
+        lengths: lengths of the rows, int32 ``[num_columns, B]``.
+        sizes: number of stored values of each column.
     """
 
     values: NDArray[Any]
@@ -46,10 +46,10 @@ class PackedRows:
 
 
 class RowPacker:
-    """Packs rows into memory sized by the batch before. Thread-safe.
+    """Packs rows into memory whose size is estimated from the previous batch. Thread-safe.
 
     Args:
-        max_shift: most values that a row may drop from the row before.
+        max_shift: maximum number of values that a row may drop from the previous row.
     """
 
     def __init__(self, max_shift: int = MAX_SHIFT) -> None:
@@ -57,7 +57,7 @@ class RowPacker:
         self._share = 1.0
 
     def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
-        """Pack columns of ``num_rows`` rows and one dtype."""
+        """Pack columns of ``num_rows`` rows; all columns have one dtype."""
         total = sum(int(offsets[-1]) - int(offsets[0]) for _, offsets in columns)
         described = np.array([describe(column, num_rows) for column in columns], np.int64)
         sizes = np.empty(len(columns), np.int64)
@@ -92,7 +92,7 @@ def pack_rows(
     lengths_out: Any,
     sizes: Any,
 ) -> Any:
-    """Store the values of each row that the row before lacks.
+    """Store the values of each row that the previous row lacks.
 
     Returns:
         Whether there was room; if not, the outputs are undefined.

@@ -78,12 +78,12 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def from_kjt(
         kjt: KeyedJaggedTensor, keys: Sequence[str] | None = None, max_shift: int = MAX_SHIFT
     ) -> PartialInverseKeyedJaggedTensor:
-        """Store the ids of each row that the row before lacks.
+        """Store the ids of each row that the previous row lacks.
 
         Args:
             kjt: B rows of every feature, without weights, rows of a session next to each other.
-            keys: features to take, all by default.
-            max_shift: most ids that a row may drop from the row before.
+            keys: features to include; all by default.
+            max_shift: maximum number of ids that a row may drop from the previous row.
 
         Raises:
             ValueError: no keys, an unknown key, a key named twice, weights, or a variable batch per
@@ -97,7 +97,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return pack(kjt, keys, max_shift)
 
     def keys(self) -> list[str]:
-        """Return names of the F features."""
+        """Return the names of the F features."""
         return self._keys
 
     def values(self) -> Tensor:
@@ -117,7 +117,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._length_per_key
 
     def stride(self) -> int:
-        """Return B, the rows of the batch."""
+        """Return B, the number of batch rows."""
         return self._lengths.numel() // len(self._keys)
 
     def device(self) -> torch.device:
@@ -125,7 +125,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Return ids of the batch over stored ids (the paper's DedupeFactor), 1.0 if no ids."""
+        """Return batch ids divided by stored ids (the paper's DedupeFactor); 1.0 without ids."""
         stored = self._values.numel()
         return float(self._lengths.sum().item()) / stored if stored else 1.0
 
@@ -153,9 +153,9 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def to_ikjt(
         self, groups: Sequence[Sequence[str]] | None = None
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        """Return the exact form, in which equal rows that follow each other become one.
+        """Return the exact form, in which consecutive equal rows become one.
 
-        Equal rows that do not follow each other stay apart, unlike in ``from_kjt`` of an IKJT.
+        Equal rows that are not consecutive stay separate, unlike in ``from_kjt`` of an IKJT.
 
         Args:
             groups: features that share an inverse lookup; by default each has its own.
@@ -175,12 +175,12 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has done its work so far."""
+        """Keep the memory until ``stream`` has finished its current work."""
         for tensor in (self._values, self._offsets, self._lengths):
             tensor.record_stream(stream)
 
     def _starts(self) -> Tensor:
-        """Where each feature's part begins, int64 ``[F]``."""
+        """Return the start of each feature's part, int64 ``[F]``."""
         starts = [0, *accumulate(self._length_per_key)][:-1]
         return torch.tensor(starts, device=self.device())
 
@@ -224,7 +224,7 @@ def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
 
 
 def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
-    # No checks: leaves may be anything, as in tree_map to shapes.
+    # No checks: leaves may be any objects, for example shapes after tree_map.
     partial = PartialInverseKeyedJaggedTensor.__new__(PartialInverseKeyedJaggedTensor)
     partial._keys, partial._length_per_key = context
     partial._values, partial._offsets, partial._lengths = tensors
@@ -252,7 +252,7 @@ def _by_kernel(
 def by_torch(
     kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
 ) -> PartialInverseKeyedJaggedTensor:
-    """Pack by torch operations on any device, as a reference for the kernel."""
+    """Pack with torch operations on any device, as a reference for the kernel."""
     stride, kjt_offsets = kjt.stride(), kjt.offsets().long()
     values, offsets, lengths = [], [], []
     for key in keys:
@@ -260,7 +260,7 @@ def by_torch(
         row_offsets = kjt_offsets[first : first + stride + 1]
         row_lengths = torch.diff(row_offsets)
         added = row_lengths - _shared(kjt.values(), row_offsets, row_lengths, max_shift)
-        # A row adds its last ids, at the end of the stored ids.
+        # A row appends its last ids to the stored ids.
         taken = positions_of_ranges(row_offsets[1:] - added, added)
         values.append(kjt.values().index_select(0, taken))
         offsets.append((torch.cumsum(added, 0) - row_lengths).int())
@@ -272,7 +272,7 @@ def by_torch(
 
 
 def _shared(values: Tensor, offsets: Tensor, lengths: Tensor, max_shift: int) -> Tensor:
-    """Return the number of first ids that equal the last ids of the row before, int64 ``[B]``."""
+    """Return how many of a row's first ids equal the previous row's last ids, int64 ``[B]``."""
     shared = torch.zeros_like(lengths)
     before = torch.cat([lengths.new_zeros(1), lengths])[: lengths.numel()]
     for moved in reversed(range(max_shift + 1)):
@@ -283,7 +283,7 @@ def _shared(values: Tensor, offsets: Tensor, lengths: Tensor, max_shift: int) ->
         row = torch.repeat_interleave(candidate)
         differ = values.index_select(0, current) != values.index_select(0, previous)
         candidate[row[differ]] = 0
-        # The smallest move counts.
+        # The smallest shift wins.
         shared = torch.where(candidate > 0, candidate, shared)
     return shared
 

@@ -1,4 +1,4 @@
-"""Deduplication of groups of features of a KJT, by kernels on the CPU and by torch elsewhere."""
+"""Deduplication of feature groups of a KJT: compiled kernels on CPU, torch on other devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UniqueGroup:
         values: ids, feature by feature.
         lengths: ``[F * U]``, in the dtype of the KJT's lengths.
         inverse_lookup: int64 ``[B]``.
-        weights: as many as values, or None.
+        weights: a weight for each value, or None.
     """
 
     values: Tensor
@@ -74,7 +74,7 @@ def _by_kernel(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[int]]) -> list[
         tensors = [torch.from_numpy(array) for array in unique.values]
         if len(tensors) < len(buffers):  # buffers of one dtype share an array
             tensors = list(tensors[0].tensor_split(2))
-        # The columns of weights come second, with the same lengths.
+        # The weight columns come second, with the same lengths.
         lengths = torch.from_numpy(unique.lengths[: unique.lengths.size // len(buffers)])
         results.append(
             UniqueGroup(
@@ -136,7 +136,7 @@ def first_equal_rows(
     device = columns[0][1].device
     columns = [(_bits(values), offsets) for values, offsets in columns]
     first = torch.arange(num_rows, device=device)
-    # Equal rows move to the next round together, and the first row of each hash never does, so
+    # Equal rows move to the next round together, and the first row of each hash never does. So
     # every round settles some rows.
     unsettled, seed = first, 0
     while unsettled.numel():
