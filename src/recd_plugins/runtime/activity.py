@@ -1,4 +1,4 @@
-"""Activity of this process, for reports of hangs."""
+"""Current activity of this process, for hang reports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Activity:
     """Activity of the training thread.
 
     Attributes:
-        what: words that follow "is".
-        long: whether it may take minutes in a healthy run.
-        step: finished optimizer steps.
-        changes: number of changes, which grows with progress.
-        processes: awaited processes by name.
+        what: description that completes "the rank is ...".
+        long: whether the activity may take minutes in a healthy run.
+        step: number of finished optimizer steps.
+        changes: number of activity changes so far; it grows as long as the process makes progress.
+        processes: processes that the thread waits for, by name.
     """
 
     what: str = "starting"
@@ -37,7 +37,7 @@ def current() -> Activity:
 
 
 def start(step: int = 0) -> None:
-    """Begin a run, whose first step may take long."""
+    """Set the activity at the start of a run. The first step may take long."""
     _set(Activity(step=step))
 
 
@@ -50,7 +50,7 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """Set the activity in this context; ``long`` is inherited by default."""
+    """Set the activity within this context. ``long`` is inherited by default."""
     before = _current
     long = before.long if long is None else long
     _set(replace(before, what=what, processes=processes or {}, long=long))
@@ -62,7 +62,7 @@ def doing(
 
 @contextmanager
 def log_if_slow(seconds: float, text: str) -> Iterator[None]:
-    """Write ``text`` to stderr if the context is still open after so many seconds."""
+    """Write ``text`` to stderr if the context is still open after ``seconds``."""
     timer = threading.Timer(seconds, print, [text], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()

@@ -11,27 +11,27 @@ from pathlib import Path
 
 
 class RecdError(Exception):
-    """Base of errors with a message for users."""
+    """Base class of errors with a message for users."""
 
 
 class PluginError(RecdError):
-    """A plugin could not be loaded, or two plugins claim one name."""
+    """Raised if a plugin cannot be loaded, or if two plugins have the same name."""
 
 
 class DataError(RecdError):
-    """Input data is wrong; the message names file, column, row and value."""
+    """Raised for invalid input data. The message names file, column, row and value."""
 
 
 class SetupError(RecdError):
-    """The machine, the installed versions or the setup do not support the request."""
+    """Raised if the machine, installed versions or configuration do not support the request."""
 
 
 class RunInterrupted(RecdError):
-    """A signal ended a run early.
+    """Raised if a signal ended a run early.
 
     Attributes:
-        signal: number of the signal; the exit code of the command is 128 more.
-        resumable: whether the same command resumes from a checkpoint.
+        signal: number of the signal. The exit code of the command is 128 plus this number.
+        resumable: whether running the same command again resumes from a checkpoint.
     """
 
     signal: int = signal.SIGINT
@@ -39,7 +39,7 @@ class RunInterrupted(RecdError):
 
     @classmethod
     def by(cls, number: int, what: str, *, resumable: bool = False) -> RunInterrupted:
-        """Make the error of a signal."""
+        """Create the error for a signal number."""
         error = cls(what)
         error.signal, error.resumable = number, resumable
         return error
@@ -49,10 +49,10 @@ class RunInterrupted(RecdError):
 
 
 class RankError(RuntimeError):
-    """A rank raised an error other than a RecdError; the message has the traceback.
+    """Raised if a rank raised an error other than a RecdError. The message has the traceback.
 
     Attributes:
-        what: error and place in one line.
+        what: error, file and line, as one line of text.
     """
 
     def __init__(self, message: str, what: str = "") -> None:
@@ -61,23 +61,23 @@ class RankError(RuntimeError):
 
 
 def on_rank(error: RecdError, rank: int) -> RecdError:
-    """Add the rank to an error of a plugin or data."""
+    """Add the rank to the message of a plugin or data error."""
     if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
         return error
     return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)
 
 
 class NoPlanError(SetupError):
-    """The tables do not fit into the memory of the ranks."""
+    """Raised if the tables do not fit into the memory of the ranks."""
 
 
 class ExactnessError(RecdError):
-    """A combination that would silently train incorrectly."""
+    """Raised for a configuration that would silently train incorrectly."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem of a registry file; ``line`` is 1-based, or 0 for none."""
+    """A problem in a registry file. ``line`` is 1-based; 0 if unknown."""
 
     path: str
     line: int
@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """File, line and field, as ``registry.yaml:12 sharding[0]``."""
+        """Return file, line and field, such as ``registry.yaml:12 sharding[0]``."""
         where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where} {self.field}" if self.field else where
 
@@ -95,7 +95,7 @@ class Problem:
 
 
 class RegistryError(RecdError):
-    """The registry file has problems."""
+    """Raised if the registry file is invalid. The message lists its problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -103,7 +103,7 @@ class RegistryError(RecdError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the type, first line, place and notes of an exception."""
+    """Return the type, first line, file, line and notes of an exception as one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"

@@ -1,4 +1,4 @@
-"""Atomic writes of files, and JSON notes with a digest."""
+"""Atomic file writes, and JSON files with a digest (notes)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; ValueError also for deep nesting."""
+    """Parse JSON. Raises ValueError for invalid JSON and for JSON that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -41,12 +41,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_note(path: Path, value: Any) -> None:
-    """Write a JSON value with its digest, for ``read_note``."""
+    """Write a JSON value with its digest. ``read_note`` reads it."""
     write_json(path, {"sha256": _digest(value), "value": value})
 
 
 def read_note(path: Path) -> Any:
-    """Return the value of a note; None for a missing, damaged or changed file."""
+    """Return the value that ``write_note`` wrote; None if the file is missing or was changed."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -56,14 +56,14 @@ def read_note(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, with missing folders; RecdError if it cannot be written."""
+    """Write a text file atomically and create missing folders. Raises RecdError on failure."""
     with new_file(path) as temporary:
-        # Names of files may hold bytes that are not UTF-8.
+        # File names in the text may contain bytes that are not UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
-    """Write a figure atomically in the format of its suffix; RecdError if that fails."""
+    """Write a figure atomically in the format of ``path``'s suffix. Raises RecdError on failure."""
     try:
         with new_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
@@ -73,15 +73,15 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 
 @contextmanager
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
-    """Yield a temporary path, which becomes ``path`` at the end or is removed on failure.
+    """Yield a temporary path. It is renamed to ``path`` on success and removed on failure.
 
-    Missing folders are made, and removed again on failure. Links stay, with a new target file.
-    Pipes and devices get the content.
+    Missing folders are created, and removed again on failure. If ``path`` is a link, its target is
+    replaced. If it is a pipe or a device, the content is written to it.
 
     Args:
-        path: the file.
-        token: token of ``without_remains`` in another process.
-        replaces: whether to replace a file that exists at the end.
+        path: path of the final file.
+        token: token that ``without_remains`` yielded in another process.
+        replaces: whether to replace an existing file.
 
     Raises:
         RecdError: the file cannot be written or must not be replaced.
@@ -112,7 +112,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """Yield a token for ``new_file`` in another process; removes its file on failure."""
+    """Yield a token for ``new_file`` in another process. Removes its temporary file on failure."""
     token = secrets.token_hex(4)
     try:
         yield token
@@ -153,7 +153,7 @@ def _temporary(path: Path, token: str) -> Path:
 
 
 def why_not(error: OSError, path: Path) -> str:
-    """Return why a file cannot be written, with the free bytes of a full disk."""
+    """Return why a file cannot be written. For a full disk, includes the free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
     while not path.exists():
@@ -162,18 +162,18 @@ def why_not(error: OSError, path: Path) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """Resolve a path without the error of ``Path.resolve`` for a link to itself."""
+    """Resolve a path. Unlike ``Path.resolve``, accepts a link to itself."""
     return Path(os.path.realpath(path))
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a pipe or a device, which may have no end."""
+    """Raise OSError for a pipe or a device: reading it may never end."""
     if _is_special(path):
         raise OSError("it is a pipe or a device; write it to a file first")
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that a file can be written; RecdError if not."""
+    """Check that a file can be written, before long work. Raises RecdError if not."""
     if _is_stream(path):
         return
     folder = real_path(path).parent
@@ -194,7 +194,7 @@ def _digest(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with null in place of NaN and infinite numbers."""
+    """Return a JSON value with NaN and infinite numbers replaced by null."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

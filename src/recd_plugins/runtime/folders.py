@@ -1,4 +1,4 @@
-"""Folders with one writer at a time, and hidden folders in which commands build their output."""
+"""Locked folders, and hidden folders in which commands build their output."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.runtime.files import read_note, write_note
 
-#: Lock file of a folder.
+#: Name of the lock file in a folder.
 LOCK = "recd.lock"
 _IDENTITY, _OLD = "run.json", "old"
 
-# Closed in forked children, which would keep the locks and outlive this process.
+# Forked children close these files: otherwise they would hold the locks after this process ends.
 _handles: set[int] = set()
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file for this process; False on a file system without locks.
+    """Lock an open file for this process. Return False if the file system has no locks.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,16 +43,18 @@ def try_lock(handle: int) -> bool:
 
 @contextmanager
 def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Make ``folder`` if needed and lock it; yields whether locks work there.
+    """Create ``folder`` if needed and lock it. Yield whether the file system supports locks.
 
-    The lock ends with this process, however that ends, and children do not inherit it.
+    The lock is released when this process ends, even if it is killed. Child processes do not
+    inherit it.
 
     Args:
         folder: the folder.
-        waits: called before waiting for another process; by default that process is an error.
+        waits: called before waiting for the process that holds the lock; None raises an error
+            instead of waiting.
 
     Raises:
-        RecdError: another process holds the lock; names the process, its host and since when.
+        RecdError: another process holds the lock. The message names process, host and start time.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK
@@ -64,7 +66,7 @@ def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iter
             "pid": os.getpid(),
             "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         }
-        with suppress(OSError):  # on a full disk the lock holds without a name
+        with suppress(OSError):  # on a full disk, the lock works without a name
             os.ftruncate(handle, 0)
             os.write(handle, json.dumps(owner).encode())
         yield works
@@ -94,7 +96,7 @@ def _open_locked(path: Path, waits: Callable[[], None] | None) -> tuple[int, boo
                 waits()
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 works = True
-            # The last holder removes its file at its end, so this may be another one.
+            # The previous holder removes its lock file when it ends: check that this is not it.
             if _is_at(handle, path):
                 return handle, works
         except BaseException:
@@ -127,12 +129,12 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class WorkFolder:
-    """Folder in which a run builds its table.
+    """Hidden folder in which a command builds its output table.
 
     Attributes:
         path: the folder.
-        table: the subfolder that becomes the target.
-        resumed: whether it holds the work of an earlier run.
+        table: subfolder that replaces the target at the end.
+        resumed: whether the folder holds the work of an earlier run.
         is_whole: whether the table is complete.
     """
 
@@ -143,7 +145,7 @@ class WorkFolder:
         self.is_whole = False
 
     def publish(self, target: Path) -> None:
-        """Replace ``target`` by the table; DataError keeps the table."""
+        """Replace ``target`` with the table. If that raises DataError, the table is kept."""
         self.is_whole = True
         try:
             put(self.table, target, self.path)
@@ -161,21 +163,21 @@ def work_folder(
     *,
     waits: Callable[[], None] | None = None,
 ) -> Iterator[WorkFolder]:
-    """Make or take over the hidden folder ``.NAME.PURPOSE`` beside ``target``.
+    """Create or reuse the hidden folder ``.NAME.PURPOSE`` next to ``target``.
 
     It may hold the work of an earlier run with the same identity. The folder is removed at the end
-    and on a RecdError, but stays if the process is killed or the target cannot be replaced.
+    and on a RecdError. It is kept if the process is killed or the target cannot be replaced.
 
     Args:
-        target: output of the run; links are followed.
-        purpose: purpose of the run.
-        identity: JSON values by name; a run with other values starts from nothing.
-        say: called with a line about how the run begins.
-        waits: called before waiting for another process, which may make the target meanwhile; by
-            default that process is an error.
+        target: output path of the run; links are followed.
+        purpose: short purpose of the run, a part of the folder's name.
+        identity: JSON values by name. A run with other values does not resume.
+        say: called with a line that says whether the run resumes.
+        waits: called before waiting for another process, which may write the target in the
+            meantime; None raises an error instead of waiting.
 
     Raises:
-        DataError: the place cannot be written or is a mount point.
+        DataError: ``target`` cannot be written or is a mount point.
         RecdError: another process uses the folder.
     """
     place = _place_of(target)
@@ -197,9 +199,9 @@ def work_folder(
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside ``folder``, which is removed at the end.
+    """Yield a new hidden folder next to ``folder``. It is removed at the end.
 
-    Cleans up after killed processes first. Raises as ``work_folder``.
+    First removes the folders of killed processes. Raises the same errors as ``work_folder``.
     """
     identity = {"token": secrets.token_hex(8)}
     with work_folder(folder, "new", identity, lambda _: None) as work:
@@ -218,7 +220,7 @@ def machine_start() -> str:
 
 
 def put(new: Path, target: Path, scratch: Path) -> None:
-    """Replace ``target``, or the target of that link, by ``new``; DataError leaves it unchanged."""
+    """Replace ``target`` with ``new``, following links. DataError leaves ``target`` unchanged."""
     old, target = scratch / _OLD, Path(os.path.realpath(target))
     try:
         if target.is_dir():
@@ -249,7 +251,7 @@ def _place_of(target: Path) -> Path:
 
 
 def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
-    """Return whether there is work to resume; remove the work of other runs."""
+    """Return whether there is work to resume, and remove work with another identity."""
     found = read_note(path / _IDENTITY)
     if found == json.loads(json.dumps(identity)):
         say("going on from a run that broke off")

@@ -1,8 +1,8 @@
-"""First import of the fork server of ranks and readers: lets it outlive SIGTERM.
+"""Makes the fork server of ranks and readers ignore SIGTERM; the server imports it first.
 
-systemd and Slurm send SIGTERM to all processes of a run at once. Without the server nobody could
-start readers, or learn that one lives, while ranks finish their step. It ends with the processes
-that know it; processes forked from it end by SIGTERM as usual.
+systemd and Slurm send SIGTERM to all processes of a run at once. While ranks finish
+their step, they need the server to start readers and to learn whether a reader is alive. The server
+ends with the processes that use it. Processes forked from it handle SIGTERM as usual.
 """
 
 from __future__ import annotations

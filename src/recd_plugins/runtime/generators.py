@@ -16,10 +16,10 @@ class GeneratorState(NamedTuple):
     """States of all generators of this process.
 
     Attributes:
-        torch: uint8, of the CPU generator.
-        cuda: uint8, of this rank's device; None if CUDA is not in use.
-        numpy: as ``numpy.random.get_state`` returns it.
-        python: as ``random.getstate`` returns it.
+        torch: state of the CPU generator, uint8 ``[num_bytes]``.
+        cuda: state of the generator of this rank's GPU, uint8 ``[num_bytes]``; None without CUDA.
+        numpy: result of ``numpy.random.get_state``.
+        python: result of ``random.getstate``.
     """
 
     torch: Tensor
@@ -29,13 +29,13 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def now(cls) -> GeneratorState:
-        """Return the present state."""
+        """Return the current state of all generators."""
         in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state() if in_use else None
         return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
 
     def put_back(self) -> None:
-        """Restore this state."""
+        """Set all generators to this state."""
         torch.set_rng_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
@@ -43,7 +43,7 @@ class GeneratorState(NamedTuple):
         random.setstate(self.python)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the state as arrays for ``of_arrays``."""
+        """Return the state as arrays that ``of_arrays`` accepts."""
         kind, key, place, has_gauss, gauss = self.numpy
         version, ints, next_gauss = self.python
         arrays = {
@@ -59,7 +59,7 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
-        """Make the state again; KeyError or ValueError if another version wrote it."""
+        """Return the state from ``arrays``. Raises KeyError or ValueError for other versions."""
         place, has_gauss, gauss = arrays["numpy rest"]
         cuda = arrays.get("cuda") if torch.cuda.is_available() else None
         ints = arrays["python 3"]
@@ -72,7 +72,7 @@ class GeneratorState(NamedTuple):
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all generators, CUDA's too; ``seed`` has up to 63 bits."""
+    """Seed all generators, including CUDA's. ``seed`` has up to 63 bits."""
     torch.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
     random.seed(seed)
@@ -80,7 +80,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the generators at the end of the context."""
+    """Restore the generators' states at the end of the context."""
     state = GeneratorState.now()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Slow imports, optional libraries, and warnings of upstream code about itself."""
+"""Helpers for slow imports, optional libraries, and warnings of upstream code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recd_plugins.runtime.errors import SetupError
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause garbage collection, which takes a quarter of the time to import torch and torchrec."""
+    """Pause garbage collection. It takes a quarter of the import time of torch and torchrec."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -30,12 +30,12 @@ def optional_library(module: str, extra: str, what: str) -> Any:
     """Import a module of an optional library.
 
     Args:
-        module: its name.
-        extra: the extra of recd-plugins that installs it.
-        what: what needs it, for the message.
+        module: name of the module.
+        extra: extra of recd-plugins that installs the library.
+        what: feature that needs the library, for the message.
 
     Raises:
-        SetupError: it is not installed; names the command that installs it.
+        SetupError: the library is not installed. The message has the command to install it.
     """
     try:
         return import_module(module)

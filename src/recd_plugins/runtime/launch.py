@@ -40,7 +40,8 @@ T = TypeVar("T")
 CUDA_BACKEND = "cpu:gloo,cuda:nccl"
 _HOST = "127.0.0.1"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-# Wait after the first failure: peers of a killed process complain before its death is reported.
+# Seconds to wait after the first failure: peers of a killed process fail before its death is
+# reported.
 _GRACE_SECONDS = 1.0
 
 _CAUSES = {
@@ -54,7 +55,7 @@ _CAUSES = {
 
 
 def backend_for(device_type: str) -> str:
-    """Return the process group's backend: gloo, with NCCL for tensors on CUDA."""
+    """Return the process group backend: gloo for CPU tensors, NCCL for CUDA tensors."""
     return CUDA_BACKEND if device_type == "cuda" else "gloo"
 
 
@@ -88,7 +89,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Setup:
-    """Settings of all ranks; ``beats`` is the seconds between heartbeats."""
+    """Settings that all ranks share; ``beats`` is the number of seconds between heartbeats."""
 
     world_size: int
     local_world_size: int
@@ -111,8 +112,8 @@ class _Failure:
 class Ranks:
     """Context with ``world_size`` processes that share one process group.
 
-    torch's elastic launcher starts an interpreter per rank, passes errors on as text, and kills
-    ranks 30 s after a signal, which is too soon for a checkpoint.
+    Used instead of torch's elastic launcher, which starts an interpreter per rank, returns errors
+    as text, and kills ranks 30 s after a signal. That is too soon for a checkpoint.
 
     Args:
         world_size: number of processes.
@@ -121,7 +122,8 @@ class Ranks:
         timeout: timeout of the start and of each collective.
         local_world_size: ranks per simulated node; by default all.
         threads: torch threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
-        hang_limits: limits after which a hang is reported on stderr, and ends the ranks.
+        hang_limits: time limits after which a hang is reported on stderr, and after which it ends
+            the ranks.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether ``run`` can be called; a failure ends all ranks."""
+        """Return whether ``run`` can be called. It cannot after a failure, which ends all ranks."""
         return bool(self.processes)
 
     def __enter__(self) -> Self:
@@ -220,7 +222,7 @@ class Ranks:
             raise
 
     def close(self) -> None:
-        """End all ranks regularly."""
+        """Let all ranks exit normally."""
         for connection in self._connections:
             with suppress(BrokenPipeError):
                 connection.send_bytes(b"")
@@ -245,7 +247,7 @@ class Ranks:
         self._watch = self._store = None
 
     def _collect(self) -> list[Any]:
-        """Return one answer of each rank, or raise the most telling failure."""
+        """Return the result of each rank, or raise the failure that explains the others."""
         answers: dict[int, Any] = {}
         failures: dict[int, _Failure] = {}
         deadline: float | None = None
@@ -265,7 +267,7 @@ class Ranks:
         return [answers[rank] for rank in range(self.world_size)]
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
-        """Return the ranks that have answered or ended, none at the deadline."""
+        """Return the ranks that have sent a result or ended; an empty list at the deadline."""
         sources: dict[Any, int] = {}
         for rank in ranks:
             sources[self._connections[rank]] = rank
@@ -286,9 +288,9 @@ class Ranks:
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """Return the fork server with imported torch and TorchRec, or "spawn" for CUDA.
+    """Return the fork server with torch and TorchRec preloaded, or "spawn" for CUDA.
 
-    Imports take 4 s, ten times as long as a fork. CUDA does not survive a fork.
+    Imports take 4 s, ten times as long as a fork. CUDA does not work in forked processes.
     """
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")
@@ -300,7 +302,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
 
 def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the cause: a death before errors of its peers, then a RecdError."""
+    """Raise the likely cause. A killed rank comes before errors of its peers, then RecdErrors."""
     rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:
@@ -368,7 +370,7 @@ def _join_process_group(rank: int, setup: _Setup) -> None:
 
 
 def _leave_process_group() -> None:
-    """Destroy the process group and collect models and pipelines, cycles that keep it.
+    """Destroy the process group, and collect reference cycles of models that keep it alive.
 
     A gloo thread that outlives the interpreter aborts the process.
     """
@@ -394,7 +396,11 @@ def _failure(error: BaseException) -> _Failure:
 
 
 def torchrun_rank() -> int | None:
-    """Return the rank of torchrun, or None; SetupError for only one of RANK and WORLD_SIZE."""
+    """Return this process's rank under torchrun; None without torchrun.
+
+    Raises:
+        SetupError: only one of RANK and WORLD_SIZE is set.
+    """
     missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
     if LAUNCHED in os.environ or len(missing) == 2:
         return None
@@ -408,7 +414,7 @@ def torchrun_rank() -> int | None:
 
 
 def torchrun_ranks_per_node() -> int:
-    """Return the number of ranks on this machine, by default all."""
+    """Return torchrun's number of ranks on this machine; all ranks if it is not set."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
 
 
@@ -416,7 +422,7 @@ def torchrun_ranks_per_node() -> int:
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
 ) -> Iterator[tuple[int, int]]:
-    """Join the process group of torchrun; yields rank and world size.
+    """Join the process group of torchrun. Yield rank and world size.
 
     Raises:
         RecdError: torchrun's environment is missing.
