@@ -1,1 +1,1 @@
-"""Tests and benchmarks of plugins: contracts by kind, ranks, figures, stores that count reads."""
+"""Helpers to test and benchmark plugins: a contract test suite per plugin kind, and ranks."""

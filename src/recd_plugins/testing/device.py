@@ -1,6 +1,6 @@
 """The device that tests train on: the CPU, or with ``RECD_TEST_DEVICE=cuda`` the first GPU.
 
-All ranks of a test share it, over gloo, as NCCL wants a device for each rank.
+All ranks of a test share the device and use gloo, because NCCL needs a device per rank.
 """
 
 from __future__ import annotations

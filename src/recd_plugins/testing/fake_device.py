@@ -1,6 +1,6 @@
 """A device that computes on the CPU and refuses to mix with CPU tensors, as CUDA does.
 
-Code that forgets ``device=``, or reads a tensor as numpy, fails on it on any machine.
+Finds code that forgets ``device=`` or reads a tensor as numpy, on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = ["fake_device"]
 
 _NAME = "fake_device"
-#: Operators that take tensors of two devices on CUDA too: copies, and indices from the CPU.
+#: Operators that accept tensors of two devices on CUDA, too: copies, and indices from the CPU.
 _MIXED = {
     *("aten::copy_", "aten::_to_copy", "aten::index"),
     *("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"),
@@ -30,10 +30,10 @@ _MIXED = {
 def fake_device() -> Iterator[torch.device]:
     """Register the fake device and return it as a context.
 
-    Use a process of its own, as by ``launch(check, 1)``: after a backward pass torch lets no new
-    device have one. The type is neither ``cpu`` nor ``cuda``, so FBGEMM's CUDA kernels are not
-    reached. The device has no streams and no generators. Within the context, mixing it with CPU
-    tensors raises RuntimeError.
+    Use it in a separate process, such as ``launch(check, 1)``: after a backward pass, torch does
+    not support autograd on new devices. The type is neither ``cpu`` nor ``cuda``, so FBGEMM's CUDA
+    kernels do not run. The device has no streams or generators. Within the context, mixing its
+    tensors with CPU tensors raises RuntimeError.
 
     Example::
 
@@ -42,7 +42,7 @@ def fake_device() -> Iterator[torch.device]:
     """
     _register()
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(values, device=...) comes by copy
+    torch._C._set_only_lift_cpu_tensors(True)  # for torch.tensor(values, device=...)
     try:
         with _Factories():  # type: ignore[no-untyped-call]
             yield torch.device(_NAME, 0)
@@ -51,7 +51,7 @@ def fake_device() -> Iterator[torch.device]:
 
 
 class _OnDevice(Tensor):
-    """A tensor of the device; ``stored`` has its values on the CPU."""
+    """A tensor on the fake device; ``stored`` has its values on the CPU."""
 
     stored: Tensor
 
@@ -83,7 +83,7 @@ class _OnDevice(Tensor):
 
 
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes tensors for ``device=`` of the fake device."""
+    """Creates tensors when ``device=`` is the fake device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -126,7 +126,7 @@ def _is_fake(device: Any) -> bool:
 
 @cache
 def _register() -> None:
-    """Register the device once in a process: torch knows one Python device."""
+    """Register the device once per process, because torch supports one Python device."""
     setup: Callable[..., None] = backend_registration._setup_privateuseone_for_python_backend
     setup(_NAME, backend_module=_Unavailable())
 

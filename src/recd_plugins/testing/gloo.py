@@ -1,4 +1,4 @@
-"""Functions on several ranks, for tests: processes start once for each number of ranks."""
+"""Runs test functions on several ranks. Processes are reused for each number of ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ T = TypeVar("T")
 _ranks: dict[tuple[int, int], Ranks] = {}
 # A test that hangs in a collective fails after this time.
 _TIMEOUT = timedelta(seconds=60)
-# Waiting ranks cost, too: gloo's threads wake up 100 times a second.
+# Idle ranks use CPU time, too: gloo's threads wake up 100 times per second.
 _MOST_RANKS = 6
 
 
 def run_on_ranks(
     function: Callable[..., T], world_size: int, *args: Any, local_world_size: int | None = None
 ) -> list[T]:
-    """Call ``function(rank, world_size, *args)`` on ranks that later calls use again.
+    """Call ``function(rank, world_size, *args)`` on ranks, and keep the ranks for later calls.
 
-    The process group moves CPU tensors and tensors of ``testing.device.DEVICE``. On a GPU each rank
-    is a node of its own. Function, arguments and results are pickled. State that a function leaves
-    in its process stays for the next call; tests of such state use ``recd_plugins.api.launch``. A
+    The process group moves CPU tensors and tensors of ``testing.device.DEVICE``. On a GPU, each
+    rank counts as a separate node. Function, arguments and results are pickled. State in a process
+    persists until the next call; use ``recd_plugins.api.launch`` if a test needs new processes. A
     failure ends the processes, and the next call starts new ones.
 
     Example::
@@ -42,7 +42,7 @@ def run_on_ranks(
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
 
     Returns:
-        The results by rank.
+        The results, one per rank.
 
     Raises:
         RankError: a rank raised; carries its traceback.
@@ -57,7 +57,7 @@ def run_on_ranks(
     key = (world_size, local_world_size or world_size)
     ranks = _ranks.pop(key, None)
     if ranks is None or not ranks.alive:
-        # Not atexit: processes of multiprocessing end without it.
+        # Not atexit, because multiprocessing processes end without running it.
         Finalize(None, end_ranks, exitpriority=10)
         _end_longest_unused(_MOST_RANKS - world_size)
         ranks = Ranks(

@@ -1,4 +1,4 @@
-"""The contract of each kind as a test suite that any plugin, a third party's too, can run.
+"""A contract test suite for each plugin kind. Third-party plugins can run it, too.
 
 Example:
     from recd_plugins.testing.contracts import PreprocessingContract

@@ -35,15 +35,15 @@ class ConverterContract(PluginContract):
 
     The data has the sparse features item (one id a row), history and history_times (they change
     together), tags and always_empty, the dense features hour and price, and the label clicked.
-    Options that name features name some of these. A converter that reads columns of another form
-    than list<int64> overrides ``column`` too.
+    Options that name features must name some of these. If the converter reads columns of another
+    type than list<int64>, override ``column``, too.
     """
 
-    #: Features that the plugin of the fixture always deduplicates. Every schema has them.
+    #: Features that the plugin under test always deduplicates. Every schema contains them.
     deduplicated: ClassVar[tuple[str, ...]] = ()
 
     def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
-        """Return the Arrow column that the converter's storage has for these values."""
+        """Return an Arrow column with these values, in the type that the converter reads."""
         return pa.array(values, kind)
 
     @pytest.fixture
@@ -72,7 +72,7 @@ class ConverterContract(PluginContract):
         _check_equal(fitted.convert(rows, _SCHEMA), rows)
 
     def test_a_pickled_copy_is_fitted(self, fitted: Converter, rows: Rows) -> None:
-        """Readers in other processes get one, and never call ``fit``."""
+        """Readers in other processes get a pickled copy and never call ``fit``."""
         copy = pickle.loads(pickle.dumps(fitted))
         assert dict(copy.dedupe_factors()) == dict(fitted.dedupe_factors())
         batch, expected = copy.convert(rows, _SCHEMA), fitted.convert(rows, _SCHEMA)
@@ -88,12 +88,12 @@ class ConverterContract(PluginContract):
     def test_takes_part_of_a_batch(
         self, fitted: Converter, rows: Rows, start: int, length: int
     ) -> None:
-        """Slices share buffers with the whole: they start at an offset."""
+        """Slices share the buffers of the whole batch and start at an offset."""
         part = _part(rows, start, length)
         _check_equal(fitted.convert(part, _SCHEMA), part)
 
     def test_takes_features_in_the_order_of_the_schema(self, plugin: Converter, rows: Rows) -> None:
-        """And ignores columns that the schema does not name."""
+        """The converter also ignores columns that the schema does not name."""
         sparse = tuple(dict.fromkeys(("tags", "item", *self.deduplicated)))
         schema = FeatureSchema(sparse, dense=("price", "hour"), label="clicked")
         plugin.fit(rows, schema)
@@ -105,7 +105,7 @@ class ConverterContract(PluginContract):
         _check_equal(plugin.convert(rows, schema), rows, schema)
 
     def test_stores_equal_rows_once(self, fitted: Converter, rows: Rows) -> None:
-        """``dedupe_factors`` tells the planner of all features in ikjts and partials."""
+        """``dedupe_factors`` must cover all features in ikjts and partials, for the planner."""
         batch = fitted.convert(rows, _SCHEMA)
         unique: dict[str, int] = {}
         exact = [ikjt for partial in batch.partials for ikjt in partial.to_ikjt()]
@@ -170,7 +170,7 @@ def _with_column(rows: Rows, name: str, column: pa.Array) -> Rows:
 
 
 def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
-    """Return ids by feature and row, with duplicates put back."""
+    """Return the ids per feature and row, with duplicates restored."""
     kjts = [ikjt.to_kjt() for ikjt in batch.ikjts]
     kjts += [partial.to_kjt() for partial in batch.partials]
     if batch.kjt is not None:
@@ -192,7 +192,7 @@ def _check_equal(batch: Batch, rows: Rows, schema: FeatureSchema = _SCHEMA) -> N
         for name in schema.sparse
     }
     assert batch.labels.dtype == torch.float32
-    # Numbers of 64 bits stay so until preprocessing has seen them.
+    # Numbers keep 64 bits until preprocessing has read them.
     assert batch.dense_features.dtype in (torch.float32, torch.float64)
     assert batch.dense_features.shape == (len(rows), len(schema.dense))
     assert batch.dense_features.t().tolist() == [columns[name] for name in schema.dense]

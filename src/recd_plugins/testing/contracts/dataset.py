@@ -22,7 +22,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
 
-#: File, row in the file, and number among the rows that a wrapper makes from it.
+#: Origin of a row: file, row in the file, and index among the rows that a wrapper derives from it.
 RowId = tuple[str, int, int]
 Contents = dict[RowId, dict[str, Any]]
 
@@ -38,12 +38,12 @@ class DatasetContract(PluginContract):
     split: ClassVar[Split] = "train"
 
     def rows_left_out(self, world_size: int, batch_size: int) -> int:
-        """Return the most rows that may fill no batch; override it for larger pieces."""
+        """Return how many rows may be left over after the last batch; override it if needed."""
         return world_size * batch_size - 1
 
     @pytest.fixture
     def dataset(self, plugin: Dataset) -> Dataset:
-        """The plugin after two calls of ``prepare``."""
+        """Return the plugin after two calls of ``prepare``."""
         plugin.prepare()
         plugin.prepare()
         return plugin
@@ -70,7 +70,7 @@ class DatasetContract(PluginContract):
         assert labels <= {0, 1}, f"labels are 0 or 1, not {labels}"
 
     def test_splits_names_what_can_be_read(self, dataset: Dataset) -> None:
-        """A test split that ``splits`` leaves out would never be evaluated."""
+        """A test split that is missing from ``splits`` would never be evaluated."""
         splits = dataset.splits()
         assert "train" in splits, f"splits() is {splits}; every dataset has the split train"
         try:
@@ -115,7 +115,7 @@ class DatasetContract(PluginContract):
             kept = _contents(self._reader(dataset, batch_size=batch_size))
             _assert_rows(kept, inner)
             lost = sorted(inner.keys() - kept.keys())
-            # In larger batches the last rows may fill none.
+            # With larger batches, the last rows may not fill a batch.
             most = self.rows_left_out(1, batch_size) if batch_size > 1 else 0
             assert len(lost) <= most, (
                 f"{len(lost)} rows of the inner dataset are lost in batches of {batch_size}, as "
@@ -152,7 +152,7 @@ class DatasetContract(PluginContract):
     def test_state_loads_at_another_number_of_ranks(
         self, dataset: Dataset, before: int, after: int
     ) -> None:
-        """The rest is dealt anew: no row comes twice, and few are lost."""
+        """Remaining rows are redistributed. No row is repeated, and few are lost."""
         everything = self._everything(dataset)
         batches: list[Rows] = []
         for rank in range(before):
@@ -168,7 +168,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3])
     def test_workers_share_the_batches(self, dataset: Dataset, num_workers: int) -> None:
-        """Blocks in turn are the batches of one reader, with its positions."""
+        """Alternating the workers' blocks gives the batches and positions of a single reader."""
         alone = self._reader(dataset)
         taken = iter(alone)
         next(taken)
@@ -250,7 +250,7 @@ class DatasetContract(PluginContract):
         assert again == [rows.data for rows in scanned], "a second scan yields something else"
 
     def test_identity_is_of_the_rows(self, dataset: Dataset) -> None:
-        """``--resume`` compares it."""
+        """``--resume`` compares the identity."""
         identity = dataset.identity()
         copy = json.loads(json.dumps(identity, allow_nan=False))
         assert copy == identity, "an identity holds JSON values only"
@@ -283,7 +283,7 @@ class DatasetContract(PluginContract):
 
 
 def _contents(batches: Iterable[Rows], together: int = 1) -> Contents:
-    """Return rows by origin, each once; ``together`` rows share the origin of the first."""
+    """Map each origin to its row; ``together`` rows share the origin of the first."""
     found: Contents = {}
     for rows in batches:
         for index, content in enumerate(rows.data.to_pylist()):

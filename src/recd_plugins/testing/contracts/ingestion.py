@@ -48,7 +48,7 @@ Batches = list[tuple[ModelInput, dict[str, Any]]]
 
 
 class Numbers(Dataset):
-    """Rows with their number as item; three rows of a session have the same visits."""
+    """A dataset whose item is the row number. The three rows of a session have equal visits."""
 
     name = "contract.numbers"
 
@@ -98,7 +98,7 @@ class Numbers(Dataset):
 
 
 class Unrepeatable(Converter):
-    """Deduplicates ``visits``. Can be fitted once, in the trainer's process."""
+    """A converter that deduplicates ``visits``. Only the trainer can fit it, and only once."""
 
     name = "contract.unrepeatable"
 
@@ -129,7 +129,7 @@ class Unrepeatable(Converter):
 
 
 class Noise(Preprocessing):
-    """Adds a number to ids that each object draws, and fails at one id."""
+    """A preprocessing that adds a random number per object to ids, and fails at one id."""
 
     name = "contract.noise"
 
@@ -151,14 +151,14 @@ class Noise(Preprocessing):
 class IngestionContract(PluginContract):
     """Tests of an ingestion: override the fixture ``plugin``.
 
-    The data has 112 rows, a batch 8, and a block at most 20. The other plugins are of this module,
-    so readers need this package with its test dependencies.
+    The data has 112 rows, a batch has 8, and a block has at most 20. The other plugins are defined
+    in this module, so readers need this package with its test dependencies.
     """
 
     def left_over(self) -> Sequence[object]:
-        """Return what must be gone soon after a feed is closed.
+        """Return resources that must be released soon after a feed is closed.
 
-        Override it for anything but processes of multiprocessing and Python threads.
+        Override it for resources other than multiprocessing processes and Python threads.
         """
         return [*multiprocessing.active_children(), *threading.enumerate()]
 
@@ -180,7 +180,7 @@ class IngestionContract(PluginContract):
                 assert loader.state_dict() == alone.state_dict()
 
     def test_goes_on_at_any_batch(self, registry: RunConfig) -> None:
-        """One feed starts at any position, also after an iteration that was left early."""
+        """A feed starts at any position, even after an unfinished iteration."""
         alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
         expected = _read(alone)
@@ -212,7 +212,7 @@ class IngestionContract(PluginContract):
     def test_errors_are_those_of_the_rank_alone(
         self, plugin: Ingestion, kind: type[Exception], options: Mapping[str, int]
     ) -> None:
-        """The same error comes at the same batch, at each attempt."""
+        """Each attempt raises the same error at the same batch."""
         registry = _registry(plugin, **options)
         expected, before = _failure(build_dataloader(replace(registry, ingestion=None), 0, 1))
         assert type(expected) is kind
@@ -226,7 +226,7 @@ class IngestionContract(PluginContract):
                 before = []  # the second attempt starts at the error
 
     def test_nothing_is_left_when_it_is_closed(self, plugin: Ingestion) -> None:
-        """One feed was left early, the other never read."""
+        """One feed was read in part, the other not at all."""
         plugin.check()
         registry = _registry(plugin)
         with build_dataloader(registry, 0, 1) as warm_up:
@@ -244,7 +244,7 @@ class IngestionContract(PluginContract):
         assert not left, f"there are {left}"
 
     def test_nothing_is_left_of_a_killed_trainer(self, plugin: Ingestion) -> None:
-        """Nobody closes its feed: readers have to notice by themselves."""
+        """Nothing closes the feed of a killed trainer, so readers must detect its end."""
         receiver, sender = multiprocessing.Pipe(duplex=False)
         trainer = WorkerContext().Process(target=_train, args=(plugin, sender))
         trainer.start()

@@ -37,7 +37,7 @@ class ModelContract(PluginContract):
 
     @pytest.fixture
     def features(self) -> ModelFeatures:
-        """Features of a dataset that suits the plugin."""
+        """Return the features of a dataset that fits the plugin."""
         return ModelFeatures(
             num_dense=2,
             pooled=("user", "item"),
@@ -47,7 +47,7 @@ class ModelContract(PluginContract):
 
     @pytest.fixture
     def loss_of_each_row(self) -> bool:
-        """Whether the loss is a mean over rows; override it for losses among all rows."""
+        """Return whether the loss is a mean over rows. Override it for losses across rows."""
         return True
 
     @pytest.fixture
@@ -66,7 +66,7 @@ class ModelContract(PluginContract):
     def test_a_state_dict_restores_it(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
-        """The other model has other initial weights, and its features were not counted."""
+        """The second model has other initial weights and uncounted features."""
         uncounted = features
         if features.positive_counts is not None:
             uncounted = replace(features, positive_counts=_no_counts)
@@ -99,7 +99,7 @@ class ModelContract(PluginContract):
         assert {*placement_of(embedding_modules(model), {}).sequence} >= pooled
 
     def test_gives_loss_and_logits(self, features: ModelFeatures, model: nn.Module) -> None:
-        """Only the first loss of ``loss, (loss, logits [B], labels [B])`` has a graph."""
+        """In ``loss, (loss, logits [B], labels [B])``, only the first loss has a graph."""
         batch = _batch(model, features, deduplicated=False)
         loss, (again, logits, labels) = model(batch)
         assert loss.dim() == again.dim() == 0
@@ -154,7 +154,7 @@ class ModelContract(PluginContract):
     def test_replicated_tables_stand_apart(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
-        """Their collections take ``batch.replicated_features``."""
+        """Separate collections look up ``batch.replicated_features``."""
         bags = [table.name for table in tables_of(model) if table.pooled]
         each = [(name,) for name in bags]
         for names in [*each, tuple(bags)] if len(bags) > 1 else each:
@@ -197,7 +197,7 @@ class _Replicating(Sharding):
 
 
 def _on_another_device(_rank: int, _world_size: int, plugin: Model, features: ModelFeatures) -> str:
-    """Compare loss and gradients with the CPU; return an error of the device, or nothing."""
+    """Compare loss and gradients with the CPU. Return an error of the device or an empty string."""
     with fake_device() as device:
         for deduplicated in (False, True):
             model = _model(plugin, features).eval()  # dropout draws other numbers on a device
@@ -267,7 +267,7 @@ def _batch(
     most_ids: int | None = None,
     times: int = 1,
 ) -> ModelInput:
-    """Return pairs of equal rows, some of them empty; the whole batch ``times`` over."""
+    """Return a batch of pairs of equal rows, some empty, repeated ``times`` times."""
     generator = torch.Generator().manual_seed(0)
     ids: dict[str, JaggedTensor] = {}
     for table in tables_of(model):

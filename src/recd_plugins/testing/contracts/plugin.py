@@ -34,14 +34,14 @@ else:
 
 
 def check_identity(plugin: Plugin) -> None:
-    """Assert that a plugin and its pickled copy have one ``identity``, in JSON values."""
+    """Assert that a plugin and its pickled copy have the same ``identity``, made of JSON values."""
     identity = plugin.identity()
     assert json.loads(json.dumps(identity, allow_nan=False)) == identity, "JSON values only"
     assert pickle.loads(pickle.dumps(plugin)).identity() == identity
 
 
 def pairs_of_rows(lengths: Tensor, num_embeddings: int, generator: torch.Generator) -> JaggedTensor:
-    """Return rows of random ids; each of ``lengths`` is the length of two equal rows."""
+    """Return pairs of equal rows with random ids; ``lengths`` has the row length of each pair."""
     rows = [
         torch.randint(num_embeddings, (int(n),), generator=generator).repeat(2) for n in lengths
     ]
@@ -58,7 +58,7 @@ def assert_equal(batch: ModelInput, expected: ModelInput, what: str) -> None:
 
 
 def _contents(batch: ModelInput) -> tuple[list[Tensor], list[object]]:
-    """Return the tensors of a batch, and its other contents."""
+    """Return the tensors of a batch and its other values."""
     tensors = [batch.dense_features, batch.labels, *batch.inverse_lookup.values()]
     values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup), dict(batch.groups)]
     for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
@@ -74,7 +74,7 @@ class PluginContract:
 
     @pytest.fixture
     def plugin(self) -> Plugin:
-        """The plugin under test, made with options that suit a small test."""
+        """Return the plugin under test, with options for a small test."""
         pytest.fail("override the fixture `plugin` to return the plugin under test")
 
     def test_has_a_qualified_name_and_a_summary(self, plugin: Plugin) -> None:
@@ -96,7 +96,7 @@ class PluginContract:
         assert type(options).model_validate_json(options.model_dump_json()) == options
 
     def test_module_imports_without_torch(self, plugin: Plugin) -> None:
-        """``recd validate`` works on machines without torch: import it inside methods."""
+        """``recd validate`` runs on machines without torch, so plugins import it inside methods."""
         module = type(plugin).__module__
         errors = _errors_without_torch(module, inspect.getfile(type(plugin)))
         assert errors is None, f"{module} needs torch to be imported:\n{errors}"

@@ -17,7 +17,7 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
-#: Row lengths of each group: mixed, far apart, all empty, equal, no rows.
+#: Row lengths of each group: mixed, very different, all empty, equal, and no rows.
 _GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
 _GROUP_SIZES = [3, 1, 2, 3, 2]  # features of each group in one call of pool_groups
 #: The unique row of each batch row.
@@ -41,7 +41,7 @@ class PoolingContract(_AnyPoolingContract):
 
     @pytest.fixture
     def rows(self) -> list[Tensor]:
-        """Embeddings by row, ``[length, embedding_dim]``; the last row is empty."""
+        """Return float32 embeddings ``[length, embedding_dim]`` per row. The last row is empty."""
         generator = torch.Generator().manual_seed(1)
         return [torch.randn(length, self.embedding_dim, generator=generator) for length in _LENGTHS]
 
@@ -70,7 +70,7 @@ class PoolingContract(_AnyPoolingContract):
         _assert_trained_if_always(plugin, module, pooled)
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
-        """Vectors of unique rows are repeated for equal rows."""
+        """Required because vectors of unique rows are repeated for equal rows."""
         values = torch.cat(rows).requires_grad_()
         pooled = module(_jagged(rows, values))
         for row, vector in zip(rows, pooled, strict=True):

@@ -22,11 +22,11 @@ _DTYPES = {"ids": torch.int64, "numbers": torch.float32}
 class PreprocessingContract(PluginContract):
     """Tests of a preprocessing: override the fixture ``plugin``.
 
-    They run on ids, numbers or both, as ``takes`` says. A plugin with ``fit`` is fitted to the rows
-    first.
+    They run on ids, numbers or both, depending on ``takes``. A plugin with ``fit`` is fitted to the
+    rows first.
     """
 
-    #: The largest id that the plugin takes.
+    #: The largest id that the plugin accepts.
     max_id: ClassVar[int] = 2**63 - 1
 
     @pytest.fixture(autouse=True)
@@ -91,12 +91,12 @@ class PreprocessingContract(PluginContract):
         assert ends.diff().tolist() == [plugin.width] * 3, "width is not the numbers per row"
 
     def test_a_row_depends_on_itself_alone(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Only unique rows are transformed."""
+        """Required because only unique rows are transformed."""
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
             assert _apply(plugin, [row]) == [result]
 
     def test_scope_id_looks_at_nothing_but_an_id(self, plugin: Preprocessing, rows: Rows) -> None:
-        """An id that rows share is transformed once."""
+        """Required because an id shared by several rows is transformed once."""
         if plugin.scope != "id":
             return
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
@@ -114,7 +114,7 @@ class PreprocessingContract(PluginContract):
             assert _apply(plugin, rows) == cut, "kept_lengths is for transforms that only cut rows"
 
     def test_transform_keeps_no_state(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Readers have pickled copies, and a resumed run starts at a later batch."""
+        """Required because readers have pickled copies and resumed runs start at later batches."""
         batches = [rows[start : start + 3] for start in range(0, len(rows), 3)]
         one, other = (pickle.loads(pickle.dumps(plugin)) for _ in range(2))
         forwards = [deepcopy(one.transform(*_jagged(batch))) for batch in batches]
@@ -168,7 +168,7 @@ class PreprocessingContract(PluginContract):
         torch.testing.assert_close(given, before, rtol=0, atol=0)
 
     def test_a_state_stands_for_fitting(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Checkpoints keep it."""
+        """A plugin restored from its state must equal a fitted one. Checkpoints store the state."""
         if type(plugin).fitted_state is Preprocessing.fitted_state:
             return
         assert _has_fit(plugin), "fitted_state without fit is never kept in a checkpoint"
@@ -196,7 +196,7 @@ def _has_fit(plugin: Preprocessing) -> bool:
 
 
 def _fit(plugin: Preprocessing, rows: Rows, size: int = 4) -> Preprocessing:
-    """Fit the plugin to rows, ``size`` at a time and once none."""
+    """Fit the plugin to rows in chunks of ``size``, and once to an empty chunk."""
     parts = [_jagged(rows[start : start + size]) for start in range(0, len(rows), size)]
     values, offsets = parts[0]
     plugin.fit("feature", iter([*parts, (values[:0], offsets[:1])]))
@@ -216,7 +216,7 @@ def _rows(values: Tensor, offsets: Tensor) -> Rows:
 
 
 def _bits(result: tuple[Tensor, Tensor]) -> tuple[bytes, list[int]]:
-    """Return a result in a form that compares bit for bit, NaN included."""
+    """Return a result in a form that can be compared bit for bit, including NaN."""
     values, offsets = result
     return values.numpy().tobytes(), offsets.tolist()
 

@@ -64,7 +64,7 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables of the model, pooled and not."""
+        """Return tables of the model, both pooled and sequence tables."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_history", ("history",), 500, 16, pooled=False),
@@ -72,17 +72,17 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def claimed(self) -> Sequence[str]:
-        """Features or tables that the plugin's entry claims, if its kind claims any."""
+        """Return the features or tables of the plugin's entry, if its kind has any."""
         return ()
 
     @pytest.fixture
     def start(self, tables: Sequence[Table], claimed: Sequence[str]) -> RunStart:
-        """The start of a run of one rank."""
+        """Return the start of a run on one rank."""
         return RunStart(0, 1, 0, _STEPS, tuple(tables), tuple(claimed))
 
     @pytest.fixture
     def batches(self, tables: Sequence[Table]) -> Sequence[ModelInput]:
-        """One batch a step, every second one deduplicated."""
+        """Return one batch per step; every second one is deduplicated."""
         return [_batch(tables, step) for step in range(_STEPS)]
 
     @pytest.fixture
@@ -133,7 +133,7 @@ class CallbackContract(PluginContract):
     def test_a_run_that_goes_on_has_the_same_state(
         self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
     ) -> None:
-        first, again = copy(plugin), copy(plugin)  # made anew from its options
+        first, again = copy(plugin), copy(plugin)  # created again from its options
         plugin.on_start(start)
         _train(plugin, batches)
 
@@ -148,7 +148,7 @@ class CallbackContract(PluginContract):
     def test_states_of_other_ranks_are_kept_or_refused(
         self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
     ) -> None:
-        """A run of two ranks goes on at one, and one of one rank at two, in this process."""
+        """Resumes a run of two ranks on one, and a run of one rank on two, in this process."""
         for world_size in (1, 2):
             with contextlib.suppress(RecdError), _skipped_if_collective():
                 ranks = [copy(plugin) for _ in range(world_size)]
@@ -233,7 +233,7 @@ class MetricContract(PluginContract):
 
     @pytest.fixture
     def batches(self) -> Sequence[ScoredBatch]:
-        """Batches of several sizes, of five sessions."""
+        """Return batches of several sizes with rows of five sessions."""
         generator = torch.Generator().manual_seed(0)
         return [
             ScoredBatch(
@@ -259,7 +259,7 @@ class MetricContract(PluginContract):
     def test_it_does_not_matter_which_rank_saw_a_sample(
         self, plugin: Metric, batches: Sequence[ScoredBatch]
     ) -> None:
-        """Batch sizes do not matter either, nor a rank without samples."""
+        """Batch sizes and ranks without samples must not matter either."""
         one = plugin.results([_seen(plugin, batches)])
         sessions = [batch.sessions for batch in batches if batch.sessions is not None]
         whole = ScoredBatch(
@@ -287,14 +287,14 @@ class MetricContract(PluginContract):
 
     def test_its_state_travels(self, plugin: Metric, batches: Sequence[ScoredBatch]) -> None:
         state = _seen(plugin, batches)
-        # Made anew from its options, as on rank 0: the state has all that it needs.
+        # Created again from its options, as on rank 0, because the state must be complete.
         there = copy(plugin).results([pickle.loads(pickle.dumps(state))])
         assert there == plugin.results([state])
 
     def test_labels_of_one_kind_do_no_harm(
         self, plugin: Metric, batches: Sequence[ScoredBatch]
     ) -> None:
-        """A result may be NaN then."""
+        """The result may be NaN if all labels are equal."""
         for label in (0.0, 1.0):
             same = [replace(b, labels=torch.full_like(b.labels, label)) for b in batches]
             assert all(
@@ -310,7 +310,7 @@ def _seen(plugin: Metric, batches: Iterable[ScoredBatch]) -> Any:
     return state
 
 
-#: Number of batches of each iterator, and whether they are trained.
+#: Number of batches per iterator, and whether to train on them.
 _Splits = Sequence[tuple[int, bool]]
 
 
@@ -336,7 +336,7 @@ class PipelineContract(PluginContract):
 
 
 def _assert_as_plain(plugin: Pipeline, splits: _Splits) -> None:
-    # Ranks import the plugin as this process did, also from a folder of plugins.
+    # Ranks import the plugin like this process did, even from a folder of plugins.
     files = modules_of_files([type(plugin)])
     found, expected = (
         run_on_ranks(_run, 2, files, pickle.dumps(by), splits) for by in (plugin, None)
@@ -355,7 +355,7 @@ def _assert_as_plain(plugin: Pipeline, splits: _Splits) -> None:
 def _run(
     rank: int, _world_size: int, files: Mapping[str, Path], pickled: bytes, splits: _Splits
 ) -> tuple[list[list[tuple[Tensor, ...]]], dict[str, Tensor]]:
-    """Return outputs by iterator and batch, and this rank's weights."""
+    """Return the outputs per iterator and batch, and this rank's weights."""
     for name, file in files.items():
         load_file(name, file)
     plugin: Pipeline | None = pickle.loads(pickled)
@@ -448,7 +448,7 @@ def _batches(rank: int, number: int, batches: int) -> Iterator[ModelInput]:
 
 
 def _local(value: Any) -> Tensor:
-    """Return this rank's part of a tensor that may be sharded."""
+    """Return the local part of a tensor that may be sharded."""
     if hasattr(value, "local_shards"):
         parts = [shard.tensor.flatten() for shard in value.local_shards()]
         return torch.cat(parts).clone() if parts else torch.empty(0)

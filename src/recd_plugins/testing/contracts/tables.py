@@ -55,7 +55,7 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 
 
 class SkewedData(TrainingData):
-    """Data that reads an eighth of the rows of each table 400 times as often as the others."""
+    """A dataset that reads one eighth of each table's rows 400 times as often as the others."""
 
     def profile(self) -> DataProfile:
         return DataProfile({})
@@ -95,11 +95,11 @@ def _setting(topology: TopologySpec) -> PlanContext:
 
 
 class TablePartContract(PluginContract):
-    """Tests of what a plugin does to tables: override the fixture ``plugin``."""
+    """Tests shared by all table plugins: override the fixture ``plugin``."""
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin takes, and another plugin's as the last one."""
+        """Return tables of the plugin, followed by one table of another plugin."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_history", ("history",), 500, 16, pooled=False),
@@ -155,7 +155,7 @@ class TablePartContract(PluginContract):
     def test_another_process_makes_the_same_part(
         self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """Sets have another order in each process, unless PYTHONHASHSEED is set."""
+        """Without PYTHONHASHSEED, the order of sets differs between processes."""
         (there,) = launch(_described_on_rank, 1, plugin, tables, setting)
         assert there == _description(plugin, tables, setting)
 
@@ -166,7 +166,7 @@ class TablePartContract(PluginContract):
         setting: PlanContext,
         part: TableStrategy | None,
     ) -> None:
-        """Readers in other processes have it if a wrapper of the dataset asks for it."""
+        """Readers in other processes get the pickled strategy if a dataset wrapper requests it."""
         if part is not None:
             again = pickle.loads(pickle.dumps(part))
             expected = _part_description(plugin, part, tables, setting)
@@ -184,7 +184,7 @@ def _described_on_rank(
 
 
 def _description(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
-    """Return all results of a plugin and its part for all tables but the last."""
+    """Return all results of a plugin and its strategy for all tables except the last."""
     constraints = _comparable(plugin.constraints(tables[:-1]))
     part = plugin.part(tables[:-1], setting)
     if part is None:
@@ -212,7 +212,7 @@ def _part_description(
 def _merged(
     plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table]
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints of plugin and part, which must not contradict each other."""
+    """Merge the constraints of plugin and strategy, and assert that they are consistent."""
     merged = dict(plugin.constraints(tables))
     for name, second in part.constraints(tables).items():
         first = merged.get(name, second)
@@ -223,7 +223,7 @@ def _merged(
 
 
 def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
-    """Return constraints with numbers in place of cache statistics, which have no equality."""
+    """Return constraints that can be compared: cache statistics are replaced by numbers."""
     figures: dict[str, object] = {}
     for name, value in constraints.items():
         if (cache := value.cache_params) is None or (stats := cache.stats) is None:
@@ -238,7 +238,7 @@ def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
 def _of_shard(
     part: TableStrategy, table: Table, setting: PlanContext, constraints: ParameterConstraints
 ) -> object:
-    """Return memory and work of a shard in a plan that obeys the constraints."""
+    """Return the memory and work of a shard in a plan that satisfies the constraints."""
     kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
     kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
     kernels = type(part).kernels([part])
@@ -306,7 +306,7 @@ class ShardingContract(TablePartContract):
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin takes, and one that stays with the planner as the last one."""
+        """Return tables of the plugin, followed by one table that only the planner places."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_item", ("item", "item_seen"), 64, 16, pooled=True),
@@ -340,7 +340,7 @@ class ShardingContract(TablePartContract):
     def test_rewrite_keeps_all_weights(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """Checkpoints know them by their names."""
+        """Weights keep their names, because checkpoints look them up by name."""
         before = _weights(model)
         rewritten = plugin.rewrite(model, tables[:-1], setting)
         assert isinstance(rewritten, nn.Module)
@@ -379,7 +379,7 @@ class ShardingContract(TablePartContract):
     def test_what_it_offers_are_options(
         self, plugin: Sharding, tables: Sequence[Table], setting: PlanContext
     ) -> None:
-        """A chooser makes, prepares and plans each offer on every rank."""
+        """A chooser creates, prepares and plans each candidate on every rank."""
         for pooled in (True, False):
             alike = [table for table in tables[:-1] if table.pooled == pooled]
             offers = [dict(options) for options in plugin.offers(alike, setting)]
@@ -423,7 +423,7 @@ class OptimizerContract(PluginContract):
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Tables that the plugin trains, pooled and not."""
+        """Return tables that the plugin trains, both pooled and sequence tables."""
         return (
             Table("t_user", ("user",), 100, 16, pooled=True),
             Table("t_history", ("history",), 50, 8, pooled=False),
