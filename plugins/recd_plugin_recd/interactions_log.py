@@ -1,12 +1,12 @@
-"""Logs of interactions in CSV-like files, and user features at each request.
+"""Reads interaction logs in CSV-like files and computes user features at each request.
 
-Events are in the order of time, those of one time in the order of the file. Everything that a row
-says of its user comes from the user's events before an *anchor*, at which those features were last
-refreshed: the event itself, or the first event of its request or session. What it says of its item
-comes from the events before its own. So no row shows its own outcome or anything later.
+Events are sorted by time, then by file order. User features of a row are computed from the user's
+events before an *anchor*, the event of their last refresh: the event itself, or the first event of
+its request or session. Item features are computed from earlier events. No row contains its own
+outcome or later information.
 
-In a log that is scored, an event of which nobody knows the outcome yet is a candidate: its row is
-as if it were its user's next event, and no other row knows of it.
+In a log to score, an event with an unknown outcome is a candidate. Its features are those of the
+user's next event, and other rows ignore it.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Int64s = NDArray[np.int64]
 Refresh = Literal["event", "request", "session"]
 
 SEPARATORS = {".inter": "\t", ".tsv": "\t", ".csv": ",", ".dat": "::", ".data": "\t"}
-#: Files of MovieLens that begin with data, and their columns.
+#: MovieLens files without a header line, and their columns.
 WITHOUT_HEADER = (".dat", ".data")
 DEFAULT_NAMES = ["user_id", "item_id", "rating", "timestamp"]
-#: Kinds of ids.
+#: Value types of id columns.
 NUMBERS, TEXT = "numbers", "text"
 
-# Arrow takes one byte; no text has this one.
+# Arrow accepts a single byte. Text does not contain this one.
 _UNIT_SEPARATOR = "\x1f"
 _RECBOLE_TYPE = re.compile(r":(token|float)(_seq)?$")
-# Without zeros in front: 7 and 07 are two ids.
+# No leading zeros: 7 and 07 are different ids.
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
 class Format:
-    """Separator of columns, of any length, their names, and whether the first line is no data."""
+    """Column separator (any length), column names, and whether the first line is a header."""
 
     separator: str
     names: tuple[str, ...]
@@ -56,8 +56,8 @@ class Format:
 class Events:
     """Interactions in the order of the file, all ``[num_events]``.
 
-    Whole numbers are ids as they are; a column with another id has 63-bit hashes, the same in every
-    file. An unknown outcome is NaN. ``kinds`` is by column of ids ``numbers`` or ``text``.
+    Integer ids are used unchanged. A column with any other id is hashed to 63 bits, the same in
+    every file. An unknown outcome is NaN. ``kinds`` maps each id column to ``numbers`` or ``text``.
     """
 
     users: Int64s
@@ -105,9 +105,9 @@ def read_events(
 
     Args:
         path: the file.
-        layout: of it.
+        layout: format of the file.
         user, item, outcome, timestamp: columns.
-        kinds: of a file to score the kinds of ids that are trained on; its outcomes may be empty.
+        kinds: for a file to score, the id types used in training. Outcomes may be empty.
     """
     wanted = {"user": user, "item": item, "timestamp": timestamp, "value or label": outcome}
     for option, name in wanted.items():
@@ -175,7 +175,7 @@ def _numbers(table: pa.Table, name: str, *, may_be_empty: bool) -> NDArray[np.fl
 
 
 def _ids(table: pa.Table, name: str, known: str | None) -> tuple[Int64s, str]:
-    """Return the ids of a column and their kind, which is ``known`` for a file to score."""
+    """Return the ids of a column and their type, which is ``known`` for a file to score."""
     encoded = table[name].unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
@@ -211,17 +211,17 @@ SCHEMA = pa.schema(
 
 
 class InteractionLog:
-    """Events by user and time: the *place* of an event is its index in that order.
+    """Events sorted by user and time. The *place* of an event is its index in that order.
 
     Args:
         events: interactions; ``outcomes`` are not used.
-        liked: whether each was positive, bool ``[num_events]``.
+        liked: whether each event was positive, bool ``[num_events]``.
         session_gap: seconds without an event after which a user's next session begins.
-        refresh: when the features of the user are refreshed.
-        impressions: events of a request.
-        history: most items of a history.
-        own_anchors: last events of each user whose features are refreshed at the event itself.
-        known: whether the outcome of each is known, bool ``[num_events]``; None if all are.
+        refresh: when user features are refreshed.
+        impressions: number of events per request.
+        history: maximum number of items in a history.
+        own_anchors: number of last events of each user that are their own anchors.
+        known: whether each event's outcome is known, bool ``[num_events]``; None if all are.
     """
 
     def __init__(
@@ -242,18 +242,18 @@ class InteractionLog:
         by_user = np.argsort(events.users[by_time], kind="stable")
         order = by_time[by_user]
 
-        #: Rank in time and row in the file, by place.
+        #: Time rank and file row of the event at each place.
         self.ranks: Int64s = by_user
         self.file_rows: Int64s = order
         self._users = events.users[order]
         self._items = events.items[order]
         self._times = events.times[order]
-        #: Whether each was positive.
+        #: Whether the event at each place was positive.
         self.liked: NDArray[np.bool_] = liked[order]
 
         new_user = _changes(self._users)
         gaps = np.diff(self._times, prepend=self._times[:1])
-        #: The place at which each event's session starts.
+        #: First place of each event's session.
         self.session_starts: Int64s = _start_of_run(new_user | (gaps > session_gap))
 
         # From here on indices count known events alone; where all are known they are places. The
@@ -262,20 +262,20 @@ class InteractionLog:
         self._index: Int64s = np.cumsum(known) - known
         self._starts: Int64s = self._index[_start_of_run(new_user)]
         self._known_items = self._items[known]
-        # One more than there are events, for indices behind the last and before the first.
+        # One extra entry, for indices before the first or behind the last event.
         self._known_times = np.append(self._times[known], 0)
         self._is_first: NDArray[np.bool_] = self._index == self._starts
         pauses = self._times - self._known_times[self._index - 1]
         new_session = self._is_first | (pauses > session_gap)
         sessions = np.append(_start_of_run(new_session[known]), 0)
         started = np.where(new_session, self._index, sessions[self._index - 1])
-        #: The event at which each event's features of the user were last refreshed.
+        #: Event at which the user features of each event were last refreshed.
         self.anchors: Int64s = {
             "event": self._index,
             "request": self._index - (self._index - started) % impressions,
             "session": started,
         }[refresh]
-        # Counted from the user's last event, which is 1.
+        # Counted from the user's last event, which has number 1.
         counts = np.append(self._index, known.sum())
         ends = np.append(np.flatnonzero(new_user)[1:], len(order))
         ends = np.repeat(counts[ends], np.diff(ends, prepend=0))
@@ -292,11 +292,11 @@ class InteractionLog:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
-        """Return by place whether it is its user's ``nth`` last event, with one before it."""
+        """Return whether each place is its user's ``nth`` last event and has an earlier one."""
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """Return the rows of places, with the columns of ``SCHEMA``."""
+        """Return the rows of the given places, with the columns of ``SCHEMA``."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
@@ -304,7 +304,7 @@ class InteractionLog:
         item_seen, item_liked = self._item_seen[places], self._item_liked[places]
         own = anchors == self._index[places]
         at = np.where(own, self._times[places], self._known_times[anchors])
-        # A user's first event has no event before it, and no idle time.
+        # A user's first event has no previous event and no idle time.
         idle = np.where(seen > 0, at - self._known_times[anchors - 1], 0)
         hours = (at // 3600 % 24).astype(np.int64)
         columns = [
@@ -329,7 +329,7 @@ class InteractionLog:
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
-        """Return ``rows`` with columns of session, a number, and time, in microseconds."""
+        """Return ``rows`` plus columns of a numeric session and the time in microseconds."""
         rows = self.rows(places)
         keys = {
             SESSION: self.session_starts[places],
@@ -343,7 +343,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """Return by place how often the item was seen and liked before. ``items`` are by time."""
+        """Count earlier views and likes of each event's item. ``items`` are sorted by time."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []
@@ -357,7 +357,7 @@ class InteractionLog:
         return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
-        """Return the last of ``items[start:stop]`` of each row, oldest first."""
+        """Return the last values of ``items[start:stop]`` for each row, oldest first."""
         starts = np.maximum(starts, stops - self._history)
         offsets = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(stops - starts, out=offsets[1:])
@@ -372,7 +372,7 @@ def _changes(values: Int64s) -> NDArray[np.bool_]:
 
 
 def _start_of_run(starts: NDArray[np.bool_]) -> Int64s:
-    """Return the index of the last True up to each element."""
+    """Return the index of the last True up to and including each element."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
 
 
@@ -381,5 +381,5 @@ def _one_each(ids: Int64s) -> pa.ListArray:
 
 
 def _share(part: Int64s, whole: Int64s) -> NDArray[np.float64]:
-    """Return a share that starts at one half (Laplace's rule)."""
+    """Return a smoothed fraction that starts at one half (Laplace's rule)."""
     return (part + 1) / (whole + 2)

@@ -32,7 +32,7 @@ NUM_ITEMS = 8
 
 @dataclass(frozen=True)
 class Feature:
-    """A sparse feature, which keeps its list with probability ``keep`` at the next row.
+    """A sparse feature that keeps its list from row to row with probability ``keep``.
 
     Features with the same ``clock`` change in the same rows.
     """
@@ -53,12 +53,12 @@ class TableColumns:
 
     @cached_property
     def keep(self) -> NDArray[np.float64]:
-        """Probabilities that clocks stand still."""
+        """Return the probability that each clock does not advance from one row to the next."""
         return np.array(list({feature.clock: feature.keep for feature in self.features}.values()))
 
     @property
     def num_session_dense(self) -> int:
-        """Number of dense features, the first ones, that are the same in all rows of a session."""
+        """Number of leading dense features that are constant within a session."""
         return (self.num_dense + 1) // 2
 
     @cached_property
@@ -77,9 +77,9 @@ class TableColumns:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sequence features of each group and their ``keep``, other features of the user, dense ones.
+    """Sequence features with their ``keep`` for each group, other user features, dense features.
 
-    The first feature of the user has ``least_user_keep``, the others up to 0.07 more.
+    The first user feature has ``least_user_keep``. The others have up to 0.07 more.
     """
 
     groups: tuple[int, ...]
@@ -89,7 +89,7 @@ class _Sizes:
     num_dense: int
 
 
-# `keep` is such that the lists of each shape stand 5.4 times, as the paper's do.
+# ``keep`` is chosen so that lists repeat 5.4 times on average, as in the paper.
 _SIZES: dict[ShapeName, _Sizes] = {
     "papercal": _Sizes((3, 3, 3), (0.872, 0.842, 0.892), 23, 0.842, 13),
     "rm1": _Sizes((4, 3, 3, 3, 3), (0.872, 0.842, 0.892, 0.857, 0.877), 92, 0.836, 64),
@@ -100,7 +100,7 @@ _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
 def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
-    """Return a shape by its name, with lists shortened to ``length_scale(scale)``."""
+    """Return the named shape with list lengths scaled by ``length_scale(scale)``."""
     sizes = _SIZES[name]
 
     def length(mean: float) -> int:
@@ -112,7 +112,7 @@ def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
         for group, (count, keep) in enumerate(zip(sizes.groups, sizes.group_keeps, strict=True))
         for i in range(count)
     ]
-    # Lengths from 10 to 60; the order of `keep` is scrambled, so that it does not follow length.
+    # Lengths from 10 to 60. ``keep`` is shuffled so that it does not correlate with length.
     last = sizes.num_users - 1
     users = [
         Feature(
@@ -130,11 +130,11 @@ def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
 
 
 def length_scale(scale: float) -> float:
-    """Return the fourth root: pooling, which repeats, keeps its share at small scales."""
+    """Return the fourth root of ``scale``, so that pooling keeps its share at small scales."""
     return float(scale**0.25)
 
 
-# Raised when the same options would give other rows.
+# Increased when the same options would generate different rows.
 VERSION = 1
 
 Layout = Literal["clustered", "interleaved", "stream"]
@@ -159,7 +159,7 @@ SCHEMA = PAPERCAL.schema
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Session, position in it and time in microseconds of rows, each int64 ``[rows]``."""
+    """Keys of rows, each int64 ``[rows]``: session, position in it, and time in microseconds."""
 
     sessions: Int64s
     positions: Int64s
@@ -181,10 +181,10 @@ class RowKeys:
 
 
 def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
-    """Yield the keys of a table of ``rows`` rows, in its order, in blocks of any size.
+    """Yield the keys of a table with ``rows`` rows, in table order, in blocks of any size.
 
-    ``clustered`` and ``interleaved`` hold the same rows, by session or by time. ``stream`` is a cut
-    of ``rows`` rows out of the steady stream, by time.
+    ``clustered`` and ``interleaved`` contain the same rows, sorted by session or by time.
+    ``stream`` is a slice of the steady stream, sorted by time.
     """
     if layout == "clustered":
         return _first(rows, _sessions(seed))
@@ -194,7 +194,7 @@ def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
 
 
 def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
-    """Return all columns of the rows of ``keys``."""
+    """Generate all columns of the rows with these keys."""
     sessions = keys.sessions
     versions = list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
     lists = {}
@@ -214,7 +214,7 @@ def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
 
 
 def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
-    """Yield the same rows in blocks of ``size``, the last one shorter."""
+    """Split rows into blocks of ``size``. The last block may be shorter."""
     waiting: list[RowKeys] = []
     for block in keys:
         waiting.append(block)
@@ -233,7 +233,7 @@ def _block_start(block: int) -> int:
 
 
 def _sessions(seed: int) -> Iterator[RowKeys]:
-    """Yield the endless stream of sessions in the order of their starts."""
+    """Yield an endless stream of sessions, sorted by start time."""
     for block in count():
         sessions = session_keys(seed, block * _SESSIONS_A_BLOCK, _SESSIONS_A_BLOCK)
         lengths = session_lengths(sessions, MEAN_SESSION, SESSION_SIGMA, LONGEST_SESSION)
@@ -249,7 +249,7 @@ def _sessions(seed: int) -> Iterator[RowKeys]:
 
 
 def _by_time(blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
-    """Merge sessions by time, holding the rows in flight."""
+    """Merge sessions into time order, buffering the rows of open sessions."""
     waiting = next(blocks)
     for number, block in enumerate(blocks, 1):
         done = waiting.times < _block_start(number)
@@ -288,7 +288,7 @@ def _labels(
     dense: list[np.ndarray],
     shape: TableColumns,
 ) -> np.ndarray:
-    """Draw labels with odds that follow dense features and hidden effects of ids."""
+    """Sample labels with odds that depend on dense features and hidden effects of ids."""
     logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)
     for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
@@ -301,13 +301,13 @@ def _labels(
 # can be made by itself, in any order, with the same outcome.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _TO_UNIT = 1.0 / (1 << 53)
-# An update that replaces a whole list moves its version on by more than any list is long.
+# Replacing a whole list advances its version by more than the longest list length.
 REPLACED = 1024
 
 
 @nb.njit(inline="always")
 def mix(value: np.uint64) -> np.uint64:
-    """The splitmix64 finalizer."""
+    """Apply the SplitMix64 finalizer."""
     value = nb.uint64(value) + _GOLDEN
     value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
@@ -316,13 +316,13 @@ def mix(value: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def draw(stream: np.uint64, counter: int) -> float:
-    """A uniform number in [0, 1)."""
+    """Return a uniform number in [0, 1) for a hash."""
     return np.float64(mix(stream + nb.uint64(counter) * _GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
 @nb.njit(cache=True)
 def session_keys(seed: int, first: int, count: int) -> Int64s:
-    """63-bit session ids, int64 ``[count]``."""
+    """Return 63-bit session ids, int64 ``[count]``."""
     stream = mix(nb.uint64(seed))
     keys = np.empty(count, np.int64)
     for i in range(count):
@@ -332,7 +332,7 @@ def session_keys(seed: int, first: int, count: int) -> Int64s:
 
 @nb.njit(cache=True)
 def session_lengths(keys: Int64s, mean: float, sigma: float, longest: int) -> Int64s:
-    """Lognormal rows a session, between 1 and ``longest``, int64 ``[num_sessions]``."""
+    """Return lognormal session lengths between 1 and ``longest``, int64 ``[num_sessions]``."""
     lengths = np.empty(len(keys), np.int64)
     mu = math.log(mean) - sigma * sigma / 2
     for i in range(len(keys)):
@@ -345,7 +345,7 @@ def session_lengths(keys: Int64s, mean: float, sigma: float, longest: int) -> In
 
 @nb.njit(cache=True)
 def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> Int64s:
-    """Times of every session's rows, ascending in the session, int64 ``[lengths.sum()]``."""
+    """Return the row times of all sessions, ascending per session, int64 ``[lengths.sum()]``."""
     times = np.empty(lengths.sum(), np.int64)
     row = 0
     for i in range(len(keys)):
@@ -363,8 +363,8 @@ def list_versions(
 ) -> NDArray[np.int64]:
     """Return the version of each clock at each row of its session, int64 ``[clocks, rows]``.
 
-    A clock stands still with probability ``keep[clock]``, jumps by REPLACED with probability
-    ``replace`` and else moves by one.
+    A clock does not advance with probability ``keep[clock]``. Otherwise it advances by REPLACED
+    with probability ``replace``, or else by one.
     """
     versions = np.empty((len(keep), len(keys)), np.int64)
     for clock in range(len(keep)):
@@ -383,7 +383,7 @@ def list_versions(
 
 @nb.njit(cache=True)
 def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32]:
-    """Return list offsets of a feature, int32 ``[rows + 1]``; lengths are per session.
+    """Return a feature's list offsets, int32 ``[rows + 1]``. Lengths are constant per session.
 
     Lengths are uniform over 0.5-1.5 times the mean, and at least 1.
     """
@@ -401,7 +401,7 @@ def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32
 def list_values(
     keys: Int64s, versions: Int64s, offsets: NDArray[np.int32], feature: int, num_ids: int
 ) -> Int64s:
-    """Return a feature's ids, int64 ``[offsets[-1]]``: at version v a window that starts at v.
+    """Return a feature's ids, int64 ``[offsets[-1]]``. The list of version v starts at id v.
 
     Ids are Zipf(1) over ``num_ids`` ranks, hashed to 63 bits.
     """
@@ -425,7 +425,7 @@ def list_values(
 
 @nb.njit(cache=True)
 def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float64]:
-    """Return a uniform number in [0, 1) per row, float64 ``[rows]``."""
+    """Return one uniform number in [0, 1) per row, float64 ``[rows]``."""
     out = np.empty(len(keys), np.float64)
     salt = mix(nb.uint64(purpose + 4000))
     for row in range(len(keys)):
@@ -435,7 +435,7 @@ def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float6
 
 @nb.njit(cache=True)
 def mean_effects(values: Int64s, offsets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the mean of hidden effects in [-1, 1) of each row's ids, float64 ``[rows]``."""
+    """Return the mean hidden effect, in [-1, 1), of the ids of each row, float64 ``[rows]``."""
     out = np.zeros(len(offsets) - 1, np.float64)
     for row in range(len(out)):
         for j in range(offsets[row], offsets[row + 1]):

@@ -21,7 +21,7 @@ _SECONDS = 30.0
 
 
 class _Topic:
-    """A topic on servers, and the last error of the client."""
+    """A topic on servers, with the last error of the client."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.client = imports.optional_library("confluent_kafka", "kafka", "Kafka")
@@ -32,7 +32,7 @@ class _Topic:
         return {
             "bootstrap.servers": self.servers,
             "client.id": "recd",
-            "log_level": 2,  # errors are raised; the log would repeat them
+            "log_level": 2,  # Errors are raised; logging would repeat them.
             "error_cb": lambda error: setattr(self, "last_error", error),
             **more,
         }
@@ -51,8 +51,8 @@ def _text(error: Any) -> str:
 class KafkaProducer:
     """Sends rows to ``topic``, keyed by the column ``session``.
 
-    The producer is idempotent, so retries add no duplicates. A session goes to the partition to
-    which Java clients would send it. ``config`` is more configuration of librdkafka.
+    The producer is idempotent, so retries add no duplicates. Sessions are assigned to the same
+    partitions as by Java clients. ``config`` has additional librdkafka options.
     """
 
     def __init__(self, servers: str, topic: str, session: str, config: dict[str, str]) -> None:
@@ -64,7 +64,7 @@ class KafkaProducer:
             "enable.idempotence": "true",
             "compression.type": "zstd",
             "partitioner": "murmur2_random",
-            # A larger batch has more rows of a session to compress together.
+            # A larger batch compresses better: it contains more rows of a session.
             "linger.ms": "200",
         }
         client = self._place.client
@@ -74,7 +74,7 @@ class KafkaProducer:
             raise self._place.failed(error) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows. They are delivered when ``flush`` has returned."""
+        """Send rows. They are only guaranteed to be delivered after ``flush``."""
         batch = batch.replace_schema_metadata(None)
         for number, session in enumerate(batch.column(self._session).to_pylist()):
             sink = pa.BufferOutputStream()
@@ -121,12 +121,12 @@ class KafkaProducer:
 
 
 class KafkaConsumer:
-    """Writes partitions of ``topic`` to Parquet files in ``folder``, up to their present ends.
+    """Writes the current messages of ``topic`` to Parquet files in ``folder``.
 
-    A file holds the rows of one partition between two offsets, which its name says:
-    ``TOPIC.PARTITION.FIRST-LAST.parquet``. Its end is committed to Kafka once the file is in place.
-    After a kill in between, the next run sees the file and goes on behind it, so each row is in one
-    file once. No ``partitions`` are all of the topic's.
+    A file contains the rows of one partition between two offsets, and is named
+    ``TOPIC.PARTITION.FIRST-LAST.parquet``. The end offset is committed to Kafka once the file is
+    complete. If the process is killed before that, the next run finds the file and continues after
+    it, so each row is written exactly once. Empty ``partitions`` means all partitions.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class KafkaConsumer:
         self._partitions = tuple(partitions)
         self._rows_per_file = rows_per_file
         self._options = {
-            # A fetch that waits for more would hold up the next partition.
+            # A fetch that waits for more rows would delay the next partition.
             "fetch.wait.max.ms": 10,
             **self._place.options(config or {}),
             "group.id": group,
@@ -155,11 +155,11 @@ class KafkaConsumer:
         }
 
     def run(self, progress: Callable[[int], None]) -> list[Path]:
-        """Write new rows and return the new files; ``progress`` is called with row counts."""
+        """Write new rows and return the new files. ``progress`` is called with row counts."""
         client = self._place.client
         with ExitStack() as opened:
             opened.enter_context(folders.locked_folder(self._folder))
-            for scratch in self._folder.glob(".*.partial"):  # of a killed run
+            for scratch in self._folder.glob(".*.partial"):  # left by a killed run
                 scratch.unlink()
             try:
                 consumer = client.Consumer(self._options)
@@ -179,7 +179,7 @@ class KafkaConsumer:
     def _copy(
         self, consumer: Any, number: int, in_folder: int, progress: Callable[[int], None]
     ) -> Iterator[Path]:
-        """Write new rows of a partition, a file per run of rows with equal columns."""
+        """Write new rows of a partition. Each run of rows with equal columns is one file."""
         start, end = self._range(consumer, number, in_folder)
         rows = self._rows(consumer, number, start, end)
         following = next(rows, None)
@@ -203,7 +203,7 @@ class KafkaConsumer:
             yield file.path
 
     def _range(self, consumer: Any, number: int, in_folder: int) -> tuple[int, int]:
-        """Return the offsets to read, from the last read one to the end of the partition."""
+        """Return the offsets to read, from the last one read to the end of the partition."""
         asked = self._place.client.TopicPartition(self._topic, number)
         (committed,) = consumer.committed([asked], timeout=_SECONDS)
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)
@@ -243,7 +243,7 @@ class KafkaConsumer:
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """Return the offset behind the last one in the files of ``folder``, by partition."""
+    """Return for each partition the offset after the last one in the files of ``folder``."""
     name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.\d{{19}}-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     return {int(each[1]): int(each[2]) + 1 for each in sorted(matches, key=lambda each: each[0])}

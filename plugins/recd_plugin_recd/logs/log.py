@@ -1,8 +1,8 @@
-"""Logs of rows in Parquet segments, sharded by session (RecD, section 4.1, O1).
+"""Session-sharded logs stored as Parquet segments (RecD, section 4.1, O1).
 
 A log is a folder of segments and ``log.json``, which lists them. A row group of a segment is a
-block. A segment counts from the moment ``log.json`` lists it, so the rows of a ``flush`` appear
-together or not at all.
+block. A segment becomes visible when ``log.json`` lists it, so the rows of a ``flush`` appear
+atomically.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from recd_plugins.api import DataError, file_utils, folders
 
 Key = Literal["session", "message"]
 
-#: Lists the segments of a log.
+#: File that lists the segments of a log.
 INDEX = "log.json"
-#: Footer key that says, as JSON, which records of a log a file holds.
+#: Footer key with the range of log records in a file, as JSON.
 PROVENANCE = b"recd.log"
 _MOST_BATCHES = 512
 
 
 class ParquetFile:
-    """Gathers rows into row groups of about ``block_size`` bytes, with zstd and page checksums.
+    """Writes row groups of about ``block_size`` bytes, with zstd and page checksums.
 
-    Use as a context manager, then ``close``; without that nothing is left behind. ``path`` may
-    change until then, within its folder. With ``sort``, a column, rows of a session are brought
-    together inside a row group, in the order they came.
+    Use as a context manager and call ``close``; otherwise the file is discarded. Until then,
+    ``path`` may change within its folder. ``sort`` names a column whose equal values are grouped
+    within a row group, in input order.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ParquetFile:
         self._bytes = 0
         self._scratch = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A dictionary makes lists of ids larger: zstd finds the repeats by itself.
+        # A dictionary makes lists of ids larger because zstd finds the repeats itself.
         self._writer = pq.ParquetWriter(
             self._scratch,
             schema,
@@ -91,7 +91,7 @@ class ParquetFile:
             self._waiting = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
 
     def close(self, provenance: dict[str, Any]) -> None:
-        """Put the file in its place, synced to disk, in place of what was there."""
+        """Sync the file to disk and move it to ``path``, replacing any existing file."""
         if self._waiting:
             self._write_block(pa.Table.from_batches(self._waiting))
         self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
@@ -107,12 +107,12 @@ class ParquetFile:
 
 
 def provenance(path: Path) -> dict[str, Any] | None:
-    """Return what ``close`` was told of the file at ``path``; None for another file."""
+    """Return the provenance stored in the file at ``path``, or None if it has none."""
     try:
         file_utils.check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}
         found = file_utils.parse_json(metadata.get(PROVENANCE, b"null"))
-    except (ValueError, OSError):  # Arrow's errors of damage are ValueErrors
+    except (ValueError, OSError):  # Arrow raises ValueError for damaged files.
         return None
     return found if isinstance(found, dict) else None
 
@@ -131,12 +131,12 @@ class LogSettings:
 
     Attributes:
         session: column of the session, whole numbers or strings.
-        num_shards: shards of the log; each gathers a block in memory.
+        num_shards: number of shards. Each buffers one block in memory.
         key: ``session`` sends all rows of a session to one shard, ``message`` each row to a random
             one, as a baseline.
-        block_size: bytes of rows in memory that make a block.
-        sort: bring the rows of a session together inside a block, in the order they came.
-        level: zstd's compression level.
+        block_size: size of a block, in bytes of rows in memory.
+        sort: group the rows of each session within a block, in input order.
+        level: zstd compression level.
     """
 
     session: str = "session_id"
@@ -149,7 +149,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Damage:
-    """A block of a segment, or a whole segment, that cannot be read, and the rows lost by that."""
+    """A block or a whole segment that cannot be read, and the number of rows lost."""
 
     segment: Path
     block: int | None
@@ -166,7 +166,7 @@ Report = Callable[[Damage], None]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of one shard; ``raw_bytes`` are before compression, ``footer`` is a CRC-32."""
+    """A file of one shard; ``raw_bytes`` is its size before compression, ``footer`` a CRC-32."""
 
     name: str
     shard: int
@@ -179,7 +179,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LogIndex:
-    """Content of ``log.json``; ``id`` tells a log from every other one."""
+    """Content of ``log.json``; ``id`` uniquely identifies the log."""
 
     id: str
     session: str
@@ -199,10 +199,10 @@ def read_index(folder: Path) -> LogIndex:
 
 
 class LogWriter:
-    """Writes rows of ``schema`` to the log in ``folder``, new or there already.
+    """Writes rows of ``schema`` to the new or existing log in ``folder``.
 
-    Rows are safe, and visible to readers, once ``flush`` or ``close`` has returned (fsync). A log
-    has one writer at a time.
+    Rows are durable (fsync) and visible to readers after ``flush`` or ``close`` returns. Only one
+    process can write to a log at a time.
 
     Raises:
         DataError: the folder has a log with other settings or columns.
@@ -222,7 +222,7 @@ class LogWriter:
         with ExitStack() as opened:
             opened.enter_context(folders.locked_folder(folder))
             self._index = self._begin()
-            for left in folder.glob(".shard-*.partial"):  # of a killed writer
+            for left in folder.glob(".shard-*.partial"):  # left by a killed writer
                 left.unlink()
             self._opened = opened.pop_all()
 
@@ -235,7 +235,7 @@ class LogWriter:
                 self.flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows of the log's columns; every shard with the bytes of a block writes one."""
+        """Add rows with the log's columns. Each shard that has a full block writes it."""
         settings = self._settings
         batch = batch.replace_schema_metadata(None)
         if settings.key == "message":
@@ -267,7 +267,7 @@ class LogWriter:
         _fsync(self._folder)
 
     def close(self) -> None:
-        """``flush``, and leave the log to other writers."""
+        """Call ``flush`` and release the log for other writers."""
         self.__exit__(None)
 
     def _begin(self) -> LogIndex:
@@ -307,15 +307,15 @@ def _segment(path: Path, shard: int) -> Segment:
 
 
 class Consumer:
-    """Hands out the rows of a log, block by block and shard after shard, from its position on.
+    """Reads the rows of a log from a position on, block by block and shard by shard.
 
-    The position moves as blocks are handed out, and past damage. ``commit`` writes it to
-    ``offsets``, whole or not at all; a new consumer starts from there.
+    The position advances with each block, and skips damaged ones. ``commit`` writes it atomically
+    to ``offsets``. A new consumer starts from there.
 
     Args:
-        folder: of the log.
-        offsets: a JSON file; None, or one that is missing, starts with the first row.
-        report: is handed each damage.
+        folder: folder of the log.
+        offsets: a JSON file. If it is None or missing, reading starts at the first row.
+        report: called with each Damage.
 
     Raises:
         DataError: there is no log, or the offsets are damaged or of another log.
@@ -324,7 +324,7 @@ class Consumer:
     def __init__(self, folder: Path, offsets: Path | None, report: Report) -> None:
         self._folder, self._offsets, self._report = folder, offsets, report
         self.index = read_index(folder)
-        self._blocks = [0] * self.index.num_shards  # read of each shard
+        self._blocks = [0] * self.index.num_shards  # number of records read per shard
         if offsets is not None and os.path.lexists(offsets):
             self.load(file_utils.read_note(offsets))
 
@@ -354,7 +354,7 @@ class Consumer:
         return {"log": self.index.id, "blocks": list(self._blocks)}
 
     def load(self, state: Any) -> None:
-        """Take up the position that ``state`` returned."""
+        """Restore the position from a value of ``state``."""
         if not isinstance(state, dict) or state.get("log") != self.index.id:
             raise DataError(
                 f"{self._offsets}: no offsets of {self._folder}, or damaged ones; remove the file "
@@ -371,7 +371,7 @@ class Consumer:
 def _read_blocks(
     folder: Path, segment: Segment, first: int, report: Report
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the blocks of a segment from ``first`` on; report damaged ones."""
+    """Yield the blocks of a segment, starting at index ``first``. Report damaged ones."""
     if first >= segment.blocks:
         return
     opened = _open(folder, segment)
@@ -392,7 +392,7 @@ def _read_blocks(
 
 
 def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
-    """Open a segment if it is the one that ``log.json`` lists."""
+    """Open a segment if it is the file that ``log.json`` lists."""
     path = folder / segment.name
     try:
         file_utils.check_regular(path)
@@ -416,7 +416,7 @@ def _footer_checksum(path: Path) -> int:
 
 @dataclass
 class ShardStatistics:
-    """Counts of one shard; ``bytes`` are on disk, ``raw_bytes`` uncompressed."""
+    """Statistics of one shard; ``bytes`` is the size on disk, ``raw_bytes`` uncompressed."""
 
     shard: int
     blocks: int = 0
@@ -427,7 +427,7 @@ class ShardStatistics:
 
 
 def log_statistics(folder: Path) -> list[ShardStatistics]:
-    """Count what can be read of each shard, which checks every checksum."""
+    """Count the readable rows of each shard. This verifies every checksum."""
     index = read_index(folder)
     shards = [ShardStatistics(number) for number in range(index.num_shards)]
     for segment in index.segments:

@@ -1,4 +1,4 @@
-"""Attention of targets, one a batch row, to sequences of unique rows.
+"""Attention from one target per batch row to deduplicated sequences.
 
 Scores and weighted sums are computed for B rows, but sequences are not repeated. Batch rows are put
 in the order of their unique rows and cut into blocks of as many as a unique row has on average. A
@@ -28,9 +28,9 @@ Weights = Literal["softmax", "sigmoid"]
 
 
 class TargetAttention(nn.Module):
-    """``nn.MultiheadAttention`` with the target as its query and a sequence as keys and values.
+    """``nn.MultiheadAttention`` with the target as query and a sequence as keys and values.
 
-    With ``sigmoid`` a weight is the sigmoid of the score instead of a softmax.
+    With ``sigmoid``, weights are sigmoids of the scores instead of a softmax.
     """
 
     def __init__(self, embedding_dim: int, heads: int, weights: Weights) -> None:
@@ -38,7 +38,7 @@ class TargetAttention(nn.Module):
         self.heads = heads
         self.weights = weights
         self.query_projection = nn.Linear(embedding_dim, embedding_dim)
-        # A bias of keys adds the same to all scores of a query.
+        # A key bias would add the same constant to all scores of a query.
         self.key_projection = nn.Linear(embedding_dim, embedding_dim, bias=False)
         self.value_projection = nn.Linear(embedding_dim, embedding_dim)
         self.out_projection = nn.Linear(embedding_dim, embedding_dim)
@@ -51,7 +51,7 @@ class TargetAttention(nn.Module):
         Args:
             sequences: ``[num_values, D]`` over U rows.
             targets: ``[B, D]``.
-            inverse: the sequence of each target, int64 ``[B]``; None where there are B sequences.
+            inverse: index of each target's sequence, int64 ``[B]``; None if there are B sequences.
         """
         return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
 
@@ -64,7 +64,7 @@ class TargetAttention(nn.Module):
         return torch.einsum("bhd,hde->bhe", queries, keys)
 
     def outputs(self, sums: Tensor) -> Tensor:
-        """Project weighted sums of values of the sequence, ``[B, heads, D]``, to ``[B, D]``."""
+        """Project weighted sums of sequence values, ``[B, heads, D]``, to ``[B, D]``."""
         weights = self.value_projection.weight.view(self.heads, -1, sums.shape[2])
         values = torch.einsum("bhe,hde->bhd", sums, weights).flatten(1)
         vectors: Tensor = self.out_projection(values + self.value_projection.bias)
@@ -77,7 +77,7 @@ def pool_for_targets(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> Tensor:
-    """Pool all features to ``[B, num_features, D]``, zeros where a sequence is empty."""
+    """Pool all features to ``[B, num_features, D]``, with zeros for empty sequences."""
     first = modules[0]
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
@@ -122,12 +122,12 @@ def _sigmoid_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scal
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Batch rows in blocks with one unique row each.
+    """Batch rows grouped into blocks that share one unique row.
 
     Attributes:
         rows: the unique row of each block, int64 ``[num_blocks]``.
-        width: places in a block.
-        places: the place of each batch row, int64 ``[B]``, below ``num_blocks * width``.
+        width: number of slots in a block.
+        places: the slot of each batch row, int64 ``[B]``, below ``num_blocks * width``.
     """
 
     rows: Tensor
@@ -135,14 +135,14 @@ class _Blocks:
     places: Tensor
 
     def gather(self, vectors: Tensor) -> Tensor:
-        """Place ``[B, heads, D]`` in ``[num_blocks, width * heads, D]``, zeros elsewhere."""
+        """Scatter ``[B, heads, D]`` into ``[num_blocks, width * heads, D]``, with zero padding."""
         num_blocks, (_, heads, dim) = self.rows.numel(), vectors.shape
         placed = vectors.new_zeros(num_blocks * self.width, heads, dim)
         placed = placed.index_copy(0, self.places, vectors)
         return placed.view(num_blocks, self.width * heads, dim)
 
     def scatter(self, vectors: Tensor, heads: int) -> Tensor:
-        """Undo ``gather``."""
+        """Invert ``gather``."""
         placed = vectors.reshape(self.rows.numel() * self.width, heads * vectors.shape[2])
         return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
 

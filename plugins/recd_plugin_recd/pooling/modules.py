@@ -1,4 +1,4 @@
-"""Modules of the poolings: reductions, self-attention and a transformer encoder, then the mean."""
+"""Pooling modules: reductions, self-attention and a transformer encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recd_plugin_recd.pooling.rows import JaggedRows, attention_rows, pool_bags
 
 
 class Reduction(nn.Module):
-    """``[num_values, D]`` over R rows to ``[R, D]``, by ``sum``, ``mean`` or ``max``."""
+    """Reduces ``[num_values, D]`` over R rows to ``[R, D]`` by ``sum``, ``mean`` or ``max``."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Reduction(nn.Module):
 
 
 def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
-    """Reduce all features in one call, ``[R, num_features, D]``."""
+    """Reduce all features in one call and return ``[R, num_features, D]``."""
     values = torch.cat([sequence.values() for sequence in sequences])
     lengths = torch.cat([sequence.lengths() for sequence in sequences])
     pooled = pool_bags(values, lengths, mode)
@@ -44,14 +44,14 @@ class SelfAttention(nn.Module):
         self.out_projection = nn.Linear(embedding_dim, embedding_dim)
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
-        """``[num_values, D]`` over R rows to ``[R, D]``."""
+        """Pool ``[num_values, D]`` over R rows to ``[R, D]``."""
         return pool_by_attention([self], [sequences])[0]
 
 
 def pool_by_attention(
     modules: Sequence[SelfAttention], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Run one attention over the rows of all features; return ``[R, D]`` for each."""
+    """Run one attention over the rows of all features. Return ``[R, D]`` for each feature."""
     rows = attention_rows(sequences)
     projected = [
         module.in_projection(sequence.values())
@@ -84,7 +84,7 @@ class EncoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """An encoder without positions, and the mean of its outputs for each row."""
+    """A transformer encoder without positions, followed by the mean of each row's outputs."""
 
     def __init__(
         self, embedding_dim: int, layers: int, heads: int, feed_forward: int, norm: Norm
@@ -97,14 +97,14 @@ class Transformer(nn.Module):
         )
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
-        """``[num_values, D]`` over R rows to ``[R, D]``."""
+        """Pool ``[num_values, D]`` over R rows to ``[R, D]``."""
         return pool_by_transformer([self], [sequences])[0]
 
 
 def pool_by_transformer(
     modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Run the encoders of all features in step; return ``[R, D]`` for each."""
+    """Run the encoders of all features layer by layer. Return ``[R, D]`` for each feature."""
     rows = attention_rows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
@@ -118,7 +118,7 @@ def pool_by_transformer(
 def _attended(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the attention half of a layer."""
+    """Run the attention sublayer of a layer."""
     projected = [
         layer.in_projection(layer.attention_norm(each) if pre else each)
         for layer, each in zip(layers, values, strict=True)
@@ -149,9 +149,9 @@ def _layer(
 def _last_layer_means(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the last layer and take the mean over rows.
+    """Run the last layer and average each row.
 
-    With the norm in front, the last linear layer runs after the mean, on rows instead of values.
+    With pre-norm, the last linear layer runs after the mean, on rows instead of values.
     """
     lengths = torch.split(rows.lengths, rows.num_rows)
     if not pre:
@@ -168,7 +168,7 @@ def _last_layer_means(
 def pool_groups(
     groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
 ) -> list[Tensor]:
-    """Pool the features of all groups in one call, ``[R, num_features, D]`` a group."""
+    """Pool the features of all groups in one call. Return ``[R, num_features, D]`` per group."""
     modules = [module for of_group, _ in groups for module in of_group]
     sequences = [sequence for _, of_group in groups for sequence in of_group]
     pool: Any = pool_by_attention if isinstance(modules[0], SelfAttention) else pool_by_transformer

@@ -1,10 +1,10 @@
-"""Attention within rows of unlike lengths, on values that stay packed.
+"""Attention within rows of different lengths, on packed values.
 
-A row of length L costs L^2, so one long row in a padded batch makes all others as dear. Rows are
-therefore ordered by length and cut into buckets: a bucket takes the next longer rows as long as
-the padding costs less than another call (``_CALL``), and is padded to its longest. Callers pass the
-rows of many features, which leaves less padding. Torch's jagged nested tensors take 3 to 5 times as
-long on CPU. Linear layers, norms and feed-forward networks run on the packed values.
+A row of length L costs L^2, so one long row makes a padded batch expensive. Rows are therefore
+sorted by length and cut into buckets, each padded to its longest row. A bucket grows as long as its
+padding costs less than another call (``_CALL``). Passing the rows of many features at once reduces
+padding. Torch's jagged nested tensors are 3 to 5 times slower on CPU. Linear layers, norms and
+feed-forward networks run on the packed values.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.api import jagged
 
-# Costs of a value and of a call, in squares of lengths. Not measured on CUDA.
+# Costs of a value and of a call, in units of squared length. Not measured on CUDA.
 _VALUE = 10
 _CALL = {"cpu": 16_000}
 _CALL_ELSEWHERE = 2_000_000
-# The kernels of CUDA have a block for each row, in a dimension of which this is the most.
+# Maximum grid size of the CUDA kernels, which have one block per row.
 _MOST_ROWS = 65_535
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Rows that are padded to the longest of them; ``lengths`` None where all are alike."""
+    """Rows padded to the longest of them; ``lengths`` is None if all are equal."""
 
     num_rows: int
     longest: int
@@ -42,11 +42,11 @@ class _Bucket:
         return self.num_rows * self.longest
 
     def valid(self) -> Tensor | None:
-        """Return the keys that a row attends to, ``[num_rows, 1, 1, longest]``; None for all."""
+        """Return the attention mask of keys, ``[num_rows, 1, 1, longest]``; None for all keys."""
         if self.lengths is None:
             return None
         position = torch.arange(self.longest, device=self.lengths.device)
-        # An empty row attends to some value instead of to nothing, which would give NaN.
+        # An empty row attends to one value, because attending to none would give NaN.
         return (position < self.lengths.clamp(min=1).unsqueeze(1))[:, None, None, :]
 
 
@@ -73,7 +73,7 @@ class JaggedRows:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Map padded places to values, and values to places."""
+        """Map padded positions to values, and values to positions."""
         widths = torch.tensor([bucket.longest for bucket in self._buckets])
         repeats = torch.tensor([bucket.num_rows for bucket in self._buckets])
         of_rows = widths.repeat_interleave(repeats).to(self.lengths.device)
@@ -85,7 +85,7 @@ class JaggedRows:
             padded_starts = torch.zeros_like(starts).index_copy_(0, self._order, places)
             starts = starts.index_select(0, self._order)
         total, num_places = sum(self.num_values), int((widths * repeats).sum())
-        # What padding takes does not count: it is masked, and its gradients are zeros.
+        # Padding does not count: it is masked, and its gradients are zero.
         values = jagged.positions_of_ranges(starts, of_rows, num_places)
         self._values = values.clamp_(max=total - 1)
         self._places = jagged.positions_of_ranges(padded_starts, self.lengths, total)
@@ -141,12 +141,12 @@ class JaggedRows:
         return torch.cat(sums).index_select(0, self._order.argsort())
 
     def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """Set the vectors ``[num_rows, D]`` of empty rows to zero."""
+        """Zero the vectors ``[num_rows, D]`` of empty rows."""
         filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 
     def _padded(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return the places of each bucket, ``[num_places, D]``."""
+        """Return the padded values of each bucket, ``[num_places, D]``."""
         if self._places is None:
             return (values,)
         padded: Tensor = _Spread.apply(values, self._values, self._places)  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ class JaggedRows:
 
 
 def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """Return the ``sum``, ``mean`` or ``max`` of each row of packed values, zeros if empty."""
+    """Return the ``sum``, ``mean`` or ``max`` of each row; zeros for empty rows."""
     lengths = lengths.long()
     if mode == "max":
         return _bags(values, lengths, mode)
@@ -163,13 +163,13 @@ def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
 
 
 def _bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    # Over all sizes the fastest forward on CPU that torch and FBGEMM offer.
+    # The fastest CPU forward of torch and FBGEMM for all sizes.
     positions = torch.arange(values.shape[0], device=values.device)
     return F.embedding_bag(positions, values, jagged.offsets_of(lengths)[:-1], mode=mode)
 
 
 class _SumOrMean(torch.autograd.Function):
-    """embedding_bag with a backward that does not sort: values are in order here."""
+    """embedding_bag with a backward that does not sort, because values are in order."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, lengths: Tensor, mode: str) -> Tensor:
@@ -187,7 +187,7 @@ class _SumOrMean(torch.autograd.Function):
 
 
 def _cut(ordered: Tensor) -> list[_Bucket]:
-    """Cut rows in order of length into buckets; empty rows go with the shortest."""
+    """Sort rows by length and cut them into buckets. Empty rows join the shortest."""
     lengths = ordered.tolist()
     call = _CALL.get(ordered.device.type, _CALL_ELSEWHERE)
     buckets = []
@@ -214,7 +214,7 @@ def _cost(length: int) -> int:
 
 
 class _Spread(torch.autograd.Function):
-    """Index select to padded places, with an index select as backward: padding gets no gradient."""
+    """Index select to padded positions. Its backward ignores padding."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """The inverse of ``_Spread``; its gradients of padding are zeros."""
+    """The inverse of ``_Spread``. Its backward gives padding zero gradients."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, places: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class _Collect(torch.autograd.Function):
 
 
 class TracedRows(JaggedRows):
-    """``JaggedRows`` by the same operations whatever the lengths, for scripts.
+    """``JaggedRows`` with the same operations for all lengths, for scripting.
 
     With ``inverse``, int64 ``[B]``, rows are those of targets, for ``weighted_sums`` alone.
     """
@@ -293,13 +293,13 @@ class TracedRows(JaggedRows):
         return attend(queries, self._places_of(values), self._valid.unsqueeze(1))
 
     def _places_of(self, values: Tensor) -> Tensor:
-        """``[R, longest, D]``."""
+        """Return the padded positions of all rows, ``[R, longest, D]``."""
         padded = F.pad(values, (0, 0, 0, 1)).index_select(0, self._taken.flatten())
         return padded.view(-1, self._longest, values.shape[1])
 
 
 def attention_rows(sequences: Sequence[JaggedTensor]) -> JaggedRows:
-    """Return the rows of sequences, in the form for a script or for training."""
+    """Return the rows of sequences, in the form for scripting or for training."""
     return TracedRows(sequences) if is_traced() else JaggedRows(sequences)
 
 

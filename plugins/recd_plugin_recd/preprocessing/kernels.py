@@ -25,7 +25,7 @@ def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
 
 
 def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tensor:
-    """Return the first values of each row, as many as ``new_offsets`` has room for."""
+    """Copy the first values of each row. ``new_offsets`` gives the number per row."""
     taken = values.new_empty(int(new_offsets[-1]))
     rows = values.contiguous().numpy(), offsets.contiguous().numpy()
     _take(*rows, new_offsets.numpy(), taken.numpy())

@@ -1,4 +1,4 @@
-"""The transforms as scriptable modules over (values, offsets).
+"""Transforms as scriptable modules that map (values, offsets) to (values, offsets).
 
 Each maps a feature of N rows, ``values`` (int64 ids, or float32 numbers) and ``offsets`` (int32 or
 int64 ``[N + 1]``, from 0), to the same form with N rows. In a script, and on other devices than the
@@ -19,7 +19,7 @@ _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class SigridHash(nn.Module):
-    """TorchArrow's ``functional.sigrid_hash``: ids into [0, buckets)."""
+    """Hashes ids into [0, buckets), like TorchArrow's ``functional.sigrid_hash``."""
 
     def __init__(self, buckets: int, salt: int = 0) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SigridHash(nn.Module):
 
 
 class FirstX(nn.Module):
-    """TorchArrow's ``functional.firstx``: the first ``x`` values of each row."""
+    """Keeps the first ``x`` values of each row, like TorchArrow's ``functional.firstx``."""
 
     def __init__(self, x: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class FirstX(nn.Module):
 
 
 class Bucketize(nn.Module):
-    """TorchArrow's ``functional.bucketize``: the number of borders below each value.
+    """Counts the borders below each value, like TorchArrow's ``functional.bucketize``.
 
     Borders are floored for ids. Numbers are compared in float32, in float64 if borders coincide.
     """
@@ -77,7 +77,7 @@ class Bucketize(nn.Module):
 
 
 class NGram(nn.Module):
-    """A 63-bit hash of each ``n`` neighbouring ids of a row: m ids become m - n + 1, or none."""
+    """Hashes each ``n`` consecutive ids of a row: m ids become m - n + 1 ids, or none."""
 
     def __init__(self, n: int, salt: int = 0) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class NGram(nn.Module):
 
 
 class MapId(nn.Module):
-    """Maps ids of ``mapping`` to its values, others to ``default``; None leaves them."""
+    """Maps ids in ``mapping`` to its values, other ids to ``default``; None keeps them."""
 
     sources: Tensor
     targets: Tensor
@@ -120,7 +120,7 @@ class MapId(nn.Module):
 
 
 class Clamp(nn.Module):
-    """TorchArrow's ``clamp`` to [lower, upper]; None is no bound. Ids take whole numbers."""
+    """Clamps values to [lower, upper] like TorchArrow's ``clamp``; None means no bound."""
 
     def __init__(self, lower: float | None = None, upper: float | None = None) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Clamp(nn.Module):
 
 
 class Logit(nn.Module):
-    """Caffe2's ``Logit``: log(x / (1 - x)) of x moved into [eps, 1 - eps]."""
+    """Computes log(x / (1 - x)) with x clamped to [eps, 1 - eps], like Caffe2's ``Logit``."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class BoxCox(nn.Module):
 
 
 class Onehot(nn.Module):
-    """Each value v becomes ``classes`` values: 1 at place v, if there is one, and 0 elsewhere."""
+    """Maps each value v to ``classes`` values: 1 at index v if it exists, and 0 elsewhere."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def _within_int64(bound: float) -> int:
 
 
 def _as_float32(bound: float) -> float:
-    """Return the nearest float32, infinite beyond its range, to which torch refuses to round."""
+    """Return the nearest float32, or infinity outside its range (torch would raise)."""
     return float(torch.tensor(bound, dtype=torch.float64).float())
 
 
@@ -193,7 +193,7 @@ def sigrid_hash(ids: Tensor, salt: int, buckets: int) -> Tensor:
 
 
 def combine(hashes: Tensor, ids: Tensor) -> Tensor:
-    """Hash another id into each 64-bit hash; order matters."""
+    """Hash one more id into each 64-bit hash. Order matters."""
     city = -7070675565921424023  # 0x9DDFEA08EB382D69 as a signed number
     first = (_mix(ids) ^ hashes) * city
     first = first ^ _shifted(first, 47)
