@@ -147,9 +147,7 @@ def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, Tie
             ranks=setting.ranks_per_node,
             device=setting.device_type,
         )
-    except (
-        RecdError
-    ) as error:  # the file's error refers to its own lines, not to those of the entry
+    except RecdError as error:  # without the file's line numbers, which are not the entry's
         raise SetupError(f"the option plan_for: {error}") from error
     batch_size = other.batch_size or setting.batch_size
     rates = collectives_of(spec.collective_rates)

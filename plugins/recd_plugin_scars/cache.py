@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from recd_plugin_scars.part import CachePart
     from recd_plugin_scars.planning import CachePlan, TableLoad
 
-# Of the memory, for caches of no given size.
+# Share of the free memory for caches without a given size.
 _SHARE_OF_MEMORY = 0.5
 
 
 class ScarsCache(Cache):
-    """Hot rows in fast memory, in front of tables in host memory or in files (SCARS)."""
+    """Caches hot rows in fast memory; all rows are in host memory or in files (SCARS)."""
 
     name = "scars.cache"
 
     class Options(CacheOptions):
-        """How much is cached, by which policy, and where all rows are."""
+        """Size, policy and backing store of the caches."""
 
     options: CacheOptions
     _planned: tuple[tuple[tuple[Table, ...], PlanContext], CachePlan] | None = None
@@ -40,7 +40,7 @@ class ScarsCache(Cache):
             )
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> CachePart | None:
-        """Return the planned caches; None with the policy uvm, whose kernel is TorchRec's."""
+        """Return the planned caches, or None with the policy uvm, which uses TorchRec's kernel."""
         from recd_plugin_scars.part import CachePart
         from recd_plugin_scars.runtime.policies import TableCache
 
@@ -51,7 +51,7 @@ class ScarsCache(Cache):
             name: TableCache(
                 policy=self.options.policy,
                 load_factor=table.load_factor,
-                # All that are known, as TorchRec's planner may cache more.
+                # Use all known hot rows, because TorchRec's planner may enlarge the cache.
                 hot_rows=table.load.hot_rows(max(table.cached, len(table.load.access.rows))),
                 folder=self.options.folder,
                 lookahead=self.options.lookahead,
@@ -114,7 +114,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
         "batch_size": setting.batch_size * setting.world_size,
         "optimizer": setting.optimizer,
         "held": int(options.lookahead),
-        # FBGEMM's own cache keeps the last used rows, too.
+        # FBGEMM's own cache also keeps the last used rows.
         "policy": "lru" if options.policy == "uvm" else options.policy,
     }
     memory = None if setting.memory_bytes is None else setting.memory_bytes * setting.world_size
@@ -137,7 +137,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
 def _room(
     options: CacheOptions, loads: Mapping[str, TableLoad], setting: PlanContext, memory: int | None
 ) -> float | None:
-    """Return the bytes for caches of no given size, half of the free memory; None: unknown."""
+    """Return the bytes for caches without a given size: half of the free memory, if known."""
     from recd_plugin_scars.planning import row_bytes
 
     if memory is None:

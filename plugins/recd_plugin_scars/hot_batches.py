@@ -29,33 +29,37 @@ if TYPE_CHECKING:
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
-#: Batches of a window whose size is not given: at most one of them is mixed.
+#: Default number of batches in a window. At most one of them mixes hot and normal samples.
 WINDOW_BATCHES = 64
 
 
 class HotBatches(DatasetWrapper):
-    """Samples whose every id is cached in batches of their own (SCARS, sections III and IV)."""
+    """Groups samples whose ids are all cached into separate batches (SCARS, III and IV)."""
 
     name = "scars.hot_batches"
 
     class Options(PluginOptions):
         window: Count | None = Field(
             default=None,
-            description="Samples of a rank among which the order may change, rounded up to whole "
-            f"batches; null takes {WINDOW_BATCHES} batches.",
+            description="Window of samples per rank that may be reordered, rounded up to whole "
+            f"batches; null uses {WINDOW_BATCHES} batches.",
         )
         sessions: bool = Field(
             default=False,
-            description="Move whole sessions: one is hot when all of its samples in the window "
-            "are.",
+            description=(
+                "Keep sessions together: a session is hot if all of its samples in the "
+                "window are hot."
+            ),
         )
         profile: Path | None = Field(
             default=None,
-            description="Access profile whose most read rows are hot, as recd profile writes it; "
-            "null takes the rows that the model's caches hold.",
+            description=(
+                "Access profile written by recd profile; its most read rows are hot. "
+                "null uses the rows in the model's caches."
+            ),
         )
         rows: Count | None = Field(
-            default=None, description="With profile: hot rows of each table, the most read ones."
+            default=None, description="With profile: number of hot rows per table."
         )
         share: Annotated[float, Field(gt=0, le=1)] | None = Field(
             default=None, description="With profile: hot rows as a share of each table's rows."
@@ -84,7 +88,7 @@ class HotBatches(DatasetWrapper):
         _ = self._profile
 
     def check(self) -> None:
-        """Refuse a profile of other tables, and caches whose rows change."""
+        """Refuse a profile of other tables, and caches whose rows change during training."""
         if self._profile is not None:
             tables = {table.name: table for table in self.lookups.tables}
             for name in self._profile.tables:

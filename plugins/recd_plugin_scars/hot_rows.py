@@ -1,7 +1,8 @@
-"""Hot samples, which look up hot rows alone, and their order within a window.
+"""Hot samples, which look up only hot rows, and their order within a window.
 
-The hot batches of every rank stand at the first places of one sequence whose every prefix is spread
-evenly: hot and normal batches alternate, and as many steps as possible are hot on all ranks.
+Steps are ordered by a sequence whose prefixes are all evenly spread, and each rank puts its hot
+batches first in that order. So hot and normal batches alternate, and as many steps as possible are
+hot on all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True, eq=False)
 class HotTable:
-    """A table, its features, and its hot rows, int64 in any order."""
+    """A table, its features, and its hot rows: int64, in any order."""
 
     features: tuple[str, ...]
     num_embeddings: int
@@ -30,7 +31,7 @@ class HotTable:
 
 
 class HotRows:
-    """Tells hot samples from normal ones; lookups of other tables do not matter."""
+    """Separates hot samples from normal ones; other tables are ignored."""
 
     def __init__(self, tables: Mapping[str, HotTable], lookups: Lookups) -> None:
         self._lookups = lookups
@@ -47,7 +48,7 @@ class HotRows:
         self.digest = content.hexdigest()[:16]
 
     def samples(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which of ``rows`` are hot, bool ``[num_rows]``."""
+        """Return which of ``rows`` are hot samples, bool ``[num_rows]``."""
         hot = np.ones(len(rows), np.bool_)
         for feature, found in self._lookups.of(rows, list(self._features)).items():
             for bits, num_embeddings in self._features[feature]:
@@ -58,7 +59,7 @@ class HotRows:
 
 @numba.njit(cache=True, nogil=True)
 def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
-    """Return which lists hold hot ids alone. As unsigned, negative ids are large."""
+    """Return which lists contain only hot ids. As unsigned numbers, negative ids are large."""
     hot = np.ones(len(offsets) - 1, np.bool_)
     for row in range(len(hot)):
         for at in range(offsets[row], offsets[row + 1]):
@@ -71,16 +72,17 @@ def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class SortedBatch:
-    """A batch: numbers of its rows in the window, ascending int64, and how many are hot."""
+    """One batch: its row numbers in the window, int64 and ascending, and how many are hot."""
 
     rows: NDArray[np.int64]
     num_hot: int
 
 
 def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
-    """Return the rows of a window as hot and normal batches, and one with both if rows are left.
+    """Return the rows of a window as hot and normal batches, and at most one mixed batch.
 
-    Hot rows and normal rows keep their order. ``hot`` is bool ``[num_rows]``, whole batches.
+    Hot rows and normal rows keep their order. ``hot`` is bool ``[num_rows]``, and must fill whole
+    batches.
     """
     hot_rows, normal_rows = np.flatnonzero(hot), np.flatnonzero(~hot)
     places = evenly_spread(len(hot) // batch_size)
@@ -98,14 +100,14 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows are of sessions that are hot throughout; ``starts`` are the first ones."""
+    """Return which rows belong to fully hot sessions; ``starts`` are the sessions' first rows."""
     return np.repeat(np.logical_and.reduceat(hot, starts), np.diff(starts, append=len(hot)))
 
 
 def evenly_spread(num_places: int) -> NDArray[np.int64]:
-    """Return 0 to ``num_places - 1`` in an order whose every prefix is spread evenly.
+    """Return 0 to ``num_places - 1`` in an order in which every prefix is evenly spread.
 
-    Places by the rank of the multiples of the golden ratio modulo 1.
+    Uses the ranks of multiples of the golden ratio modulo 1.
     """
     points = np.arange(1, num_places + 1) * _GOLDEN % 1
     return np.argsort(np.argsort(points))

@@ -13,46 +13,54 @@ Count = Annotated[StrictInt, Field(gt=0)]
 
 
 class FileStorage(BaseModel):
-    """A backing store in temporary files, for tables larger than memory."""
+    """Backing store in temporary files, for tables larger than memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    file: Path = Field(description="Folder of the files, which go with the run.")
+    file: Path = Field(
+        description="Folder of the temporary files, which are deleted after the run."
+    )
 
 
 class CacheOptions(AccessOptions):
-    """How much is cached, by which policy, and where all rows are."""
+    """Size, policy and backing store of the caches."""
 
     policy: Literal["static", "lfu", "lru", "uvm"] = Field(
         default="static",
-        description="Which rows stay: the most read ones of the profile (static), the most used "
-        "(lfu), the last used (lru); or FBGEMM's own UVM caching (uvm), on CUDA.",
+        description=(
+            "Which rows stay in fast memory: the most read rows of the profile "
+            "(static), the most used (lfu) or the last used rows (lru); or FBGEMM's "
+            "own UVM caching (uvm), which needs CUDA."
+        ),
     )
     rows: Annotated[StrictInt, Field(ge=0)] | None = Field(
-        default=None, description="Rows of each table to cache."
+        default=None, description="Number of cached rows per table."
     )
     share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Rows of each table to cache, as a share of all of its rows."
+        default=None, description="Cached rows as a share of each table's rows."
     )
     bytes: str | Count | None = Field(
         default=None,
-        description="Fast memory for the cached rows of all of the entry's tables, on all ranks "
-        "together, as 256MB; the tables whose rows are read most get most of it. Without rows, "
-        "share and bytes the entry caches what pays.",
+        description=(
+            "Fast memory for the cached rows of all tables of the entry, over all "
+            "ranks, such as 256MB. Tables with more frequently read rows get more. "
+            "Without rows, share and bytes, rows are cached while that saves time."
+        ),
     )
     storage: Literal["host"] | FileStorage = Field(
         default="host",
-        description="Where all rows are: host memory, or temporary files: {file: FOLDER}.",
+        description="Backing store of all rows: host memory, or temporary files: {file: FOLDER}.",
     )
     lookahead: bool = Field(
         default=True,
-        description="Fetch the rows of the next batch while this one is computed; the numbers "
-        "stay the same.",
+        description=(
+            "Fetch the rows of the next batch during the current one. Results do not change."
+        ),
     )
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the files; None for host memory."""
+        """Return the folder of the files, or None for host memory."""
         return self.storage.file if isinstance(self.storage, FileStorage) else None
 
     @field_validator("bytes")

@@ -1,4 +1,4 @@
-"""Strategy of cached tables, from plan to report (SCARS)."""
+"""Planning, execution and reporting of cached tables (SCARS)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from recd_plugins.api import StepCost
 
 _KERNEL = "fused_uvm_caching"
-# Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
-# and when it was used last.
+# Bytes of a cached table besides rows and their state: maps from rows to slots and back, and
+# the last use of each slot.
 _ROW_MAP, _SLOT = 4, 16
 
 
 class CachePart(TableStrategy):
-    """Fast memory in front of tables, in kernels of this package.
+    """Fast memory in front of tables, with this package's kernels.
 
     Args:
-        caches: by table.
+        caches: the cache of each table.
         plan: their expected traffic, if known, for reports and TorchRec's planner.
     """
 
@@ -37,10 +37,10 @@ class CachePart(TableStrategy):
         self._plan = plan
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return the cached kernel and the planned load factors.
+        """Return constraints with the cached kernel and the planned load factors.
 
-        TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, as a
-        cached kernel needs one pool of equally wide slots.
+        TorchRec groups tables with ``prefetch_pipeline`` by width, separate from other tables. A
+        cached kernel needs this because all its slots have one width.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams
@@ -67,10 +67,10 @@ class CachePart(TableStrategy):
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the fast memory where rows are looked up, and all rows in host memory.
+        """Return the fast memory on the lookup device, and the host memory for all rows.
 
-        Fast memory has cached rows, those of two batches in flight, and the row map. Rows in a file
-        take no memory.
+        Fast memory holds the cached rows, the rows of two batches in flight, and the row map. Rows
+        in a file use no host memory.
         """
         if option.compute_kernel != _KERNEL or option.name not in self.caches:
             return None
@@ -102,7 +102,7 @@ class CachePart(TableStrategy):
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, StepCost]]:
-        """Yield the traffic of the backing store, of each shard on its rank."""
+        """Yield the backing store traffic of each shard on its rank."""
         from recd_plugins.api import StepCost, step_costs
 
         if table.name not in self.caches or table.name not in self.expected:
@@ -137,6 +137,6 @@ def all_caches(parts: Iterable[CachePart]) -> dict[str, TableCache]:
 
 
 def _between(load_factor: float, table: Table) -> float:
-    """Return the load factor within the open interval that TorchRec's planner takes."""
+    """Return the load factor, moved into the open interval that TorchRec's planner accepts."""
     part = 0.25 / table.num_embeddings
     return min(max(load_factor, part), 1 - part)

@@ -1,4 +1,4 @@
-"""``recd plan --cache``: how many rows of each table to cache."""
+"""Implements ``recd plan --cache``: how many rows of each table to cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _RowsOrAll(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class CachePlanMode(PlanMode):
-    """``recd plan --cache``."""
+    """Plan mode ``recd plan --cache``."""
 
     flag = "--cache"
     help = (
@@ -48,42 +48,45 @@ class CachePlanMode(PlanMode):
             click.Option(
                 ["--memory"],
                 type=_Bytes(),
-                help="fast memory of all ranks together, as 256MB, for cached rows, and with "
-                "--batch-size auto for the batch; without it, what pays is cached.",
+                help=(
+                    "fast memory over all ranks, such as 256MB, for cached rows (and the "
+                    "batch with --batch-size auto). By default rows are cached while that "
+                    "saves time."
+                ),
             ),
             click.Option(
                 ["--largest-batch"],
                 type=cli_options.AT_LEAST_1,
-                help="of --batch-size auto, no more rows of a rank than these; 65536 without it.",
+                help="with --batch-size auto, the maximum rows per rank. Default: 65536.",
             ),
             click.Option(
                 ["--sample-bytes"],
                 type=_Bytes(),
-                help="of --batch-size auto, memory that a sample takes, in place of what is "
-                "counted.",
+                help="with --batch-size auto, the memory per sample, instead of an estimate.",
             ),
             click.Option(
                 ["--profile"],
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="an access profile, in place of counting the reads of the data.",
+                help="an access profile, instead of counting the reads of the data.",
             ),
             click.Option(
                 ["--profile-rows"],
                 type=_RowsOrAll(),
-                help="rows of the training split whose reads are counted; 65536 without it.",
+                help="rows of the training split whose reads are counted. Default: 65536.",
             ),
             click.Option(
                 ["--steps"],
                 type=cli_options.AT_LEAST_1,
-                help="a row is worth caching that is read more than once in so many steps; 10000 "
-                "without it.",
+                help=(
+                    "cache only rows that are read more than once in so many steps. Default: 10000."
+                ),
             ),
             click.Option(
                 ["--no-lookahead", "lookahead"],
                 flag_value=False,
                 default=None,
-                help="rows are fetched when their batch begins, not a batch before.",
+                help="fetch rows when their batch begins, not one batch earlier.",
             ),
         ]
 

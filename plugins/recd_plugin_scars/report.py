@@ -22,9 +22,9 @@ _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.v
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Traffic of one table in one step of all ranks; a row counts once per column shard.
+    """Traffic of one table per step over all ranks; a row counts once per column shard.
 
-    ``hits`` and ``misses`` are distinct rows; bytes are of weights and optimizer state.
+    ``hits`` and ``misses`` are distinct rows; bytes include weights and optimizer state.
     """
 
     lookups: float
@@ -41,7 +41,7 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class CachedTableReport:
-    """The cache of one table: its size, and its traffic where it was counted and predicted."""
+    """The cache of one table: its size, and its observed and predicted traffic if available."""
 
     name: str
     policy: str
@@ -69,12 +69,12 @@ class CacheReport(Section):
 
     @property
     def observed_bytes(self) -> float | None:
-        """Bytes of the backing store per step; None of a run without steps."""
+        """Return the backing store's bytes per step; None if the run has no steps."""
         return _sum([table.observed for table in self.tables])
 
     @property
     def predicted_bytes(self) -> float | None:
-        """Predicted bytes; None if a table has no plan."""
+        """Return predicted bytes; None if a table has no plan."""
         return _sum([table.predicted for table in self.tables])
 
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class CacheReport(Section):
 
 
 def counted_by_step(model: nn.Module, steps: int) -> dict[str, StepTraffic]:
-    """Return the mean traffic of a step of this rank, by cached table."""
+    """Return this rank's mean traffic per step, by cached table."""
     return {
         name: StepTraffic(**{f.name: getattr(counts, f.name) / steps for f in fields(StepTraffic)})
         for name, counts in cache_traffic(model).items()
@@ -145,7 +145,7 @@ def report_caches(
 
 
 def merged(ranks: Sequence[Mapping[str, StepTraffic]]) -> dict[str, StepTraffic]:
-    """Sum the traffic of ranks by table."""
+    """Sum the traffic of all ranks for each table."""
     found: dict[str, Counter[str]] = {}
     for rank in ranks:
         for name, part in rank.items():

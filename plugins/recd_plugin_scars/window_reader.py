@@ -1,4 +1,4 @@
-"""Reads a rank's batches in windows, in which rows are put into another order."""
+"""Reads a rank's batches in windows and reorders the rows of each window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, Any]
 
 _STATE_VERSION = 1
 
-#: What may be behind a difference, for messages.
+#: Possible causes of a difference, for messages.
 _WHY = {
     "hot_rows": ". A cache without rows or share holds what fits ranks, device and machine, and "
     "these may be others now: give the cache one of the two, or scars.hot_batches a profile, and "
@@ -22,18 +22,18 @@ _WHY = {
 
 
 class WindowOrder(Protocol):
-    """Puts the rows of a window into another order."""
+    """Order of the rows within a window."""
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that the order depends on besides the rows, by name."""
+        """Return JSON values, by name, that determine the order in addition to the rows."""
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
-        """Yield the rows of full batches of one size, in as many such batches."""
+        """Yield the rows of full batches of equal size in a new order, in as many batches."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Batches of a window, each with the position after it."""
+    """The batches of a window, each with the position after it."""
 
     batches: Iterable[Rows]
     positions: Sequence[State]
@@ -42,16 +42,16 @@ class _Window:
 class WindowReader(Reader):
     """The batches of an inner reader, sorted window by window.
 
-    All ranks take the batches of their windows in turn: the first of every rank, then the second.
-    A position has the start of the window in the inner reader, the number of ranks, and the batches
-    that all ranks have taken. So another number of ranks goes on in the same sequence: it reads the
-    windows of the former ranks.
+    The global order takes the first batch of every rank's window, then the second of every rank,
+    and so on. A position contains the start of the window in the inner reader, the number of ranks,
+    and the number of batches taken by all ranks. So a different number of ranks can resume the same
+    sequence from the windows of the former ranks.
 
     Args:
-        open_inner: opens an inner reader of a rank of a number of ranks.
-        order: of the rows of a window.
-        num_batches: of a window.
-        rank, world_size: this process.
+        open_inner: opens an inner reader for a rank and a number of ranks.
+        order: order of the rows within a window.
+        num_batches: number of batches in a window.
+        rank, world_size: rank of this process and number of ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class WindowReader(Reader):
         self._num_batches = num_batches
         self._rank = rank
         self._world_size = world_size
-        # Only looked at: each iteration reads by one of its own.
+        # Used only for its attributes: each iteration opens its own reader.
         self._inner = open_inner(rank, world_size)
         self._position = self._at_start(self._inner.state_dict())
 
@@ -80,7 +80,7 @@ class WindowReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """Yield this worker's windows; skip the others in the inner reader, too."""
+        """Yield this worker's windows; the inner reader skips the others."""
         inner = self._open(self._rank, self._world_size)
         windows = self._windows(inner, self._position, worker, num_workers)
         for window in windows:
@@ -115,7 +115,7 @@ class WindowReader(Reader):
     def _windows(
         self, inner: Reader, position: State, worker: int, num_workers: int
     ) -> Generator[_Window, None, None]:
-        """This worker's windows from ``position`` to the end of the epoch; moves ``inner`` on."""
+        """Yield this worker's windows from ``position`` to the epoch's end; advances ``inner``."""
         number = 0
         if position["taken"]:
             rest = self._rest(position)
@@ -147,7 +147,7 @@ class WindowReader(Reader):
                 return
 
     def _rest(self, position: State) -> _Rest:
-        """Return the rest of a window, without reading it."""
+        """Return the rest of a window without reading it."""
         start, world_size = position["inner"], position["world_size"]
         reader = self._open(0, world_size)
         reader.load_state_dict(start)
@@ -155,9 +155,9 @@ class WindowReader(Reader):
         return _Rest(start, world_size, position["taken"], num_batches, reader.state_dict())
 
     def _finish(self, rest: _Rest) -> _Window:
-        """Read this rank's share of a rest from the windows of the former ranks.
+        """Read this rank's share of a partly read window from the windows of the former ranks.
 
-        Last batches that are too few for all ranks are left out.
+        The last batches are dropped if they are not enough for all ranks.
         """
         mine = rest.share(self._rank, self._world_size)
         batches: dict[int, Rows] = {}
@@ -178,7 +178,8 @@ class WindowReader(Reader):
     ) -> list[State]:
         """Return the positions after each step of a window.
 
-        ``firsts`` are the batches taken before each step, ``end`` the start of the next window.
+        ``firsts`` are the numbers of batches taken before each step, and ``end`` is the start of
+        the next window.
         """
         identity = self._identity() if len(firsts) else {}
         positions = [
@@ -196,7 +197,7 @@ class WindowReader(Reader):
         return positions
 
     def _at_start(self, inner: State) -> State:
-        """Return the position at the start of a window, which fits windows of any kind."""
+        """Return the position at the start of a window, which is valid for any window size."""
         return {
             "version": _STATE_VERSION,
             "inner": inner,
@@ -211,7 +212,7 @@ class WindowReader(Reader):
 
 @dataclass(frozen=True)
 class _Rest:
-    """The rest of a window of ``num_batches`` of ``world_size`` ranks when some are taken.
+    """The rest of a window of ``num_batches`` over ``world_size`` ranks after some are taken.
 
     ``start`` and ``end`` are positions of the inner reader.
     """
@@ -223,7 +224,7 @@ class _Rest:
     end: State
 
     def share(self, rank: int, world_size: int) -> range:
-        """Return the numbers of the batches that a rank takes, as many as every other."""
+        """Return the numbers of the batches that a rank takes; every rank takes equally many."""
         left = self.num_batches * self.world_size - self.taken
         first = self.taken + rank
         return range(first, first + left // world_size * world_size, world_size)

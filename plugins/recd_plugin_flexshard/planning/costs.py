@@ -54,7 +54,7 @@ class Collectives:
     ar_cross: Collective
 
 
-#: Bandwidths fitted to FlexShard's table 6: 4 nodes of 8 A100-40GB, NVLink 3, 200 Gb/s RoCE.
+#: Bandwidths consistent with FlexShard's table 6: 4 nodes of 8 A100-40GB, NVLink 3, 200 Gb/s RoCE.
 PAPER_FLAT = Collectives(
     a2a_global=Collective(24.2e9),
     a2a_intra=Collective(77.8e9),
@@ -278,9 +278,9 @@ class CopyGroup:
         """Return the ratio of sparse to dense sync traffic for rows that are sent ``w`` times.
 
         A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients per row. A rank touches the
-        row in a fraction ``t = 1 - q ** batches`` of the steps, any rank in ``u = 1 - q ** (batches
-        n)``. A batch misses the row with probability ``q = exp(-w / repeats)``, or ``1 - w`` with
-        coalescing.
+        row in a fraction ``t = 1 - q ** batches`` of the steps, any rank in
+        ``u = 1 - q ** (batches n)``. A batch misses the row with probability
+        ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing.
         """
         if self.members == 1:
             return np.zeros_like(sent)

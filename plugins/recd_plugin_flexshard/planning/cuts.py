@@ -133,7 +133,7 @@ class Ranking:
         return self.first(int(self._ends[bins - 1]) if bins else 0)
 
     def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
-        """Return the longest prefix for which the monotonic ``holds`` is True."""
+        """Return the longest prefix with monotonic ``holds``, known to be True for ``beyond``."""
         if holds(self.everything):
             return self.everything
         low, high = beyond.num_rows if beyond else 0, self.everything.num_rows
@@ -356,8 +356,8 @@ class CutModel:
     def two_tier(self) -> Cuts:
         """Return the best cuts without a flex tier.
 
-        With the default options, this is FlexShard's memory-neutral plan, the largest K with ``K (M
-        - a) <= c B cum_p(K)``.
+        With the default options, this is FlexShard's memory-neutral plan, the largest K with
+        ``K (M - a) <= c B cum_p(K)``.
         """
         hot = [_clip(each.hot_in_time(), self.hot_that_fit) for each in self.with_each_syncs]
         return self.best(Cuts(each, each) for each in hot)

@@ -1,4 +1,4 @@
-"""Tables whose often read rows have copies: on every rank (hot) and in every node (flex)."""
+"""Tables with copies of frequently read rows: on every rank (hot) and in every node (flex)."""
 
 from recd_plugin_flexshard.runtime.collection import RowTiers, TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.sharded import (

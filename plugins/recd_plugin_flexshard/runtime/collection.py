@@ -1,4 +1,4 @@
-"""EmbeddingCollections that know which rows of their tables get copies when sharded."""
+"""EmbeddingCollections that specify which rows of their tables get copies when sharded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.api import SetupError
 #: The tiers whose rows have copies.
 CopyTier = Literal["hot", "flex"]
 _SCALAR_BYTES = 4
-# The number of a copy's row in its table.
+# Bytes of a copy's row number in its table.
 _ROW_BYTES = 8
 # Of a chosen row, wherever its copies are: the row, its key, its place, and at most one bucket.
 _CHOSEN_BYTES = 24
@@ -32,7 +32,7 @@ class RowTiers:
 
     Attributes:
         hot: rows with a copy on every rank, ``[num_hot]`` int64, most read first.
-        flex: rows with a copy in every node, dealt to its ranks in turns, ``[num_flex]`` int64,
+        flex: rows with a copy in every node, dealt to its ranks round-robin, ``[num_flex]`` int64,
             most read first. All other rows are cold.
     """
 
@@ -50,17 +50,17 @@ class RowTiers:
 
 
 class TieredEmbeddingCollection(EmbeddingCollection):
-    """The same tables, parameters, state dict and forward as the collection that it replaces.
+    """An EmbeddingCollection with row tiers, otherwise equal to the collection that it replaces.
 
     DistributedModelParallel shards it by ``TieredEmbeddingCollectionSharder``. The tables stay
-    whole and in their own order; copies of the rows in ``tiers`` are laid over them.
+    whole and in their own order; copies of the rows in ``tiers`` are added.
 
     Args:
         collection: its tables are shared, not copied.
         tiers: by table name; tables without an entry have no tiers.
-        retier_every: steps after which the tiers' rows are chosen anew from the accesses in them;
-            None keeps the rows. The sizes of the tiers stay in any case.
-        sparse: tiers whose gradients are summed over the ranks for touched rows alone.
+        retier_every: number of steps after which the tiers' rows are chosen again from recent
+            accesses; None keeps the rows. The sizes of the tiers never change.
+        sparse: tiers that sum gradients over the ranks only for touched rows.
 
     Raises:
         SetupError: a row is beyond its table, a tiered table shares a feature with another table,
@@ -89,7 +89,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
-        """Return the bytes of all copies on a rank; see the function of that name."""
+        """Return the bytes of all copies on a rank; see the module's ``overlay_bytes``."""
         num_hot = sum(len(tiers.hot) for tiers in self.tiers.values())
         num_flex = sum(len(tiers.flex) for tiers in self.tiers.values())
         return overlay_bytes(num_hot, num_flex, self.embedding_dim(), ranks_per_node, optimizer)
@@ -123,7 +123,7 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
 def overlay_bytes(
     num_hot: int, num_flex: int, embedding_dim: int, ranks_per_node: int, optimizer: str
 ) -> int:
-    """Return the most bytes that copies of rows take on a rank, beside the tables.
+    """Return the maximum bytes that copies of rows take on a rank, in addition to the tables.
 
     Counts copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
     host memory), but not the gradient of a step, which is as large as the copies.
@@ -141,7 +141,7 @@ def with_tiers(
 ) -> nn.Module:
     """Return the model with tiers for the tables in ``tiers``; paths and parameters stay.
 
-    Tiers that other entries have put into a collection stay, too.
+    Tiers from other sharding entries stay in the collection.
 
     Raises:
         SetupError: tables of one collection have different ``retier_every``.
@@ -176,6 +176,6 @@ def _tiered(
                 f"({path}), and their entries say retier_every {given}; give them one"
             )
         chosen = {**collection.tiers, **chosen}
-        # A sum of touched rows sends at most a bit a row and rank more than one of all.
+        # A sum of touched rows sends at most one bit per row and rank more than a sum of all rows.
         sparse = collection.sparse.union(sparse)
     return TieredEmbeddingCollection(collection, chosen, every, sparse)

@@ -1,4 +1,4 @@
-"""Flex rows: ids go to their rank of the node, embeddings come back and are merged."""
+"""Lookup of flex rows: sends ids to their owner in the node and merges the returned embeddings."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from recd_plugin_flexshard.runtime.touched import Codec, Wire
 
 @dataclass
 class FlexSizes:
-    """Flex ids of each feature that this rank sends and gets, ``[ranks_per_node][F]``."""
+    """Number of flex ids per feature that this rank sends and receives, ``[ranks_per_node][F]``."""
 
     sent: list[list[int]]
     received: list[list[int]]
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the sizes; the awaitable that it returns sends the ids."""
+    """Sends the sizes; its result is an awaitable that sends the ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.sizes: FlexSizes | None = None
         self._split = split
         self._group = group
-        # One row is what this rank sends, the other what it gets: they go to the host together.
+        # Sent and received sizes share one tensor, so that one copy to the host is enough.
         self._both = torch.stack([split.flex_sizes, split.flex_sizes])
         self._work = _start(self._both[1], split.flex_sizes, group)
 
@@ -47,7 +47,7 @@ class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
 
 
 class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
-    """Gives one key with the positions that the ranks of the node want, rank by rank."""
+    """Returns one key with the positions that the ranks of the node request, rank by rank."""
 
     def __init__(self, ids: Tensor, sizes: FlexSizes, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """Lookup in flight: flex ids are looked up at their owners and embeddings are sent back."""
+    """A lookup in flight: owners look up flex ids and send the embeddings back."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class FlexLookup:
         )
 
     def wait(self) -> Tensor:
-        """Embeddings of the ids that this rank wants, ``[num_flex, embedding_dim]``."""
+        """Return the embeddings of this rank's flex ids, ``[num_flex, embedding_dim]``."""
         output: Tensor = _TierReceive.apply(  # type: ignore[no-untyped-call]
             self._token, self._exchange
         )
@@ -121,7 +121,7 @@ class _Exchange:
 
 
 class _TierSend(torch.autograd.Function):
-    """Starts the exchange of the embeddings; backward, has the gradients and trains."""
+    """Starts to send the embeddings. Its backward receives the gradients and trains the copies."""
 
     @staticmethod
     def forward(
@@ -147,7 +147,7 @@ class _TierSend(torch.autograd.Function):
 
 
 class _TierReceive(torch.autograd.Function):
-    """Waits for the embeddings; backward, starts the exchange of their gradients."""
+    """Waits for the embeddings. Its backward starts to send their gradients."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, exchange: _Exchange) -> Tensor:
@@ -186,9 +186,9 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
     Args:
         split: of the batch.
         cold: embeddings of the ids that have no copy, and of untiered features.
-        hot: embeddings, ``[num_hot, embedding_dim]``; None without hot rows.
-        flex: their lookup; None without flex rows.
-        need_indices: give the ids as the JaggedTensors' weights.
+        hot: embeddings of hot ids, ``[num_hot, embedding_dim]``; None without hot rows.
+        flex: lookup of flex ids; None without flex rows.
+        need_indices: whether to return the ids as the JaggedTensors' weights.
     """
 
     def __init__(
@@ -232,13 +232,13 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
 
 class _TierMerge(torch.autograd.Function):
-    """Rows of several matrices in one, at the places that ``sources`` has of them."""
+    """Merges rows of several matrices into one, at the positions in ``sources``."""
 
     @staticmethod
     def forward(ctx: Any, sources: list[Tensor], *tiers: Tensor) -> Tensor:
         ctx.save_for_backward(*sources)
         merged = tiers[0].new_empty(sum(map(len, tiers)), tiers[0].shape[1])
-        # Not concatenated first, which would hold all embeddings once more.
+        # Concatenating first would hold all embeddings twice.
         for source, tier in zip(sources, tiers, strict=True):
             merged.index_copy_(0, source, tier)
         return merged

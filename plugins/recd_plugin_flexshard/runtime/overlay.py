@@ -1,4 +1,4 @@
-"""Copies of chosen rows, which learn as the fused FBGEMM kernel of their table does."""
+"""Copies of selected rows that train exactly like the fused FBGEMM kernel of their table."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _REFUSED_OPTIONS = (
 
 
 class Rates(NamedTuple):
-    """Hyperparameters of a lookup."""
+    """Hyperparameters of one lookup."""
 
     learning_rate: float
     eps: float
 
 
 class UpdateRule:
-    """The update of one fused kernel."""
+    """The optimizer update of one fused kernel."""
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
         require_attributes(
@@ -69,7 +69,7 @@ class UpdateRule:
 
     @property
     def has_state(self) -> bool:
-        """Whether a row has a sum of squared gradients."""
+        """Return whether the optimizer has a sum of squared gradients per row."""
         return bool(self._kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
     @property
@@ -81,7 +81,7 @@ class UpdateRule:
         """Update rows in place; ``[n, embedding_dim]``, with sums of squares ``[n]`` or None.
 
         SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
-        ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
+            ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
         """
         self._check_options()
         rate, eps = rates
@@ -92,13 +92,13 @@ class UpdateRule:
         norms = torch.linalg.vector_norm(gradient, dim=1)
         state.addcmul_(norms, norms, value=1 / gradient.shape[1])
         scale = rate / (state.sqrt() + eps)
-        # With eps 0 a row that never had a gradient would become 0 * infinity.
+        # With eps 0, a row without gradients would become 0 * infinity.
         scale.masked_fill_(state == 0, 0)
         weights.addcmul_(gradient, scale.unsqueeze(1), value=-1)
 
 
 def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
-    """Return the rule of each tiered table of this rank; tables of one kernel share one."""
+    """Return this rank's update rule for each tiered table; tables of one kernel share it."""
     rules: dict[str, UpdateRule] = {}
     for module in (module for lookup in lookups for module in lookup.modules()):
         if isinstance(module, BatchedFusedEmbedding):
@@ -113,10 +113,10 @@ class LookedUp:
     """State of a lookup for its backward pass.
 
     Attributes:
-        rows: rows that the positions stood for.
+        rows: rows of the looked-up positions.
         touched: the lookups of all ranks; None with a dense sync.
-        rates: of each rule; None takes those of the backward pass, for rows that were looked up
-            before their step began.
+        rates: of each rule. None uses the rates at the backward pass, for lookups before their step
+            began.
     """
 
     rows: Mapping[str, Tensor]
@@ -127,13 +127,13 @@ class LookedUp:
 class Overlay:
     """Copies of rows of several tables in one matrix, trained inside the backward pass.
 
-    A position is a row of the matrix; those of a table follow each other. The matrix is no
-    parameter: no optimizer sees it, and the tables' state dict has its rows.
+    A position is a row number of the matrix. Positions of one table are adjacent. The matrix is not
+    a parameter: optimizers do not see it, and its rows are part of the tables' state dict.
 
     Attributes:
-        weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
-        state: sums of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
-        rows: by table; another mapping when the rows have moved.
+        weights: ``[num_rows, embedding_dim]`` float32; zeros until set.
+        state: sums of squares of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
+        rows: row numbers by table; replaced when the tiers change.
         num_updates: backward passes that trained the rows.
     """
 
@@ -160,7 +160,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the rows that the positions stand for, as many as before."""
+        """Replace the rows behind the positions. The number of rows must stay the same."""
         self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
@@ -173,7 +173,8 @@ class Overlay:
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
         """Return embeddings ``[n, embedding_dim]`` of ``positions``, trained by a backward pass.
 
-        Also without positions, as other ranks have some. ``ahead``: before their step begins.
+        Also call it without positions, because other ranks may have some. ``ahead`` marks a lookup
+        before its step begins.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
@@ -183,7 +184,7 @@ class Overlay:
     def looked_up(self, positions: Tensor, *, ahead: bool) -> LookedUp:
         touched = None
         has_peers = self._group.size() > 1 and len(self.weights) > 0
-        # Tell the other ranks, where a backward pass may follow.
+        # Tell the other ranks if a backward pass may follow.
         if self._sparse and has_peers and torch.is_grad_enabled():
             with torch.no_grad(), record_function(SYNC_REGION):
                 touched = TouchedRows(positions, len(self.weights), self._group, self._codec)
@@ -193,16 +194,17 @@ class Overlay:
         return [rule.rates for rule, _ in self._updates]
 
     def anchor(self) -> Tensor:
-        """Return a scalar that needs a gradient, as an input without which nothing runs backward.
+        """Return a scalar that needs a gradient, so that the backward pass always runs.
 
-        On the device of the copies: autograd has a thread a device, and collectives need an order.
+        It is on the device of the copies: autograd has one thread per device, and collectives need
+        a fixed order.
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
     def train(self, looked_up: LookedUp, positions: Tensor, gradients: Tensor) -> None:
         """Start to sum ``gradients`` over the ranks; the end of the backward pass updates the rows.
 
-        They are ``[n, embedding_dim]``, of the ranks' losses, not of their mean.
+        ``gradients`` are ``[n, embedding_dim]``, of the loss of each rank, not of the mean loss.
         """
         if looked_up.rows is not self.rows:
             raise ExactnessError(
@@ -247,7 +249,7 @@ class Overlay:
         def pass_on() -> None:
             with record_function(SYNC_REGION):
                 total.pass_on()
-            # After those of other overlays have started, too.
+            # Only after those of other overlays have started.
             _at_end_of_backward(finish)
 
         def finish() -> None:
@@ -279,7 +281,7 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Return ``touched`` by rule, and their places in it."""
+        """Return ``touched`` split by rule, and the positions of the parts in it."""
         if len(self._updates) == 1:
             return [(self._updates[0][0], touched, slice(None))]
         starts = torch.tensor([part.stop for _, part in self._updates], device=touched.device)
@@ -289,7 +291,7 @@ class Overlay:
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:
-    # torch has no public way to run something when a backward pass is over; DDP does it so.
+    # torch has no public hook for the end of a backward pass; DDP uses the same private one.
     engine: Any = Variable._execution_engine
     engine.queue_callback(call)
 
@@ -313,7 +315,7 @@ class _TierLookup(torch.autograd.Function):
 
 def _sum_by_position(gradients: Tensor, positions: Tensor, num_rows: int) -> Tensor:
     if gradients.is_cuda:
-        # Sorts the positions: sums are the same every time, and the most read row is no bottleneck.
+        # Sorting the positions makes sums deterministic and avoids contention on the most read row.
         total: Tensor = torch.ops.aten.embedding_dense_backward(
             gradients, positions, num_rows, -1, False
         )

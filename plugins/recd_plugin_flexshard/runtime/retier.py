@@ -1,4 +1,4 @@
-"""Re-tiering: the tiers' rows are chosen anew from the accesses of the last steps of all ranks."""
+"""Re-tiering: chooses the tiers' rows again from recent accesses of all ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Keys = NDArray[np.int64]
 
 
 class RecentAccesses:
-    """Counts of this rank since the last ``take``, by key of ``TierIndex``.
+    """Access counts of this rank since the last ``take``, by key of ``TierIndex``.
 
-    Exact for up to ``bound`` rows; of more the heaviest are kept, and a count is too low by less
-    than a share ``1 / bound`` of all accesses.
+    Exact for up to ``bound`` rows; with more rows, the most read ones are kept, and counts are too
+    low by less than a share ``1 / bound`` of all accesses.
     """
 
     def __init__(self, bound: int = 1 << 20) -> None:
@@ -41,14 +41,14 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one access of each of ``keys``; negative ones are no rows."""
+        """Count one access of each of ``keys``; negative keys are ignored."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
             self._count()
 
     def take(self) -> tuple[Keys, NDArray[np.float64]]:
-        """Return the rows that were read, ascending, and how often, and forget them."""
+        """Return the read rows in ascending order with their counts, and reset the counts."""
         self._count()
         taken = self._keys, self._counts
         self._forget()
@@ -69,7 +69,7 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Chosen rows of the overlays, and their share of recent accesses."""
+    """Selected rows of the overlays, and their share of recent accesses."""
 
     hot: Keys
     flex: Keys
@@ -81,10 +81,9 @@ class Chosen:
 def choose_rows(
     read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
-    """Return the most read rows as hot ones, the next as flex ones, as many of each as now.
+    """Return the most read rows as hot and the next as flex rows. Tier sizes stay. Collective.
 
-    Of equally read rows hot ones stay before flex ones and these before others. A collective call
-    with the same result on all ranks.
+    Ties prefer rows that are hot, then rows that are flex. The result is the same on all ranks.
     """
     of_ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(of_ranks, read, group=group)
@@ -106,7 +105,7 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """Changes by a new choice of rows, in all tables of a collection."""
+    """Number of rows that changed their tier, over all tables of a collection."""
 
     step: int
     moved: Mapping[tuple[str, str], int]
@@ -122,13 +121,13 @@ class RetierReport:
 
 
 class Retiering:
-    """Counts accesses while training, and chooses rows anew after every ``every`` batches.
+    """Counts accesses during training, and chooses rows again every ``every`` batches.
 
-    The tiers keep their sizes over all tables: a table may gain rows that another one loses.
+    The total size of each tier stays the same, but rows may shift between tables.
     """
 
     def __init__(self, every: int) -> None:
-        # No tier's group, whose traffic is that of steps.
+        # Not a tier's group: those count only the traffic of steps.
         world = dist.group.WORLD
         assert world is not None
         self.reports: list[RetierReport] = []
@@ -138,7 +137,7 @@ class Retiering:
         self._recent = RecentAccesses()
 
     def next_index(self, index: TierIndex) -> TierIndex:
-        """Return the index for the next training batch; a collective call when it changes."""
+        """Return the index for the next training batch. Collective when the index changes."""
         if not self._steps or self._steps % self._every:
             return index
         old = index.chosen_keys()
@@ -168,7 +167,7 @@ def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:
 
 
 def _moves(old: tuple[Keys, Keys], new: tuple[Keys, Keys]) -> dict[tuple[str, str], int]:
-    """Return how many keys changed their tier, by the tiers before and after."""
+    """Return how many keys changed their tier."""
     every = np.unique(np.concatenate([*old, *new]))
     tiers = np.zeros((2, len(every)), np.int64)  # before and after
     for of_keys, chosen in zip(tiers, (old, new), strict=True):

@@ -1,6 +1,6 @@
-"""Copies and tables in step: rows move between row-wise shards and the copies of the tiers.
+"""Synchronizes copies and tables: moves rows between row-wise shards and the copies.
 
-Rows are copied bit for bit, in pieces of ``PIECE_BYTES`` at most. Checkpoints are those of the
+Rows are copied bit for bit, in pieces of at most ``PIECE_BYTES``. Checkpoints contain only the
 tables.
 """
 
@@ -26,13 +26,13 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TierGroups:
-    """A process group for the collectives of each tier, so that their traffic is told apart.
+    """One process group per tier, so that the traffic of tiers can be told apart.
 
     Attributes:
         cold: all ranks, for all-to-alls of the sharded tables.
-        hot: all ranks, for sums of the hot rows' gradients.
+        hot: all ranks, to sum the gradients of hot rows.
         flex: the ranks of this node, for all-to-alls of the flex rows.
-        flex_gradients: ranks that hold the same flex rows, for sums of their gradients.
+        flex_gradients: ranks that hold the same flex rows, to sum their gradients.
     """
 
     cold: dist.ProcessGroup
@@ -42,11 +42,11 @@ class TierGroups:
 
     @property
     def names(self) -> dict[str, str]:
-        """Tier by group name, as ``CollectiveBytes`` has them."""
+        """Return the tier of each group, keyed by the group name that ``CollectiveBytes`` uses."""
         return {getattr(self, each.name).group_name: each.name for each in fields(self)}
 
 
-# By the default process group. When that is destroyed they go, and their threads with them.
+# Keyed by the default process group. When it is destroyed, these groups and their threads end.
 _made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
@@ -60,7 +60,7 @@ def tier_groups() -> TierGroups:
     if world not in _made:
         local, everyone = rank_agreement.ranks_of_each_node(), list(range(dist.get_world_size()))
         cold, hot = (rank_agreement.new_group(everyone) for _ in range(2))
-        # Every rank makes every group, its own or not.
+        # Every rank must create every group.
         nodes = [
             rank_agreement.new_group(everyone[i : i + local])
             for i in range(0, len(everyone), local)
@@ -73,16 +73,16 @@ def tier_groups() -> TierGroups:
 
 @dataclass(frozen=True)
 class _Move:
-    """Some rows of one table in one tier. Tensors are int64 ``[n]`` on the CPU, but for the data.
+    """Rows of one table in one tier. Tensors are int64 ``[n]`` on the CPU, except for the data.
 
     Attributes:
         shard: this rank's rows of the table, weights or optimizer state.
-        copies: of the tier on this rank.
-        owners: rank whose shard has the row.
-        local: place of the row in that shard.
+        copies: the tier's copies on this rank.
+        owners: rank whose shard contains the row.
+        local: index of the row in that shard.
         holders: rank within its node that holds the copy.
-        slots: place of the copy there.
-        node: ranks of a node that hold each copy once; 1 for hot rows, which all ranks hold.
+        slots: index of the copy on that rank.
+        node: number of ranks over which a node's copies are spread; 1 for hot rows.
     """
 
     shard: Tensor
@@ -94,7 +94,7 @@ class _Move:
     node: int
 
     def refresh(self, world: dist.ProcessGroup) -> None:
-        """Overwrite the copies on all ranks with the rows of their owners."""
+        """Overwrite the copies on all ranks with the owners' rows."""
         rank, nodes = dist.get_rank(), dist.get_world_size() // self.node
         sent, num_sent = _grouped(self.holders, self.owners == rank, self.node)
         got, num_got = _grouped(self.owners, self.holders == rank % self.node, self.node * nodes)
@@ -103,7 +103,7 @@ class _Move:
         self.copies.index_copy_(0, self.slots[got].to(self.copies.device), received)
 
     def fold(self, group: dist.ProcessGroup) -> None:
-        """Overwrite the rows of owners with copies in their node; hot rows are not sent."""
+        """Overwrite the owners' rows with a copy from their node. Hot rows are not sent."""
         rank, node = dist.get_rank(), self.node
         sent = (self.owners // node == rank // node) & (self.holders == rank % node)
         to_owner, num_sent = _grouped(self.owners % node, sent, node)
@@ -111,8 +111,9 @@ class _Move:
         rows = self._read(self.copies, self.slots[to_owner])
         if node > 1:
             rows = _exchange(rows, num_sent, num_got, group)
-        # A batch under way did not read these rows of the table, so the count of changes that
-        # autograd compares, which detach() would share, stays.
+        # A batch in flight did not read these rows of the table. So autograd's version counter,
+        # which
+        # detach() would share, must not change.
         self.shard.data.index_copy_(0, self.local[mine].to(self.shard.device), rows)
 
     @staticmethod
@@ -121,7 +122,7 @@ class _Move:
 
 
 def _grouped(keys: Tensor, chosen: Tensor, num_keys: int) -> tuple[Tensor, list[int]]:
-    """Return the positions that are ``chosen``, by key and in order, and how many have each key."""
+    """Return the ``chosen`` positions, ordered by key, and their number per key."""
     positions = chosen.nonzero().squeeze(1)
     keys = keys[positions]
     counts: list[int] = torch.bincount(keys, minlength=num_keys).tolist()
@@ -139,10 +140,10 @@ def _exchange(
 class CopiedRows:
     """Moves weights and optimizer state between the tables and the overlays.
 
-    Every method but ``ask`` and ``take_back`` is a collective call.
+    All methods except ``ask`` and ``take_back`` are collective calls.
 
     Attributes:
-        index: which rows the overlays hold now.
+        index: the rows that the overlays currently hold.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class CopiedRows:
         self._was_asked = False
 
     def _moves(self) -> Iterator[_Move]:
-        """Yield the rows of all tables and tiers, weights and state, as ``TierIndex`` places them.
+        """Yield the rows of all tables and tiers, weights and state, in the order of ``TierIndex``.
 
         All ranks yield the same pieces.
         """
@@ -197,7 +198,7 @@ class CopiedRows:
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the copies into the tables, unless they have not learned since the last time."""
+        """Write the copies into the tables if they were trained since the last call."""
         if self._folded == self._num_updates:
             return
         for move in self._moves():
@@ -205,19 +206,19 @@ class CopiedRows:
         self._folded = self._num_updates
 
     def lend(self) -> None:
-        """Fold for a state dict, whose tensors may be filled in place.
+        """Fold for a state dict whose tensors may be overwritten in place.
 
-        The copies follow in the next lookup, if they have not learned in between.
+        The next lookup updates the copies, unless they were trained in between.
         """
         self.fold()
         self._is_out = self._was_asked = True
 
     def take_back(self) -> None:
-        """Nobody has kept a state dict."""
+        """Cancel ``lend``: no state dict was kept."""
         self._is_out = self._was_asked = False
 
     def ask(self) -> None:
-        """Note that tensors of a state dict are read or written, perhaps on this rank alone."""
+        """Record that state dict tensors are read or written, perhaps only on this rank."""
         if self._folded != self._num_updates:
             raise ExactnessError(
                 "tensors of a state dict were asked for that was taken before the last backward "
@@ -229,8 +230,8 @@ class CopiedRows:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Set the copies from the tables."""
-        # Not the tiers' groups, whose traffic is that of steps.
+        """Overwrite the copies with rows of the tables."""
+        # Not the tiers' groups: those count only the traffic of steps.
         world = dist.group.WORLD
         assert world is not None
         for move in self._moves():
@@ -239,10 +240,10 @@ class CopiedRows:
         self._was_asked = False
 
     def hold(self, index: TierIndex) -> None:
-        """Have the overlays hold the rows of ``index``, which has as many as the one before."""
+        """Load the rows of ``index``, as many as in the previous one, into the overlays."""
         if index is self.index:
             if self._is_out and self._folded == self._num_updates:
-                # All ranks refresh if one was asked.
+                # All ranks refresh if one rank needs it.
                 asked = self._hot.weights.new_tensor(float(self._was_asked))
                 dist.all_reduce(asked, dist.ReduceOp.MAX)
                 if asked:
@@ -260,10 +261,10 @@ class CopiedRows:
 
 
 class FoldingOptimizer(CombinedOptimizer):
-    """The fused optimizer of the tables, whose state includes the updates of the copies.
+    """The tables' fused optimizer, with the copies' updates included in its state.
 
-    Names, shapes and types are TorchRec's. All ranks read ``state`` together, as ``state_dict`` and
-    ``load_state_dict`` of it and of any optimizer around it do.
+    Names, shapes and types are TorchRec's. Reading ``state`` is a collective call, and so are
+    ``state_dict`` and ``load_state_dict`` of this optimizer and its wrappers.
     """
 
     def __init__(
@@ -273,15 +274,15 @@ class FoldingOptimizer(CombinedOptimizer):
         self._lend = lend
         self._refresh = refresh
 
-    # An optimizer around this one asks for the state, and for nothing else, in its state_dict.
+    # A wrapping optimizer reads the state only in its state_dict.
     @property
     def state(self) -> Any:
-        """The state by parameter."""
+        """Return the state by parameter."""
         self._lend()
         return super().state
 
     def post_load_state_dict(self) -> None:
-        """Called after loading, by an optimizer around this one too."""
+        """Reset after loading. A wrapping optimizer calls this too."""
         super().post_load_state_dict()
         self._refresh()
 
@@ -296,7 +297,7 @@ def set_group(
     optimizer: CombinedOptimizer,
     group: dist.ProcessGroup,
 ) -> None:
-    """Give the tensors of state dicts the trainer's group, which a copy of them needs."""
+    """Assign the trainer's group to the tensors of state dicts, which need it to be copied."""
     states = (tensor for by_name in optimizer.state.values() for tensor in by_name.values())
     for tensor in (*weights.values(), *states):
         if isinstance(tensor, ShardedTensor):
@@ -304,7 +305,7 @@ def set_group(
 
 
 def _optimizer_state(optimizer: CombinedOptimizer, table: str, weights: Tensor) -> Tensor:
-    """Return the sums of row-wise Adagrad, ``[rows]``; zeros for a table with SGD."""
+    """Return the sums of squares of row-wise Adagrad, ``[rows]``; zeros for a table with SGD."""
     states = optimizer.state[optimizer.params[f"embeddings.{table}.weight"]].values()
     for state in states:
         return _local(state, weights.new_empty(0))

@@ -1,4 +1,4 @@
-"""An EmbeddingCollection whose often read rows have copies, sharded."""
+"""Sharded EmbeddingCollection with copies of frequently read rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from recd_plugins.api import (
 
 @dataclass
 class TieredContext(ExactSequenceContext):
-    """Context of a batch, with the tiers of its ids."""
+    """Context of a batch, including the tiers of its ids."""
 
     split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
@@ -61,8 +61,9 @@ class TieredContext(ExactSequenceContext):
 class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     """Row-wise tables as the cold tier, and two overlays with copies (FlexShard, 2301.02959).
 
-    Hot rows are on every rank, flex rows in every node. A step equals that of the tables without
-    tiers: copies learn in the backward pass, by the update rule and rate of the tables' kernels.
+    Hot rows are on every rank, flex rows in every node. Training steps give the same result as
+    without tiers: copies are updated in the backward pass, with the update rule and learning rate
+    of the tables' kernels.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         super().register_post_odist_tracker_fn(record_fn)
 
     def _refuse_tracker(self) -> None:
-        """Copies change on other ranks than the row's shard."""
+        """Refuse a tracker: copies also change on ranks without the row's shard."""
         if self._has_tiers:
             raise SetupError(
                 "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "
@@ -157,7 +158,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send the ids of cold rows as the base class does, and of flex rows in the node."""
+        """Send ids of cold rows like the base class, and ids of flex rows within the node."""
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
@@ -189,7 +190,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         parts = list(input)
         wanted = parts.pop() if ctx.flex is not None else None
         cold = super().look_up(ctx, KJTList(parts))
-        # Whoever has replaced them has rows of a later step looked up, whose rates may change yet.
+        # If they were replaced, rows of a later step are being looked up, whose rates may still
+        # change.
         ahead = any(isinstance(each, LookupAhead) for each in self._lookups)
         flex = hot = None
         if wanted is not None:
@@ -209,7 +211,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
 
     def _count(self, positions: Tensor, per_feature: Tensor) -> None:
-        """Tell ``lookup_ids`` how many copies of each feature are looked up."""
+        """Report to ``lookup_ids`` how many copies of each feature are looked up."""
         assert self.post_lookup_tracker_fn is not None
         lengths = per_feature.to(positions.device)
         ids = KeyedJaggedTensor(self.index.features, positions, lengths=lengths)
@@ -232,21 +234,21 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The tables' optimizer, whose state includes the copies: a collective call."""
+        """Return the tables' optimizer; its state includes the copies. Collective."""
         return self._folding_optimizer if self._has_tiers else self._optim
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """Reports of re-tiering, one for each change of rows, in order."""
+        """Return re-tiering reports, one for each change of rows, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
-        """Write updates of the copies into the tables; collective over all ranks."""
+        """Write updates of the copies into the tables. Collective over all ranks."""
         if self._has_tiers:
             self._copies.fold()
 
     def refresh(self) -> None:
-        """Set the copies from the tables: all ranks together."""
+        """Overwrite the copies with rows of the tables. Collective over all ranks."""
         if self._has_tiers:
             self._copies.refresh()
 
@@ -258,7 +260,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         """Register hooks so that state dicts equal those of tables without tiers."""
         self._folding_optimizer = FoldingOptimizer(self._optim, self._lend, self.refresh)
         self.register_state_dict_pre_hook(lambda module, *_: module._lend())
-        # What a state dict lacks, the optimizer's state, is to be that of the copies.
+        # If a state dict lacks the optimizer state, keep the state of the copies.
         self._register_load_state_dict_pre_hook(lambda module, *_: module.fold(), with_module=True)
         self.register_load_state_dict_post_hook(lambda module, _: module.refresh())
 
@@ -293,7 +295,7 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
 
 
 class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
-    """Shards a TieredEmbeddingCollection: tiered tables row-wise, others in any way.
+    """Shards a TieredEmbeddingCollection: tiered tables row-wise, other tables in any way.
 
     ``shard`` raises SetupError if a tiered table is not planned row-wise with the fused kernel, or
     nodes have different numbers of ranks, and ExactnessError if copies cannot follow the optimizer.

@@ -1,4 +1,4 @@
-"""Which tier each id of a batch goes to."""
+"""Splits the ids of a batch by tier."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NO_KEY = np.iinfo(np.int64).min
 
 
 class Places:
-    """Finds keys in a list by their hash, in a fifth of the time of a binary search on CPU.
+    """Finds keys in a list by hashing; on CPU this takes a fifth of the time of a binary search.
 
-    Keys lie sorted by bucket, at most one bucket a key, so a key is one of the few behind the start
-    of its bucket.
+    Keys are sorted by bucket. There is at most one bucket per key, so a search checks only the few
+    keys from the start of a bucket.
 
     Args:
-        keys: different ones, ``[num_keys]``, none of them the least int64.
+        keys: distinct keys, int64 ``[num_keys]``. The smallest int64 is reserved.
         device: of the keys to find.
     """
 
@@ -36,14 +36,14 @@ class Places:
         order = torch.argsort(bucket, stable=True)
         sizes = torch.bincount(bucket, minlength=2**self._bits)
         self._most = max(1, int(sizes.max()))
-        # Behind the last bucket there is nothing to be found.
+        # A search past the last bucket finds nothing.
         rest = torch.full((self._most,), _NO_KEY)
         self._keys = torch.cat([torch.from_numpy(keys)[order], rest]).to(device)
         self._places = torch.cat([order, torch.zeros_like(rest)]).int().to(device)
         self._starts = (sizes.cumsum(0) - sizes).int().to(device)
 
     def find(self, keys: Tensor) -> Tensor:
-        """Return the place of each of ``keys`` in the list, int64; -1 if it is not there."""
+        """Return the index of each of ``keys`` in the list, int64; -1 if it is missing."""
         at = self._starts.index_select(0, self._bucket(keys))
         for _ in range(self._most - 1):
             at = at + (self._keys.index_select(0, at) != keys)
@@ -59,15 +59,15 @@ class TierSplit:
     """The ids of one batch by tier. ``n`` is the number of ids of features of tiered tables.
 
     Attributes:
-        index: that made it.
-        cold: all features; of tiered tables only the ids that have no copy.
+        index: the index that split the batch.
+        cold: ids of all features; for tiered tables, only ids without a copy.
         hot: positions in the hot overlay, ``[num_hot]`` int64.
         flex: positions in the flex overlays of their owners, ``[num_flex]`` int64, by owner, then
             by feature.
         flex_sizes: number of flex ids, ``[ranks_per_node, F]`` int64.
-        cold_source: place of each cold id among the n ids, int64.
-        hot_source: place of each hot id, ``[num_hot]`` int64.
-        flex_source: place of each flex id, ``[num_flex]`` int64.
+        cold_source: position of each cold id among the n ids, int64.
+        hot_source: position of each hot id, ``[num_hot]`` int64.
+        flex_source: position of each flex id, ``[num_flex]`` int64.
         ids: the n ids, ``[n]``.
         lengths: of the tiered features, ``[F, stride]``.
         ids_per_feature: of the tiered features.
@@ -94,16 +94,16 @@ class TierSplit:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Finds ids among the chosen rows.
+    """Finds ids among the rows that have copies.
 
-    A row's key is its place as if the tiered tables stood one below the other.
+    A row's key is its index in the concatenation of all tiered tables.
 
     Attributes:
         features: of tiered tables, table by table.
         first_keys: key of the first row of each tiered table, ``[num_tables]`` int64.
-        places: of the keys of hot rows, and behind them of flex rows.
-        num_hot: hot rows of all tables.
-        num_flex: flex rows of all tables.
+        places: lookup of the keys of hot rows, followed by those of flex rows.
+        num_hot: number of hot rows of all tables.
+        num_flex: number of flex rows of all tables.
     """
 
     configs: Sequence[EmbeddingConfig]
@@ -144,11 +144,11 @@ class TierIndex:
         )
 
     def hot_rows(self) -> dict[str, Tensor]:
-        """Return the rows of the hot overlay by table, in the order of its positions."""
+        """Return the rows of the hot overlay for each table, in the order of its positions."""
         return {name: self._tensor(rows.hot) for name, rows in self.tiers.items()}
 
     def flex_rows(self, local_rank: int) -> dict[str, Tensor]:
-        """Return the rows of the flex overlay of a node's rank, likewise."""
+        """Return the rows of the flex overlay of one local rank, for each table."""
         rows, start = {}, 0
         for name, tiers in self.tiers.items():
             first = (local_rank - start) % self.ranks_per_node
@@ -157,7 +157,7 @@ class TierIndex:
         return rows
 
     def split(self, features: KeyedJaggedTensor) -> TierSplit:
-        """Divide a batch; features of other modules are left out."""
+        """Split a batch by tier; features of other modules are skipped."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
         per_key, stride = features.length_per_key(), features.stride()
@@ -166,7 +166,7 @@ class TierIndex:
         lengths = all_lengths if wanted == list(range(len(numbers))) else all_lengths[wanted]
         per_feature = [per_key[number] for number in wanted]
 
-        # Among the hot rows, or behind those among the flex rows.
+        # Indexes of hot rows come first, then those of flex rows.
         place = self.places.find(self.keys(ids, per_feature))
         is_cold = place < 0
         cold_source = is_cold.nonzero().squeeze(1)
@@ -199,9 +199,9 @@ class TierIndex:
         return TierSplit(self, cold, hot, flex, flex_sizes, *sources, ids, lengths, per_feature)
 
     def keys(self, ids: Tensor, ids_per_feature: list[int]) -> Tensor:
-        """Return the keys of the rows that tables without tiers would read, ``[n]`` int64.
+        """Return the keys of the rows that a lookup without tiers would read, ``[n]`` int64.
 
-        An id outside of its table has the key of the first row of some shard, or -1.
+        An id outside its table gets the key of the first row of some shard, or -1.
 
         Args:
             ids: of the tiered features, feature by feature, ``[n]``.
@@ -221,7 +221,7 @@ class TierIndex:
         return keys
 
     def _row_read_instead(self, ids: Tensor, num_rows: Tensor) -> Tensor:
-        """Return the rows that TorchRec and FBGEMM read for ids outside of their table."""
+        """Return the rows that TorchRec and FBGEMM read for ids outside their table."""
         block = (num_rows + self.num_ranks - 1) // self.num_ranks
         wrapped = 2 ** (8 * ids.element_size()) % self.num_ranks
         rank = (ids.remainder(self.num_ranks) + wrapped * (ids < 0)).remainder(self.num_ranks)
@@ -230,13 +230,13 @@ class TierIndex:
 
 
 def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
-    """Return the number of the feature of each of some ids, by their places in the batch."""
+    """Return the feature number of ids, given their positions in the batch."""
     ends = torch.tensor(ids_per_feature, device=source.device).cumsum(0)
     return torch.bucketize(source, ends, right=True)
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:
-    """Return the values of some keys, one key after the other."""
+    """Return the values of selected keys, one key after the other."""
     values, offsets = features.values(), features.offset_per_key()
     if numbers == list(range(len(offsets) - 1)):
         return values

@@ -1,7 +1,8 @@
-"""Sparse sync: gradients of copies, summed over the ranks for touched rows alone.
+"""Sparse sync: sums gradients of copies over the ranks, only for touched rows.
 
-Each rank sends the gradient of a row that it alone touched to all others. A row of several ranks is
-summed by one of them, in turns, which sends the sum. Two ranks send each other all that they have.
+If only one rank touched a row, it sends the gradient to all other ranks. If several ranks touched
+it, one of them, chosen round-robin, sums the gradients and sends the sum. Two ranks exchange all
+their gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wire:
-    """Codecs of rows and gradients of copies: TorchRec's for all-to-alls of sequences."""
+    """Codecs for rows and gradients of copies: the same as TorchRec's for sequence all-to-alls."""
 
     def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
         both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
@@ -32,7 +33,7 @@ class Wire:
 
 
 class Codec:
-    """A codec of TorchRec for rows of ``embedding_dim`` scalars, or none."""
+    """A TorchRec codec for rows of ``embedding_dim`` scalars, or the identity."""
 
     def __init__(self, codec: QuantizedCommCodec[Any] | None, embedding_dim: int) -> None:
         self._codec = codec
@@ -70,7 +71,7 @@ class Codec:
         return self._codec.decode(rows.reshape(-1), context).view(len(rows), self._widths[0])
 
 
-#: Sums gradients ``[n, dim]`` by their positions among so many rows.
+#: Sums gradients ``[n, dim]`` by position, for the given number of rows.
 SumByPosition = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -86,14 +87,14 @@ class Hop:
 
 @dataclass(frozen=True)
 class Routes:
-    """Plan of the sums of one batch; all ranks make it of the same bits.
+    """Plan of the sums of one batch; all ranks derive the same plan from the same bits.
 
     Attributes:
         rows: positions that any rank touched, ascending, ``[num_rows]``.
-        mine: places in ``rows`` of the positions that this rank touched, ascending.
-        summed: whether each of ``mine`` is summed here.
-        gradients: to the ranks that sum.
-        sums: back from them; None where every rank sums all.
+        mine: indexes in ``rows`` of the positions that this rank touched, ascending.
+        summed: whether this rank computes the sum of each of ``mine``.
+        gradients: the hop to the ranks that sum.
+        sums: the hop back; None if every rank sums everything.
     """
 
     rows: Tensor
@@ -104,9 +105,9 @@ class Routes:
 
 
 class TouchedRows:
-    """Which positions of an overlay each rank of a group looked up: a bit a position and rank.
+    """Positions of an overlay that each rank of a group looked up, one bit per position.
 
-    A collective call, which starts to send the bits.
+    Creating it is a collective call that starts to send the bits.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class TouchedRows:
         self._group, self._codec = group, codec
         self._touched = torch.zeros(size, dtype=torch.bool, device=positions.device)
         self._touched.index_fill_(0, positions, True)
-        # Kept while they are on their way.
+        # Kept alive while they are being sent.
         self._packed = (self._touched.view(-1, _BITS) * self._shifted(1)).sum(1, dtype=torch.uint8)
         self._all = self._packed.new_empty(group.size() * len(self._packed))
         self._work = dist.all_gather_into_tensor(
@@ -143,7 +144,7 @@ class TouchedRows:
         bits = bits.index_select(1, rows)
         turns = bits.cumsum(0, dtype=torch.int32)
         count = turns[-1]
-        # In turns among the ranks that touched a row: they sum equally many.
+        # Round-robin over the ranks that touched a row, so that all sum equally many rows.
         summing = bits & (turns == rows % count + 1)
         everywhere = (count == 1) | (size == 2)
         here = summing[rank] | everywhere
@@ -151,7 +152,7 @@ class TouchedRows:
         passed_on, passed = (summing[rank] & ~everywhere).expand(size, -1), summing & ~everywhere
         others = (torch.arange(size, device=rows.device) != rank).unsqueeze(1)
         ways = [way & others for way in (send, receive, passed_on, passed)]
-        sizes = torch.stack([way.sum(1) for way in ways]).tolist()  # waits for the device once
+        sizes = torch.stack([way.sum(1) for way in ways]).tolist()  # the only device sync
         ends = [way.nonzero()[:, 1] for way in ways]
         mine = bits[rank].nonzero().squeeze(1)
         return Routes(
@@ -164,18 +165,18 @@ class TouchedRows:
 
 
 class SparseSum:
-    """Gradients on their way: first to the ranks that sum, then as sums from these.
+    """Gradients being sent: first to the ranks that sum, then as sums back from them.
 
-    ``own`` are the gradients of ``routes.mine``, ``[len(mine), dim]``. Sums are of decoded
-    gradients, this rank's own part too.
+    ``own`` are the gradients of ``routes.mine``, ``[len(mine), dim]``. Sums use decoded gradients,
+    including this rank's own.
     """
 
     def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:
         self._routes, self._group, self._codec = routes, group, codec
-        # Encoded once: what is decoded and encoded again may be other bits.
+        # Encoded once, because encoding decoded values again may change bits.
         encoded = codec.encode(own)
         self._own = codec.decode(encoded)
-        # By row of the union, so that what is sent is selected by the same numbers as what comes.
+        # Indexed by row of the union, so that the same indexes select what is sent and received.
         of_union = encoded.new_zeros(len(routes.rows), encoded.shape[1])
         of_union.index_copy_(0, routes.mine, encoded)
         self._total = codec.decode(of_union)
@@ -185,7 +186,7 @@ class SparseSum:
 
     @property
     def rows(self) -> Tensor:
-        """Positions that any rank touched, ascending."""
+        """Return the positions that any rank touched, ascending."""
         return self._routes.rows
 
     def pass_on(self) -> None:

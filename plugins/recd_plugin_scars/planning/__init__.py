@@ -1,7 +1,6 @@
-"""Cache sizes by table, and the traffic that is left (SCARS).
+"""Cache sizes per table, and the remaining traffic (SCARS).
 
-NumPy alone: neither torch nor TorchRec is imported, but in ``statistics``, which TorchRec's planner
-asks.
+Needs only NumPy. Only ``statistics``, which TorchRec's planner uses, imports TorchRec.
 
 - ``load``: what lookups read. ``cost``: rows that a batch reads.
 - ``traffic``: what is moved for them. ``plan``: sizes of caches, and their traffic.

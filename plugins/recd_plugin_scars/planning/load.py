@@ -1,4 +1,4 @@
-"""Reads of a table's rows, and the rows and bytes that a batch moves for them (SCARS, II to IV)."""
+"""Reads of a table's rows, and the rows and bytes that they move per batch (SCARS, II to IV)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from recd_plugins.api import DataError
 if TYPE_CHECKING:
     from recd_plugins.api import TableAccess
 
-# So many of the most read rows are kept apart; further ones are together while their reads differ
-# by less than this part. Sums over them are then exact to about its square over 24.
+# This many of the most read rows are kept separate. Further rows share a segment while their reads
+# differ by less than this factor. The relative error of sums is then about its square over 24.
 _APART, _WIDTH = 1 << 16, 1e-3
 _BYTES_PER_SCALAR = 4
 
@@ -26,10 +26,11 @@ Policy = Literal["static", "lfu", "lru"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Rows in segments that are read alike, most read first.
+    """Rows grouped into segments with similar read counts, most read first.
 
     Attributes:
-        probabilities: of one lookup to be of one row of the segment, float64 ``[segments]``.
+        probabilities: probability that a lookup reads one given row of the segment, float64
+            ``[segments]``.
         ends: segment ``i`` has the rows of ranks ``ends[i]`` to ``ends[i + 1]``, int64
             ``[segments + 1]``.
     """
@@ -67,7 +68,7 @@ class TableLoad:
 
     @property
     def lookups(self) -> float:
-        """l: mean lookups of one sample."""
+        """Return l, the mean lookups per sample."""
         return self.access.total / self.access.samples
 
     @cached_property
@@ -75,7 +76,7 @@ class TableLoad:
         access = self.access
         reads, tail_rows, tail_reads = access.accesses, access.tail_rows, access.tail_accesses
         if tail_rows:
-            # A sketch cannot tell rows apart that have fewer reads than those it does not know.
+            # A sketch cannot separate rows with fewer reads than its unknown rows.
             kept = len(reads) - int(np.searchsorted(reads[::-1], tail_reads / tail_rows, "left"))
             tail_rows += len(reads) - kept
             tail_reads += float(reads[kept:].sum())
@@ -90,12 +91,12 @@ class TableLoad:
 
     @cached_property
     def read_rows(self) -> int:
-        """Number of rows that are read at all."""
+        """Return the number of rows with any reads."""
         segments = self.segments
         return int(segments.num_rows[segments.probabilities > 0].sum())
 
     def covered(self, rows: int) -> float:
-        """Return the share of lookups of the ``rows`` most read rows."""
+        """Return the share of lookups that read the ``rows`` most read rows."""
         return self.access.covered(rows)
 
     def hot_rows(self, rows: int) -> NDArray[np.int64]:
@@ -109,7 +110,7 @@ class TableLoad:
 
 
 def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the starts of segments of ``reads``, non-increasing, and the end."""
+    """Return the segment starts of non-increasing ``reads``, and the end."""
     if len(reads) <= _APART:
         return np.arange(len(reads) + 1)
     further = reads[_APART:]
@@ -117,7 +118,7 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
     starts = [np.arange(_APART + 1)]
     if read:
         bounds = np.exp(np.arange(np.log(further[0]), np.log(further[read - 1]) - _WIDTH, -_WIDTH))
-        # Of a falling array: how many are at or above a bound.
+        # In a falling array: the number of values at or above a bound.
         starts.append(len(reads) - np.searchsorted(reads[::-1], bounds, "left"))
         starts.append(np.array([_APART + read]))
     # Almost in order, so this is much faster than np.unique, which hashes.
@@ -126,9 +127,9 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float64]:
-    """Return u, the probability of rows to be among independent lookups (SCARS, eq. 2).
+    """Return u, the probability that a row is among independent lookups (SCARS, eq. 2).
 
-    That is ``1 - (1 - P)^lookups`` for ``probabilities`` P of one lookup, float64 ``[rows]``.
+    ``u = 1 - (1 - P)^lookups``, where ``probabilities`` P are per lookup, float64 ``[rows]``.
     """
     if not lookups:
         return np.zeros_like(probabilities)
@@ -143,17 +144,18 @@ def expected_unique(probabilities: NDArray[np.float64], lookups: float) -> float
 
 
 def row_bytes(embedding_dim: int, optimizer: str) -> int:
-    """Return the bytes of float32 weights, and with ``rowwise_adagrad`` of a float32 of state."""
+    """Return the bytes of a row: float32 weights, plus 4 bytes with ``rowwise_adagrad``."""
     return _BYTES_PER_SCALAR * (embedding_dim + (optimizer == "rowwise_adagrad"))
 
 
 class BatchRows:
-    """Expected numbers of rows of a table that a batch of all ranks reads.
+    """Expected number of a table's rows that a batch of all ranks reads.
 
     Attributes:
-        lookups: of the batch.
-        unique: distinct rows.
-        left: distinct rows after each number of segments, float64 ``[segments + 1]``.
+        lookups: lookups of the batch.
+        unique: distinct rows of the batch.
+        left: distinct rows that are not in the first segments, by number of segments, float64
+            ``[segments + 1]``.
     """
 
     def __init__(self, load: TableLoad, batch_size: float) -> None:
@@ -164,13 +166,13 @@ class BatchRows:
         self.unique = float(self.left[0])
 
     def cold(self, cached: int) -> float:
-        """Return the distinct rows that are not among the ``cached`` most read ones."""
+        """Return the distinct rows outside the ``cached`` most read ones."""
         return self._beyond(cached, self._seen, self.left)
 
     def missed(self, cached: int, held: float) -> float:
-        """Return the distinct rows that are neither cached nor held by ``held`` batches before.
+        """Return the distinct rows that are neither cached nor held by ``held`` preceding batches.
 
-        The sum of ``u * (1 - u)^held``; of a part of a batch, so large a part of its rows is held.
+        The sum of ``u * (1 - u)^held``; a fractional ``held`` counts a fraction of a batch's rows.
         """
         if not held:
             return self.cold(cached)
@@ -181,9 +183,9 @@ class BatchRows:
         return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))
 
     def lru_batches(self, cached: int, held: float = 0) -> float:
-        """Return the batches after which an unread row leaves an LRU cache, infinite if never.
+        """Return the batches after which an LRU cache evicts an unread row, or infinity.
 
-        Che's approximation: the distinct rows of so many batches fill the cache, beside those of
+        Che's approximation: the cache is full after the distinct rows of that many batches plus
         ``held`` batches (Che, Tung and Wang, Hierarchical Web caching systems, 2002).
         """
         room = cached + self._rows_of(held)
@@ -196,7 +198,7 @@ class BatchRows:
             middle = (low + high) // 2
             low, high = (middle, high) if self._rows_of(middle) <= room else (low, middle)
         filled = self._rows_of(low)
-        # Of the batch that does not fit altogether, some rows are left.
+        # Part of the batch that does not fit.
         return low + (room - filled) / (self._rows_of(high) - filled)
 
     def _rows_of(self, batches: float) -> float:
@@ -212,20 +214,21 @@ class BatchRows:
 
 
 def _from_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums from each place on, ``[n + 1]``; small values are added first."""
+    """Return the sums of values from each index on, ``[n + 1]``, adding small values first."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """Expected traffic of one table in a step of all ranks.
+    """Expected traffic of one table per step over all ranks.
 
-    A miss is read from the backing store once, and written back once, with its optimizer state.
+    Each miss is read from the backing store once and written back once, including its optimizer
+    state.
 
     Attributes:
         lookups: ids, after deduplication.
         unique_rows: distinct rows of the batch of all ranks.
-        cold_lookups: lookups of rows that are not cached.
+        cold_lookups: lookups of uncached rows.
         misses: distinct rows that are fetched.
         row_bytes: bytes of a row's weights and state.
         weight_bytes: bytes of its weights.
@@ -256,26 +259,26 @@ class TableTraffic:
 
     @property
     def bytes(self) -> float:
-        """Bytes read and written, with coalescing and the cache."""
+        """Return the bytes read and written with coalescing and the cache."""
         return 2 * self.misses * self.row_bytes
 
     @property
     def plain_bytes(self) -> float:
-        """Bytes if each lookup moved its row."""
+        """Return the bytes if each lookup moved its row."""
         return 2 * self.lookups * self.row_bytes
 
     @property
     def coalesced_bytes(self) -> float:
-        """Bytes if each distinct row were moved."""
+        """Return the bytes if each distinct row were moved."""
         return 2 * self.unique_rows * self.row_bytes
 
     @property
     def cached_bytes(self) -> float:
-        """Bytes if each lookup of a row that is not cached moved it."""
+        """Return the bytes if each lookup of an uncached row moved the row."""
         return 2 * self.cold_lookups * self.row_bytes
 
     def column_wise(self, shards: int) -> TableTraffic:
-        """Return the sums over column shards; each has its own optimizer state of a row."""
+        """Return the sums over column shards; each shard has its own optimizer state per row."""
         state = self.row_bytes - self.weight_bytes
         return replace(
             self,
@@ -297,17 +300,17 @@ def traffic(
     held: float = 0,
     policy: Policy = "static",
 ) -> dict[str, TableTraffic]:
-    """Return the traffic by table of one step of all ranks, table-wise or row-wise.
+    """Return the traffic of each table in one step of all ranks, table-wise or row-wise.
 
     Args:
-        loads: of the tables.
-        cached: by table, number of the most read rows that stay in the fast memory.
+        loads: loads of the tables.
+        cached: number of most read rows that stay in fast memory, by table.
         batch_size: samples of all ranks.
         optimizer: ``sgd`` or ``rowwise_adagrad``.
-        held: batches whose rows are in the fast memory when the next one's are fetched: 0 without
-            lookahead, 1 with it.
-        policy: rows that stay. ``lru`` is approximate (``BatchRows.lru_batches``), ``lfu`` is taken
-            for ``static``, which it comes close to.
+        held: batches whose rows are in fast memory when the next batch's rows are fetched: 0
+            without lookahead, 1 with it.
+        policy: which rows stay. ``lru`` is approximate (``BatchRows.lru_batches``); ``lfu`` is
+            treated like ``static``, which is close.
     """
     found = {}
     for load in loads:

@@ -1,4 +1,4 @@
-"""Rows of several tables in one fast memory, and how large the batch beside them is."""
+"""Order in which rows of several tables are cached, and the batch size that shares their memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recd_plugins.api import SetupError
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of a step, in any unit: of a sample, an iteration (tau) and a byte of a fetched row."""
+    """Costs per sample, per iteration (tau) and per byte of a fetched row, in any common unit."""
 
     sample: float = 1.0
     step: float = 0.0
@@ -28,8 +28,8 @@ class Memory:
     Attributes:
         total: M.
         sample: a, memory of one sample.
-        least_batch: samples that need room.
-        largest_batch: most samples of a batch.
+        least_batch: minimum batch size.
+        largest_batch: maximum batch size.
     """
 
     total: float
@@ -38,13 +38,13 @@ class Memory:
     largest_batch: float = np.inf
 
     def batch_size(self, cached: float) -> float:
-        """Return b = (M - |C| d) / a, beside cached rows of so many bytes."""
+        """Return b = (M - |C| d) / a, the batch size next to cached rows of this many bytes."""
         return min(self.largest_batch, (self.total - cached) / self.sample)
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best place in a ``RowOrder``, with its batch size and cost of a sample."""
+    """The best index in a ``RowOrder``, with its batch size and cost per sample."""
 
     place: int
     batch_size: float
@@ -52,11 +52,11 @@ class Optimum:
 
 
 class RowOrder:
-    """The rows of some tables, in the order of their worth for a byte of fast memory.
+    """The rows of several tables, sorted by what caching them saves per byte of fast memory.
 
-    A cached row saves its bytes times u, the probability that a batch reads it, so a byte of it is
-    worth u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same
-    for all batch sizes. A place is a number of rows, taken from the first on.
+    A cached row saves its bytes times u, the probability that a batch reads it, so each byte saves
+    u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same for all
+    batch sizes. A ``place`` is a number of rows from the start of this order.
     """
 
     def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
@@ -80,7 +80,7 @@ class RowOrder:
         self.num_rows = int(self._ends[-1])
 
     def rows(self, place: int) -> list[int]:
-        """Return the number of rows of each table before ``place``."""
+        """Return how many rows of each table come before ``place``."""
         segment, part = self._at(place)
         counts = np.bincount(
             self._tables[:segment],
@@ -92,12 +92,12 @@ class RowOrder:
         return [int(count) for count in counts]
 
     def bytes(self, place: int) -> float:
-        """Return the bytes of all rows before ``place``."""
+        """Return the total bytes of the rows before ``place``."""
         segment, part = self._at(place)
         return float(self._byte_ends[segment]) + (part * self._row_bytes[segment] if part else 0.0)
 
     def fitting(self, num_bytes: float) -> int:
-        """Return the last place before which rows take no more than ``num_bytes``."""
+        """Return the largest place whose rows fit into ``num_bytes``."""
         segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
         if segment == len(self._bytes):
             return self.num_rows
@@ -105,21 +105,21 @@ class RowOrder:
         return int(self._ends[segment]) + int(part)
 
     def useful(self, samples: float) -> int:
-        """Return the place after the last row that samples are expected to read more than once."""
+        """Return the number of rows expected to be read more than once by ``samples``."""
         return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
 
     def fetched_bytes(self, place: int, batch_size: float) -> float:
-        """Return the bytes of distinct rows of a batch that are not before ``place``."""
+        """Return the bytes of a batch's distinct rows that are not before ``place``."""
         segment, part = self._at(place)
         seen = -np.expm1(-batch_size * self._rates[segment:])
         fetched = float(seen @ self._bytes[segment:])
         return fetched - part * float(seen[0] * self._row_bytes[segment]) if part else fetched
 
     def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
-        """Return the cost of a sample with the rows before ``place`` cached.
+        """Return the cost per sample with the rows before ``place`` cached.
 
-        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II), with tau because
-        caching more would win otherwise wherever a sample takes much memory.
+        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II), where tau keeps large
+        samples from always favoring more cache.
         """
         return costs.sample + self._of_step(place, memory, costs)
 
@@ -129,10 +129,10 @@ class RowOrder:
         return (costs.step + costs.byte * fetched) / batch_size
 
     def best(self, memory: Memory, costs: StepCosts, last: int | None = None) -> Optimum:
-        """Return the first place of the least cost, up to ``last``.
+        """Return the smallest place with the least cost, up to ``last``.
 
         Raises:
-            SetupError: the least batch has no room, with no row cached.
+            SetupError: the smallest batch does not fit, even without cached rows.
         """
         room = memory.total - memory.sample * memory.least_batch
         if room < 0:
@@ -142,22 +142,22 @@ class RowOrder:
                 "memory, or lower what a sample takes"
             )
         most = min(self.fitting(room), self.num_rows if last is None else last)
-        # Without what all samples cost, which would round small differences away.
+        # Excludes the constant cost per sample, which would round small differences away.
         place = least(lambda place: self._of_step(place, memory, costs), most)
         return Optimum(place, memory.batch_size(self.bytes(place)), self.cost(place, memory, costs))
 
     def _at(self, place: int) -> tuple[int, int]:
-        """Return the segment of ``place``, and the number of its rows before it."""
+        """Return the segment of ``place``, and how many of the segment's rows are before it."""
         segment = int(np.searchsorted(self._ends, place, "right")) - 1
         return segment, place - int(self._ends[segment])
 
 
 def least(function: Callable[[int], float], last: int) -> int:
-    """Return the first of 0 to ``last`` where ``function`` is least, in O(log last) evaluations.
+    """Return the first minimum of ``function`` from 0 to ``last``, in O(log last) calls.
 
     The cost of a sample mostly falls and then rises with the cached rows. But it can rise first:
-    few cached rows make the batch smaller and save little. So the search looks at the ends and at
-    places between them, and then by halves around each that no neighbour is below.
+    few cached rows make the batch smaller and save little. So the search evaluates the ends and
+    places in between, then bisects around each local minimum.
     """
     function = cache(function)
     parts = max(1, last.bit_length())

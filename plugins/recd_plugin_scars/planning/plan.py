@@ -1,4 +1,4 @@
-"""Plans of caches, and the section ``cache`` of a topology."""
+"""Plans of caches, and the ``cache`` section of a topology."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ if TYPE_CHECKING:
     from recd_plugins.api import topologies
 
 
-#: Its name in a topology.
+#: Name of the section in a topology.
 SECTION = "cache"
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-# Of an iteration, however small its batch: an assumption, for a small model without a profiler.
+# Seconds of an iteration however small its batch; assumed for a small model without a profiler.
 _STEP_SECONDS = {"cpu": 5e-3, "cuda": 2e-3}
 
 
 class CacheRates(BaseModel):
-    """Seconds of a rank."""
+    """Measured time costs of a rank, in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sample_seconds: Seconds = Field(default=0.0, description="For a sample, whatever its rows.")
-    step_seconds: Seconds = Field(description="For an iteration, however small its batch: tau.")
+    sample_seconds: Seconds = Field(
+        default=0.0, description="Seconds per sample, without its rows."
+    )
+    step_seconds: Seconds = Field(
+        description="Seconds per iteration, however small its batch (tau)."
+    )
     byte_seconds: Seconds = Field(
-        description="For a byte of a row that is fetched from the backing store and written back."
+        description=(
+            "Seconds per byte of a row that is fetched from the backing store and written back."
+        )
     )
 
     @classmethod
     def of_topology(cls, topology: topologies.TopologySpec) -> Self:
-        """Return the bounds of the bandwidths, both ways, and an assumption for an iteration."""
+        """Return rates from the bandwidth bounds, both ways, and an assumed time per iteration."""
         between = topology.hbm_to_ddr_bandwidth
         bandwidth = between if between is not None else topology.ddr_bandwidth / 2
         return cls(
@@ -47,23 +53,23 @@ class CacheRates(BaseModel):
         )
 
     def costs(self, ranks: int) -> StepCosts:
-        """Return the costs of ``ranks`` together: an iteration takes the time of them all."""
+        """Return the costs of ``ranks`` ranks together. All ranks take part in each iteration."""
         return StepCosts(self.sample_seconds, self.step_seconds * ranks, self.byte_seconds)
 
 
 def measured_rates(topology: topologies.TopologySpec) -> CacheRates | None:
-    """Return the rates of the section ``cache``, or None."""
+    """Return the rates of the ``cache`` section, or None."""
     found = topology.sections.get(SECTION)
     assert found is None or isinstance(found, CacheRates), "the package declares it"
     return found
 
 
 def rates_of(topology: topologies.TopologySpec) -> CacheRates:
-    """Return the rates of the section ``cache``, or the bounds of the bandwidths."""
+    """Return the rates of the ``cache`` section, or those of the bandwidth bounds."""
     return measured_rates(topology) or CacheRates.of_topology(topology)
 
 
-#: Steps in which a row that is worth caching is read more than once, unless told otherwise.
+#: Default: a row is worth caching if it is read more than once in this many steps.
 STEPS = 10_000
 
 
@@ -72,9 +78,9 @@ class CachedTable:
     """The cache of one table.
 
     Attributes:
-        cached: number of the most read rows that stay in the fast memory.
-        useful: rows beyond which caching saves nothing worth having; None if unknown.
-        traffic: of a step of all ranks.
+        cached: number of most read rows that stay in fast memory.
+        useful: number of rows worth caching; None if unknown.
+        traffic: traffic per step over all ranks.
     """
 
     load: TableLoad
@@ -93,7 +99,7 @@ class CachedTable:
 
 @dataclass(frozen=True, eq=False)
 class CachePlan:
-    """The caches of some tables, for steps of ``batch_size`` samples of all ranks."""
+    """The caches of several tables, for steps of ``batch_size`` samples over all ranks."""
 
     tables: Mapping[str, CachedTable]
     batch_size: int
@@ -111,7 +117,7 @@ class CachePlan:
         held: float = 0,
         policy: Policy = "static",
     ) -> CachePlan:
-        """Return a plan of given sizes; ``traffic`` describes the other arguments."""
+        """Return a plan for given cache sizes; see ``traffic`` for the other arguments."""
         moved = traffic(
             list(loads.values()),
             cached,
@@ -140,10 +146,10 @@ class CachePlan:
         held: float = 0,
         policy: Policy = "static",
     ) -> CachePlan:
-        """Return the useful rows that save most traffic in ``num_bytes`` of fast memory.
+        """Return a plan that caches the useful rows that save most traffic within ``num_bytes``.
 
-        That is of all tables and ranks; None caches all useful rows: those that are read more than
-        once in ``steps``. ``traffic`` describes the other arguments.
+        ``num_bytes`` is for all tables and ranks; None caches all useful rows. A row is useful if
+        it is read more than once in ``steps``. See ``traffic`` for the other arguments.
         """
         order = row_order(loads, optimizer)
         useful = order.useful(steps * batch_size)
@@ -166,11 +172,11 @@ class CachePlan:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of all rows that stay in the fast memory."""
+        """Return the bytes of all rows that stay in fast memory."""
         return sum(table.cached_bytes for table in self.tables.values())
 
 
 def row_order(loads: Mapping[str, TableLoad], optimizer: str) -> RowOrder:
-    """Return the order of rows whose optimizer state is cached with them."""
+    """Return the order of rows, where a cached row includes its optimizer state."""
     widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
     return RowOrder(list(loads.values()), widths)

@@ -18,11 +18,11 @@ class AccessStatistics(CacheStatistics):
 
     @property
     def expected_lookups(self) -> float:
-        """Distinct rows of the batch of all ranks."""
+        """Return the distinct rows of a batch over all ranks."""
         return self._rows.unique
 
     def expected_miss_rate(self, clf: float) -> float:
-        """Return the miss rate of distinct rows with the share ``clf`` of the table cached."""
+        """Return the miss rate of distinct rows if the share ``clf`` of the table is cached."""
         if not 0 < clf < 1:
             return float(clf <= 0)
         rows = self._rows
@@ -30,12 +30,12 @@ class AccessStatistics(CacheStatistics):
 
     @property
     def cacheability(self) -> float:
-        """The area below the curve of miss rates: 0 is easily cached, 1 hardly."""
+        """Return the area below the miss rate curve: 0 is easy to cache, 1 is hard."""
         rows = self._rows
         ends = rows.load.segments.ends
-        # Within a segment the rate falls evenly.
+        # Within a segment the miss rate falls linearly.
         return float(np.trapezoid(rows.left / rows.unique, ends / ends[-1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AccessStatistics:
-        """Itself, as it never changes: TorchRec's planner copies its options for each proposal."""
+        """Return itself: it is immutable, and TorchRec's planner copies options often."""
         return self

@@ -1,4 +1,4 @@
-"""The report of ``recd plan --cache``: the cache of each table, and the traffic that is left."""
+"""The report of ``recd plan --cache``: the cache of each table, and the remaining traffic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from recd_plugins.api import Table as ModelTable
 #: would be too small; not one sample more has room.
 Limit = Literal["memory", "useful", "batch", "room"]
 
-# Up to this many tables have a line each; of more, those with the most traffic.
+# Up to this many tables have a line each; with more tables, those with the most traffic.
 _LINES = 16
 _LIMITS = {
     "memory": "the memory is full",
@@ -55,12 +55,12 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The chosen size, for all tables and ranks.
+    """The chosen cache size, summed over tables and ranks.
 
     Attributes:
         rows, bytes: cached rows and their bytes.
-        batch_size: samples of a step.
-        moved: bytes that a step moves both ways.
+        batch_size: samples per step.
+        moved: bytes per step moved in both directions.
         seconds: seconds of a rank per sample (f).
     """
 
@@ -73,14 +73,14 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class CachePlanReport:
-    """A plan of caches, and its reasons.
+    """A plan of caches with the reasons for its size.
 
     Attributes:
-        source: origin of the reads of rows.
-        lru_bytes: bytes of a step with LRU caches of the same sizes.
-        memory: bytes given to all ranks together; None: as much as pays.
-        shared: memory of rows and batch, if the batch size was searched.
-        limit: why the cache ends there.
+        source: where the read counts come from.
+        lru_bytes: bytes per step with LRU caches of the same sizes.
+        memory: memory budget over all ranks; None means no limit.
+        shared: memory shared by rows and batch, if the batch size was searched.
+        limit: why the cache is not larger.
         steps: a useful row is read more than once in so many steps.
     """
 
@@ -117,7 +117,7 @@ class CachePlanReport:
 
 
 def traffic_bytes(tables: Sequence[TableTraffic]) -> dict[str, float]:
-    """Return the bytes read and written in a step, of all ``tables`` together."""
+    """Return the bytes read and written per step, summed over all ``tables``."""
     return {
         "plain": sum(table.plain_bytes for table in tables),
         "coalesced": sum(table.coalesced_bytes for table in tables),
@@ -127,7 +127,7 @@ def traffic_bytes(tables: Sequence[TableTraffic]) -> dict[str, float]:
 
 
 def render(report: CachePlanReport) -> RenderableType:
-    """Render ranks and costs, the caches by table, and the traffic of a step."""
+    """Render ranks and costs, the cache of each table, and the traffic per step."""
     within = (
         ""
         if report.memory is None or report.shared
@@ -203,7 +203,7 @@ def _by_table(
     cells: Callable[[Sequence[CachedTable]], Sequence[str]],
     caption: str | None = None,
 ) -> Table:
-    """Return a line per table, those with the most traffic first, and one for all tables."""
+    """Return one line per table, those with the most traffic first, and a total."""
     tables = sorted(report.plan.tables.values(), key=lambda t: -t.traffic.coalesced_bytes)
     rows = ((table.load.name, *cells([table])) for table in tables[:_LINES])
     lines = text_table(title, ["table"], headings, rows, caption=caption)
@@ -241,15 +241,15 @@ class CacheQuestion:
     """Options of ``recd plan --cache``.
 
     Attributes:
-        memory: bytes of fast memory of all ranks for cached rows, and for a searched batch. None:
-            as much as pays.
-        batch_size: rows of a rank; None searches it.
-        largest_batch: of a rank, if it is searched.
-        sample_bytes: a, memory of a sample; None counts it.
-        profile: file of an access profile; None counts reads of the data.
+        memory: bytes of fast memory over all ranks for cached rows, and for the batch if its size
+            is searched. None means no limit.
+        batch_size: rows per rank; None searches for the best.
+        largest_batch: maximum rows per rank, if the batch size is searched.
+        sample_bytes: a, memory per sample; None estimates it.
+        profile: file of an access profile; None counts the reads of the data.
         profile_rows: rows of the training split that are counted; None: all.
         steps: a useful row is read more than once in so many steps.
-        lookahead: rows of a batch are fetched while the one before is computed.
+        lookahead: whether rows are fetched during the previous batch.
     """
 
     memory: int | None = None
@@ -273,12 +273,12 @@ def study_caches(
     question: CacheQuestion,
     say: Callable[[str], None],
 ) -> CachePlanReport:
-    """Plan caches of the tables of the registry's cache entries, or of all without an entry.
+    """Plan caches for the tables of the registry's cache entries, or for all tables if it has none.
 
     Raises:
-        RecdError: registry, data and model do not go together.
-        DataError: the profile is not of these tables.
-        SetupError: the memory has no room for a sample of each rank.
+        RecdError: registry, data and model do not match.
+        DataError: the profile is for other tables.
+        SetupError: the memory cannot hold one sample per rank.
     """
     wrapped_dataset(registry).prepare()
     data = RegistryData(registry)
@@ -342,7 +342,7 @@ def study_caches(
 
 
 def cached_tables(registry: RunConfig) -> list[ModelTable]:
-    """Return the tables of the registry's cache entries; without any, all of its model."""
+    """Return the tables of the registry's cache entries, or without entries all tables."""
     import torch
 
     from recd_plugins.api import build_model
@@ -363,7 +363,7 @@ def _shared(
     data: RegistryData,
     say: Callable[[str], None],
 ) -> Memory:
-    """Return the memory of rows and batch; a sample takes activations and rows to fetch."""
+    """Return the memory for rows and batch. A sample needs activations and fetched rows."""
     assert question.memory is not None, "a batch size is searched in some memory"
     ranks, sample = spec.world_size, question.sample_bytes
     if sample is None:

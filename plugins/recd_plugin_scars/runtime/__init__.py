@@ -1,4 +1,4 @@
-"""Embedding tables with hot rows in fast memory and the others in a slow one.
+"""Embedding tables with hot rows in fast memory and all rows in slow memory.
 
-The modules of this package are imported one by one, as the parent of the ranks needs no torch.
+Modules are imported individually because the process that launches the ranks does not need torch.
 """

@@ -1,4 +1,4 @@
-"""Embedding kernels with hot rows in fast memory and the others in a slow one."""
+"""Embedding kernels with hot rows in fast memory and all rows in slow memory."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from recd_plugins.api import (
     require_attributes,
 )
 
-# Private, torchrec 1.6 to 1.9: what a kernel knows of its tables.
+# Private, torchrec 1.6 to 1.9: the tables of a kernel.
 _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")
 
 
 class _FastBags(portable_kernels.PortableEmbeddingBag):
-    """The uncached kernel with pooling, which looks up slots of the fast memory."""
+    """The uncached pooling kernel; it looks up slots of the fast memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbeddingBag.__init__(self, *base)
@@ -68,7 +68,7 @@ class _FastBags(portable_kernels.PortableEmbeddingBag):
 
 
 class _FastRows(portable_kernels.PortableEmbedding):
-    """The same without pooling."""
+    """The uncached kernel without pooling; it looks up slots of the fast memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbedding.__init__(self, *base)
@@ -82,7 +82,7 @@ class _FastRows(portable_kernels.PortableEmbedding):
 
 
 class _Cached(lookup_kernels.RowKernel):
-    """Base of both cached kernels: their stores, and the batches on their way."""
+    """Base class of both cached kernels: handles backing stores and batches in flight."""
 
     # Of TorchRec's base classes.
     _config: GroupedEmbeddingConfig
@@ -134,16 +134,16 @@ class _Cached(lookup_kernels.RowKernel):
         """Start to read the rows of a batch that a later ``forward`` looks up.
 
         Batches are prefetched in the order of their lookups, by the thread that trains. ``forward``
-        has to get the same memory. TorchRec's lookups call ``emb_module.prefetch`` instead.
+        must get the same tensors. TorchRec's lookups call ``emb_module.prefetch`` instead.
         """
         self._prefetch_ids(features.values(), features.length_per_key())
 
     def flush(self) -> None:
-        """Write changed rows to the backing store; rows are read again before a batch uses them."""
+        """Write changed rows to the backing store. The next batch that uses rows reads them again."""
         self._rows.flush()
 
     def drain(self) -> None:
-        """Return when rows that left fast memory are in the backing store."""
+        """Wait until evicted rows are in the backing store."""
         self._mover.drain()
 
     @property
@@ -151,15 +151,15 @@ class _Cached(lookup_kernels.RowKernel):
         return self._slow
 
     def purge(self) -> None:
-        """Flush, as TorchRec asks before it loads a state dict, which may lack a table."""
+        """Flush. TorchRec calls this before it loads a state dict, which may lack a table."""
         self._rows.flush()
 
     def load(self) -> None:
-        """Read the rows in fast memory anew, after the backing store was written."""
+        """Reload the rows in fast memory after the backing store was written."""
         self._rows.load()
 
     def close(self) -> None:
-        """Write changed rows back and close the backing store; a second call does nothing."""
+        """Write changed rows back and close the backing store. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.flush()
@@ -167,7 +167,7 @@ class _Cached(lookup_kernels.RowKernel):
             self._slow.close()
 
     def traffic(self) -> Iterator[tuple[str, CacheTraffic]]:
-        """Yield name and counts of each table's shard."""
+        """Yield the name and counts of each table's shard."""
         for table, traffic in zip(self._config.embedding_tables, self._rows.traffic, strict=True):
             yield table.name, traffic
 
@@ -175,7 +175,7 @@ class _Cached(lookup_kernels.RowKernel):
         self._rows.reset_traffic()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; an evaluation that training follows counts no traffic."""
+        """Set the mode. An evaluation during training does not count traffic."""
         if self.training and not mode:
             self._rows.note_traffic()
         elif mode and not self.training:
@@ -206,7 +206,7 @@ class _Cached(lookup_kernels.RowKernel):
         return output
 
     def _release_after(self, node: Any, batch: CachedBatch) -> None:
-        """Release a batch after its backward pass, or when its graph is gone."""
+        """Release a batch after its backward pass, or when its graph is freed."""
         rows, fast = self._rows, self._fast
 
         def prepare(*_: Any) -> None:
@@ -216,7 +216,7 @@ class _Cached(lookup_kernels.RowKernel):
                     f"({table_names(self._config)}), whose rows the first one gave back: do it in "
                     "one, or give these tables no cache"
                 )
-            rows.land(batch)  # the backing store may have been written since the forward pass
+            rows.land(batch)  # the backing store may have changed since the forward pass
             fast.wait()
 
         def release(*_: Any) -> None:
@@ -225,20 +225,21 @@ class _Cached(lookup_kernels.RowKernel):
 
         node.register_prehook(prepare)
         node.register_hook(release)
-        # The node holds the hook, and the hook is held by nobody else.
+        # The node owns the hook. Nothing else may hold a reference to it.
         weakref.finalize(release, rows.abandon, batch).atexit = False
 
     def _prefetch_ids(self, ids: Tensor, ids_per_feature: list[int]) -> None:
         batch = self._admit(ids, ids_per_feature)
-        # The check of bounds may have changed them; holding them keeps their memory from others.
+        # The bounds check may have replaced them; the reference keeps their memory from being
+        # reused.
         self._prefetched.append((ids, ids._version, ids_per_feature, batch))
 
     def _take_prefetched(self, features: KeyedJaggedTensor) -> CachedBatch | None:
-        """Return the prefetched batch with the same memory, if it is unchanged."""
+        """Return the prefetched batch with the same memory if it is unchanged, else None."""
         values = features.values()
         for place, (ids, version, ids_per_feature, batch) in enumerate(self._prefetched):
             if ids.data_ptr() == values.data_ptr() and len(ids) == len(values):
-                for _ in range(place):  # those are looked up no more: a step failed
+                for _ in range(place):  # a failed step left prefetched batches
                     *_, dropped = self._prefetched.popleft()
                     self._rows.release(dropped, changed=False)
                 del self._prefetched[0]
@@ -249,7 +250,7 @@ class _Cached(lookup_kernels.RowKernel):
         return None
 
     def _admit(self, ids: Tensor, ids_per_feature: list[int]) -> CachedBatch:
-        """Check ids as FBGEMM does, and get their rows."""
+        """Check ids like FBGEMM and get their rows."""
         bounds = torch.tensor([0, *ids_per_feature]).cumsum(0).to(ids.device)
         ids, _, _, _ = self._checks_bounds[0].prepare_inputs(
             ids.to(self._emb_module.embedding_table_index_type), bounds
@@ -258,17 +259,18 @@ class _Cached(lookup_kernels.RowKernel):
 
 
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
-    """A fused kernel with pooling of equally wide tables, with most rows in a backing store.
+    """Fused pooling kernel for tables of equal width, with most rows in a backing store.
 
-    Parameters and optimizer state have names and shapes of the base class and are the backing
-    store's memory: ``flush`` before they are read, ``load`` after they were written. Values and
+    Parameters and optimizer state have names and shapes of the base class and share memory with the
+    backing store. Call ``flush`` before reading them and ``load`` after writing them. Values and
     gradients equal those of the uncached kernel.
 
     Args:
-        caches: of all the tables, and perhaps of others; other arguments are those of TorchRec.
+        caches: caches of all the tables; further caches are ignored. Other arguments are
+            TorchRec's.
 
     Raises:
-        SetupError: the tables cannot be cached together or as they are.
+        SetupError: the tables cannot be cached, or not together.
     """
 
     def __init__(
@@ -280,13 +282,15 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         *,
         caches: Mapping[str, TableCache],
     ) -> None:
-        # Not the fused base's, which allocates the tables on the device.
+        # Skips the fused base's constructor, which would allocate the tables on the device.
         config = with_parameters_on_host(config)
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         require_attributes(self, "_pooling", *_OF_KERNEL)
         self._open_stores(device, caches, self._pooling)
         fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
-        self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
+        self._fast_kernel = (
+            fast,
+        )  # not a submodule, because its parameters are not part of the model
 
     def forward(
         self,
@@ -300,7 +304,7 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
 
 
 class CachedEmbedding(_Cached, BatchedFusedEmbedding):
-    """The same without pooling."""
+    """Like ``CachedEmbeddingBag``, but without pooling."""
 
     def __init__(
         self,
@@ -324,7 +328,7 @@ class CachedKernels(LookupKernels):
     """Kernels with fast memory and a backing store, for tables planned with ``fused_uvm_caching``.
 
     Args:
-        caches: by table.
+        caches: the cache of each table.
     """
 
     compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -360,14 +364,14 @@ class CachedKernels(LookupKernels):
 
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:
-    """Yield the cached kernels of this rank in a module."""
+    """Yield a module's cached kernels on this rank."""
     for kernel in lookup_kernels.row_kernels(module):
         if isinstance(kernel, CachedEmbeddingBag | CachedEmbedding):
             yield kernel
 
 
 def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
-    """Return the traffic of a module's cached tables on this rank since ``reset_cache_traffic``."""
+    """Return this rank's cache traffic of a module since ``reset_cache_traffic``."""
     total: dict[str, CacheTraffic] = {}
     for kernel in cached_kernels(module):
         for table, traffic in kernel.traffic():
@@ -376,7 +380,7 @@ def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
 
 
 def reset_cache_traffic(module: nn.Module) -> None:
-    """Set all counts of a module's cached tables to 0."""
+    """Reset all traffic counts of a module's cached tables."""
     for kernel in cached_kernels(module):
         kernel.reset_traffic()
 

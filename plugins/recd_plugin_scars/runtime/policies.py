@@ -1,4 +1,4 @@
-"""Cache policies: which rows stay in fast memory when no batch needs them."""
+"""Cache policies: they decide which rows stay in fast memory when no batch needs them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Slots = NDArray[np.int32]
 
 
 class SlotLists:
-    """Links between slots, each in at most one list, of the policy of its table.
+    """Linked lists of slots for a table's policy. Each slot is in at most one list.
 
     Attributes:
-        before: by slot, the slot before it in its list, or -1.
-        after: by slot, the slot after it.
-        level: by slot, number of its policy's list that it is in, or -1.
+        before: the previous slot in its list for each slot, or -1.
+        after: the next slot in its list for each slot, or -1.
+        level: the number of the list that contains each slot, or -1.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -33,7 +33,7 @@ class SlotLists:
         self.before = self.after = self.level = np.empty(0, np.int32)
 
     def fit(self) -> None:
-        """Grow with the pool."""
+        """Resize the arrays to the pool."""
         more = self.pool.num_slots - len(self.level)
         if more:
             none = np.full(more, NONE, np.int32)
@@ -43,13 +43,13 @@ class SlotLists:
 
 
 class ShardRows:
-    """This rank's rows of one table, as a policy knows them.
+    """This rank's rows of one table, as seen by a policy.
 
     Attributes:
         lists: links between slots, which a policy may use for the slots that it gets.
-        capacity: number of rows that stay at most.
-        hot: slots of rows that are there from the start, most read first.
-        num_rows: rows of the shard.
+        capacity: maximum number of rows that stay.
+        hot: slots of rows that are cached from the start, most read first.
+        num_rows: number of rows in the shard.
     """
 
     def __init__(self, lists: SlotLists, place: int, capacity: int, hot: tuple[int, int]) -> None:
@@ -59,25 +59,25 @@ class ShardRows:
         self.hot: Slots = np.arange(*hot, dtype=np.int32)
 
     def of_slots(self, slots: Slots) -> NDArray[np.int64]:
-        """Return the rows in ``slots``, counted from 0 in the shard."""
+        """Return the rows in ``slots``, numbered from 0 within the shard."""
         rows: NDArray[np.int64] = self.lists.pool.row_of_slot[slots] - self._first
         return rows
 
     def pinned(self, slots: Slots) -> NDArray[np.bool_]:
-        """Return whether a batch needs the rows in ``slots``, which then cannot leave."""
+        """Return whether a batch needs the rows in ``slots`` and so prevents eviction."""
         return self.lists.pool.pins[slots] != 0
 
 
 class RowPolicy(ABC):
     """Decides which rows of one table stay on this rank.
 
-    ``TableCache.policy`` takes a subclass, or ``functools.partial`` of one with its settings; it
-    is called with ``ShardRows`` alone, in every process.
+    ``TableCache.policy`` takes a subclass, or ``functools.partial`` of one with its settings. Every
+    process calls it with one argument, ``ShardRows``.
 
     Attributes:
-        name: for reports; by default that of the class.
-        only_hot: whether the ``hot_rows`` of a ``TableCache`` stay and no other row does.
-        rows: of the shard.
+        name: name in reports; by default that of the class.
+        only_hot: whether exactly the ``hot_rows`` of a ``TableCache`` stay.
+        rows: rows of the shard.
         counts: figures of the policy by name, summed in ``CacheTraffic.by_policy``.
     """
 
@@ -95,9 +95,9 @@ class RowPolicy(ABC):
 
     @abstractmethod
     def release(self, used: Slots, unpinned: Slots) -> Slots:
-        """Return the slots of rows that leave when a batch is done, each once and none pinned.
+        """Return the slots of rows to evict after a batch: each at most once, and none pinned.
 
-        A row that leaves may come back in another slot.
+        An evicted row may come back in another slot.
 
         Args:
             used: slots of the batch's rows, in the order of its ids.
@@ -110,7 +110,7 @@ PolicyMaker = Callable[[ShardRows], RowPolicy]
 
 
 class Static(RowPolicy):
-    """The hot rows stay and no other does (SCARS, section II)."""
+    """Keeps only the hot rows (SCARS, section II)."""
 
     name: ClassVar[str] = "static"
     only_hot: ClassVar[bool] = True
@@ -124,7 +124,7 @@ class Static(RowPolicy):
 
 
 class LeastRecentlyUsed(RowPolicy):
-    """Keeps the last used ``capacity`` rows; of one batch the first named leave first."""
+    """Keeps the last used ``capacity`` rows. Within a batch, the first rows are evicted first."""
 
     name: ClassVar[str] = "lru"
 
@@ -153,7 +153,7 @@ class LeastRecentlyUsed(RowPolicy):
             leaves,
         )
         self._num_kept -= len(leaves)
-        # A row that a batch needs comes back when that is done.
+        # A row that a batch needs is added again when the batch is done.
         return leaves[~self.rows.pinned(leaves)]
 
     def _keep(self, slots: Slots) -> None:
@@ -167,17 +167,17 @@ class LeastRecentlyUsed(RowPolicy):
         )
 
     def _count(self, used: Slots) -> None:
-        """Count a use of rows."""
+        """Count one use of each row."""
 
     def _levels(self, slots: Slots) -> NDArray[np.int32]:
-        """Return the level of each slot; lower ones leave first."""
+        """Return the level of each slot; lower levels are evicted first."""
         return np.zeros(len(slots), np.int32)
 
 
 class LeastFrequentlyUsed(LeastRecentlyUsed):
-    """Keeps the ``capacity`` rows that most batches used since the start.
+    """Keeps the ``capacity`` rows that the most batches have used since the start.
 
-    Uses count while a row is elsewhere, too. Of equally used rows the longest unused leave first.
+    Uses of uncached rows count as well. Ties evict the least recently used row first.
     """
 
     name: ClassVar[str] = "lfu"
@@ -211,7 +211,7 @@ CachePolicy = Literal["static", "lfu", "lru"]
 
 @dataclass(frozen=True)
 class TableCache:
-    """Which rows of a table are in fast memory, under any sharding (SCARS, section II).
+    """Selects the rows of a table that are in fast memory, under any sharding (SCARS, section II).
 
     Args:
         policy: name of a built-in policy, a subclass of ``RowPolicy``, or ``functools.partial`` of
@@ -221,10 +221,10 @@ class TableCache:
         hot_rows: int, rows of the whole table, most read first. ``static`` caches the first
             ``num_cached_rows`` of them; other policies start with these.
         folder: folder of temporary files with all rows; None keeps them in host memory.
-        lookahead: whether the rows of the next batch are read while one is computed.
+        lookahead: whether the rows of the next batch are read during the current one.
 
     Raises:
-        SetupError: there is no such policy, or ``load_factor`` is not from 0 to 1.
+        SetupError: unknown policy, or ``load_factor`` is not from 0 to 1.
     """
 
     policy: CachePolicy | PolicyMaker
@@ -266,14 +266,14 @@ class TableCache:
         return self.policy_class.name
 
     def num_cached_rows(self, num_embeddings: int) -> int:
-        """Return the cached rows of a table with ``num_embeddings`` rows."""
+        """Return how many rows of a table with ``num_embeddings`` rows are cached."""
         return round(self.load_factor * num_embeddings)
 
     def first_hot_rows(self, table: str, num_embeddings: int) -> NDArray[np.int64]:
-        """Return the rows cached from the start, most read first, ``[<= num_cached_rows]``.
+        """Return rows that are cached at the start, most read first, ``[<= num_cached_rows]``.
 
         Raises:
-            SetupError: the table lacks a row or has it twice, or ``static`` has too few.
+            SetupError: a row is not in the table or occurs twice, or ``static`` has too few rows.
         """
         num_cached = self.num_cached_rows(num_embeddings)
         if self.hot_rows is None:
@@ -297,7 +297,7 @@ class TableCache:
 
 @dataclass(frozen=True)
 class CachedShard:
-    """This rank's part of a table; ``capacity`` rows stay in fast memory, ``hot_rows`` at first."""
+    """This rank's part of a table: ``capacity`` rows stay in fast memory, at first ``hot_rows``."""
 
     name: str
     num_rows: int

@@ -1,4 +1,4 @@
-"""Rows on their way through the fast memory: admitted, read, used, kept or written back."""
+"""Moves rows through fast memory: admission, reading, use, and write-back."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import FastMemory
 from recd_plugins.api import DataError, SetupError
 
-# Rows that are flushed or loaded at a time.
+# Rows per flush or load operation.
 _CHUNK = 1 << 16
 
 
 @dataclass
 class CacheTraffic:
-    """Counts of one table's shards on this rank, each column-wise shard by itself.
+    """Traffic counts of one table's shards on this rank, separate for each column-wise shard.
 
     Bytes are payload: weights and optimizer state, no row numbers.
 
     Attributes:
-        batches: forward passes, those without a gradient too.
-        lookups: ids looked up.
-        unique_rows: distinct rows of a batch, summed over the batches.
-        hits: those of them in the fast memory already.
-        misses: those read from the backing store.
-        weight_bytes_read: from the backing store, of missing rows.
-        state_bytes_read: the same of the optimizer state.
-        weight_bytes_written: back to the backing store, of rows that left the fast memory.
+        batches: forward passes, including those without a gradient.
+        lookups: number of ids looked up.
+        unique_rows: distinct rows per batch, summed over batches.
+        hits: unique rows that were in fast memory.
+        misses: unique rows that were read from the backing store.
+        weight_bytes_read: bytes of weights of missing rows, read from the backing store.
+        state_bytes_read: the same for optimizer state.
+        weight_bytes_written: bytes of weights of evicted rows, written to the backing store.
         state_bytes_written: the same of the optimizer state.
-        bytes_loaded: of hot rows, once at the start and once after parameters were written.
-        bytes_flushed: of rows that stay in the fast memory, as a checkpoint asks for.
-        by_policy: what the policy counts besides, by name.
+        bytes_loaded: bytes of hot rows loaded at the start and after parameters were written.
+        bytes_flushed: bytes of cached rows flushed, for example for a checkpoint.
+        by_policy: further counts of the policy, by name.
     """
 
     batches: int = 0
@@ -72,7 +72,7 @@ class CacheTraffic:
 
 
 class CachedBatch:
-    """A batch whose rows have slots until it is released; ``slot_of_id`` is int64 ``[num_ids]``."""
+    """A batch whose rows keep their slots until release; ``slot_of_id`` is int64 ``[num_ids]``."""
 
     def __init__(self, number: int, admitted: Admitted, slot_of_id: Tensor) -> None:
         self.number = number
@@ -85,7 +85,7 @@ class CachedBatch:
             self._ready.record(torch.cuda.current_stream(slot_of_id.device))
 
     def wait(self) -> None:
-        """Order the current stream after the one that found the slots."""
+        """Make the current stream wait for the stream that found the slots."""
         if self._ready is not None:
             stream = torch.cuda.current_stream(self.slot_of_id.device)
             stream.wait_event(self._ready)
@@ -93,12 +93,12 @@ class CachedBatch:
 
 
 class RowCache:
-    """The rows of a kernel's tables between their slow and their fast memory.
+    """Moves the rows of a kernel's tables between slow and fast memory.
 
-    A batch is admitted, landed, used by a forward and a backward pass, and released. Several may be
-    on their way; their rows are pinned meanwhile. Any thread may call, but none may admit during a
-    forward or backward pass of another one, whose memory may move then. ``shards`` are in the order
-    of the backing store's rows.
+    A batch is admitted, landed, used by a forward and a backward pass, and released. Several
+    batches may be in flight; their rows are pinned. All threads may call this class, but not
+    ``admit`` during a forward or backward pass of another thread, because it may move the memory.
+    ``shards`` are in the order of the backing store's rows.
     """
 
     def __init__(self, shards: Sequence[CachedShard], fast: FastMemory, mover: RowMover) -> None:
@@ -131,16 +131,16 @@ class RowCache:
     def admit(
         self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
     ) -> CachedBatch:
-        """Give the rows of a batch slots, and start to read missing ones.
+        """Assign slots to the rows of a batch, and start to read missing rows.
 
         Args:
-            ids: of all features, feature by feature.
+            ids: ids of all features, feature by feature.
             ids_per_feature: number of ids of each feature.
             tables: table of each feature, ascending.
 
         Raises:
-            DataError: an id is no row of its table; nothing was admitted.
-            SetupError: the fast memory cannot grow; nothing was admitted.
+            DataError: an id is not a row of its table. Nothing was admitted.
+            SetupError: fast memory cannot grow. Nothing was admitted.
         """
         counts = torch.tensor(ids_per_feature).to(ids.device)
         table_of_id = (
@@ -170,14 +170,14 @@ class RowCache:
             return batch
 
     def land(self, batch: CachedBatch) -> None:
-        """Put the rows of a batch and of earlier ones into their slots."""
+        """Wait for the rows of a batch and of earlier ones, and copy them into their slots."""
         batch.wait()
         with self._lock:
             self._load()
             self._land(batch.number)
 
     def release(self, batch: CachedBatch, *, changed: bool) -> None:
-        """Let rows of a batch leave that do not stay, written back if a backward pass changed them.
+        """Evict the rows of a batch that do not stay; changed rows are written back.
 
         A second call does nothing.
         """
@@ -209,11 +209,11 @@ class RowCache:
         self.traffic[:] = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
 
     def note_traffic(self) -> None:
-        """Keep the counts for ``restore_traffic``."""
+        """Save the counts for ``restore_traffic``."""
         self._noted = deepcopy(self.traffic)
 
     def restore_traffic(self) -> None:
-        """Go back to the counts of ``note_traffic``, if any."""
+        """Restore the counts of the last ``note_traffic``, if any."""
         noted, self._noted = self._noted, []
         for policy, traffic in zip(self._policies if noted else (), noted, strict=True):
             policy.counts.clear()
@@ -222,13 +222,13 @@ class RowCache:
         self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
-        """Release a batch later whose graph is gone; the garbage collector may call at any time."""
+        """Mark a batch whose graph is freed for release; the garbage collector may call this any time."""
         self._abandoned.append(batch)
 
     def flush(self) -> None:
-        """Write all changed rows to the backing store, and return when they are there.
+        """Write all changed rows to the backing store and wait for it.
 
-        Unchanged rows are read again before they are used, as the store may be written meanwhile.
+        Unchanged rows are read again before use because the store may be modified in between.
         """
         with self._lock:
             self._release_abandoned()
@@ -243,9 +243,9 @@ class RowCache:
             self._is_stale = True
 
     def load(self) -> None:
-        """Read unchanged rows anew, after the backing store was written."""
+        """Read unchanged rows again after the backing store was written."""
         with self._lock:
-            self._land(self._num_batches)  # what was read before is not read again later
+            self._land(self._num_batches)  # what was read before would be stale
             self._is_stale = True
             self._load()
 
@@ -263,7 +263,7 @@ class RowCache:
                 traffic.bytes_loaded += count * (self._row_bytes + self._state_bytes)
 
     def _land(self, number: int) -> None:
-        """Put the rows of all batches up to a number into their slots."""
+        """Copy the rows of all batches up to this number into their slots."""
         while self._waiting and self._waiting[0][0].number <= number:
             first, pending = self._waiting.popleft()
             weights, state = pending.result()
@@ -274,7 +274,7 @@ class RowCache:
             self.release(self._abandoned.popleft(), changed=False)
 
     def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
-        """Refuse ids outside of their table; FBGEMM's check lets -1 pass, or with NONE all."""
+        """Refuse ids outside their table. FBGEMM's check accepts -1, and in mode NONE all ids."""
         num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
         outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
         if outside.any():
@@ -285,7 +285,7 @@ class RowCache:
             )
 
     def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
-        """Find distinct rows on the device, and their slots on the CPU."""
+        """Find distinct rows on the device, then their slots on the CPU."""
         first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
         rows, inverse = torch.unique(
             ids + first_rows.index_select(0, table_of_id), return_inverse=True
@@ -301,7 +301,7 @@ class RowCache:
         return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
-        """Start to write rows back; their slots may be used at once."""
+        """Start to write rows back. Their slots are free for reuse at once."""
         if not len(slots):
             return
         rows = self._pool.row_of_slot[slots]

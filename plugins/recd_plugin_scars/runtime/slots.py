@@ -1,4 +1,4 @@
-"""Compiled loops over the slots of fast memory; ``slots.py`` and ``policies.py`` call them."""
+"""Compiled loops over slots of fast memory, and the pool of slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-#: In place of a slot: none; of a row: none.
+#: Stands for the absence of a slot or a row.
 NONE = -1
 
 
@@ -32,14 +32,14 @@ def admit(
     missing: Any,
     num_missing: Any,
 ) -> tuple[Any, Any, Any, Any]:
-    """Give the rows of ``ids[first:end]`` of one table a slot each, while there are free ones.
+    """Assign a slot to each row in ``ids[first:end]`` of one table while slots are free.
 
-    Fills ``slot_of_id``; appends distinct slots to ``slots`` and those of rows that are not there
-    yet to ``missing``. ``batch_of_slot`` has the last batch that needed a slot.
+    Fills ``slot_of_id``. Appends distinct slots to ``slots``, and the slots of rows that must be
+    read to ``missing``. ``batch_of_slot`` contains the last batch that needed each slot.
 
     Returns:
-        The end, before ``end`` if no slot was free; ``num_free``, ``num_slots`` and
-        ``num_missing`` then.
+        The index where it stopped, less than ``end`` if slots ran out, and the new ``num_free``,
+        ``num_slots`` and ``num_missing``.
     """
     for index in range(first, end):
         row = first_row + ids[index]
@@ -69,7 +69,7 @@ def pin(slots: Any, pins: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple[Any, Any]:
-    """Return the slots that no batch needs any more, and the bounds of the tables in them."""
+    """Return the slots that no batch needs any more, and the bounds of each table in them."""
     unpinned = slots.copy()
     ends = bounds.copy()
     count = 0
@@ -88,7 +88,7 @@ def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple
 
 @numba.njit(cache=True, nogil=True)
 def release(slots: Any, slot_of_row: Any, row_of_slot: Any, free: Any, num_free: Any) -> Any:
-    """Make slots free; return the height of the stack of free slots."""
+    """Free slots, and return the height of the stack of free slots."""
     for slot in slots:
         slot_of_row[row_of_slot[slot]] = NONE
         row_of_slot[slot] = NONE
@@ -114,10 +114,10 @@ def _unlink(slot: Any, before: Any, after: Any, level: Any, heads: Any, tails: A
 def append(
     slots: Any, levels: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any
 ) -> Any:
-    """Move slots to the ends of the lists of their new levels, in this order.
+    """Move slots, in the given order, to the ends of the lists of their new levels.
 
-    ``before``, ``after`` and ``level`` are links by slot; ``heads`` and ``tails`` the ends by
-    level. Returns the number of slots that were in no list before.
+    ``before``, ``after`` and ``level`` are indexed by slot; ``heads`` and ``tails`` are the list
+    ends, indexed by level. Returns the number of slots that were not in a list before.
     """
     num_new = 0
     for index in range(len(slots)):
@@ -141,9 +141,9 @@ def append(
 def take_first(
     count: Any, lowest: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any, taken: Any
 ) -> Any:
-    """Take the first ``count`` slots of the lowest levels out of their lists, into ``taken``.
+    """Remove ``count`` slots from the fronts of the lowest levels' lists, and store them in ``taken``.
 
-    Returns the lowest level that may have a slot then.
+    Returns the lowest level that may still have slots.
     """
     for index in range(count):
         while heads[lowest] == NONE:
@@ -154,7 +154,7 @@ def take_first(
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)
-# Slots for batches in flight, when the first one needs any.
+# Initial number of slots for batches in flight.
 _FIRST_SLOTS = 1024
 
 
@@ -164,10 +164,10 @@ class Admitted:
 
     Args:
         slot_of_id: int64 ``[num_ids]``.
-        slots: distinct slots, table by table, in the order of the ids, int32.
-        bounds: of the tables in ``slots``, ``[num_tables + 1]``.
-        missing: slots whose rows have to be read, table by table, int32.
-        missing_bounds: of the tables in ``missing``.
+        slots: int32, distinct slots, table by table in the order of the ids.
+        bounds: ranges of the tables in ``slots``, ``[num_tables + 1]``.
+        missing: int32, slots whose rows must be read, table by table.
+        missing_bounds: ranges of the tables in ``missing``, ``[num_tables + 1]``.
     """
 
     slot_of_id: NDArray[np.int64]
@@ -178,21 +178,21 @@ class Admitted:
 
 
 class SlotPool:
-    """Slots for the rows of several tables, which stand below each other.
+    """Slots for the rows of several tables; row numbers run through all tables.
 
-    A row has one slot, however many batches need it: a batch that is admitted while another one
-    changes the row sees the change.
+    A row has one slot, even if several batches need it. So a batch that is admitted while another
+    one updates the row sees the update.
 
     Args:
-        num_rows: of each table.
-        rows: rows that have the first slots from the start.
-        capacity: number of rows that stay, for which there is room from the start.
+        num_rows: number of rows of each table.
+        rows: rows that occupy the first slots from the start.
+        capacity: number of rows that stay; their slots are allocated at the start.
 
     Attributes:
-        first_rows: of each table, and the number of all rows.
-        row_of_slot: by slot, -1 where it is free.
-        pins: by slot, number of admitted batches that need it.
-        dirty: by slot, whether the backing store has another value of its row.
+        first_rows: first row of each table, followed by the total number of rows.
+        row_of_slot: row in each slot, -1 if the slot is free.
+        pins: number of admitted batches that need each slot.
+        dirty: whether each slot's row differs from the backing store.
     """
 
     def __init__(self, num_rows: Sequence[int], rows: NDArray[np.int64], capacity: int) -> None:
@@ -212,7 +212,7 @@ class SlotPool:
         self._free[: self._num_free] = np.arange(self.num_slots - 1, len(rows) - 1, -1)
 
     def admit(self, ids: Sequence[NDArray[np.integer]], tables: Sequence[int]) -> Admitted:
-        """Pin the rows of a batch, and give missing ones a slot; ``tables`` ascend by feature."""
+        """Pin the rows of a batch and assign slots to missing ones; ``tables`` ascend by feature."""
         self._num_batches += 1
         num_ids = sum(map(len, ids))
         slot_of_id = np.empty(num_ids, np.int64)
@@ -249,7 +249,7 @@ class SlotPool:
             missing_bounds[table + 1] = num_missing
         np.maximum.accumulate(bounds, out=bounds)
         np.maximum.accumulate(missing_bounds, out=missing_bounds)
-        # Copies, as the batch lives on and the memory for all ids need not.
+        # Copies, so that the batch does not keep the memory for all ids alive.
         slots, missing = slots[:num_slots].copy(), missing[:num_missing].copy()
         pin(slots, self.pins)
         return Admitted(slot_of_id, slots, bounds, missing, missing_bounds)
@@ -257,31 +257,31 @@ class SlotPool:
     def unpin(
         self, admitted: Admitted, *, changed: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Unpin a batch; return the slots that no batch needs, table by table, and their bounds."""
+        """Unpin a batch. Return the slots that no batch needs, table by table, and their bounds."""
         unpinned: NDArray[np.int32]
         unpinned, bounds = unpin(admitted.slots, admitted.bounds, self.pins, self.dirty, changed)
         return unpinned, bounds
 
     def withdraw(self, admitted: Admitted) -> None:
-        """Take back the batch that was admitted last."""
+        """Undo the admission of the last batch."""
         unpin(admitted.slots, admitted.bounds, self.pins, self.dirty, False)
         self.release(admitted.missing)
 
     def release(self, slots: NDArray[np.int32]) -> None:
-        """Free the slots of rows that leave."""
+        """Free the slots of evicted rows."""
         self.dirty[slots] = False
         self._num_free = release(
             slots, self._slot_of_row, self.row_of_slot, self._free, self._num_free
         )
 
     def num_rows_of_tables(self, slots: NDArray[np.integer]) -> list[int]:
-        """Return the number of slots with a row of each table."""
+        """Return how many slots hold rows of each table."""
         tables = np.searchsorted(self.first_rows, self.row_of_slot[slots], side="right") - 1
         counts: list[int] = np.bincount(tables, minlength=len(self.first_rows) - 1).tolist()
         return counts
 
     def _grow(self, *, at_most: int) -> None:
-        """Double the slots that are not for rows that stay, by at most ``at_most``."""
+        """Double the slots for batches in flight, by at most ``at_most``."""
         more = min(max(self.num_slots - self._capacity, _FIRST_SLOTS), at_most)
         self._free = np.concatenate([self._free, np.empty(more, np.int32)])
         new = np.arange(self.num_slots + more - 1, self.num_slots - 1, -1, dtype=np.int32)

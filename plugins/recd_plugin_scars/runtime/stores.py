@@ -1,4 +1,4 @@
-"""Backing stores: all rows of the tables of a cached kernel, in host memory or in files."""
+"""Backing stores: hold all rows of a cached kernel's tables, in host memory or in files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recd_plugins.api import RecdError, SetupError
 FILL_BYTES = 1 << 26
 _PAGE = mmap.PAGESIZE
 _WILLNEED = os.POSIX_FADV_WILLNEED
-# Rows requested before the first is awaited: enough to keep a disk busy, and few enough not to
+# Requests in flight before the first wait: enough to keep a disk busy, and few enough not to
 # evict one another from a small page cache.
 _ROWS_AHEAD = 1024
 
@@ -37,10 +37,10 @@ _fadvise: Any = types.ExternalFunction(
 
 
 class BackingStore:
-    """The rows of a kernel's tables, one table below the other, in host memory.
+    """Backing store in host memory; the tables of a kernel are concatenated.
 
     ``read`` and ``write`` are called from one thread at a time (a ``RowMover``'s) and release the
-    GIL for most of their work. They see changes of ``weights`` and ``state``, and the reverse.
+    GIL for most of their work. They share memory with ``weights`` and ``state``.
 
     Attributes:
         weights: float32 ``[num_rows, dim]``, contiguous, on the CPU; zeros at first.
@@ -71,20 +71,20 @@ class BackingStore:
         """Copy rows, int64 ``[n]``, into weights, float32 ``[n, dim]``, and state, ``[n]`` or None.
 
         Raises:
-            RecdError: the disk refused a row.
+            RecdError: a disk error.
         """
         torch.index_select(self._weights, 0, rows, out=weights)
         if self.state is not None and state is not None:
             torch.index_select(self.state, 0, rows, out=state)
 
     def write(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows back, none of them twice."""
+        """Copy rows back. No row may occur twice."""
         self._weights.index_copy_(0, rows, weights)
         if self.state is not None and state is not None:
             self.state.index_copy_(0, rows, state)
 
     def fill(self, initialise: Callable[[Tensor], object]) -> None:
-        """Initialise the weights by blocks in order, so that generators give the same values."""
+        """Initialise the weights block by block, so that random generators give the same values."""
         num_rows = max(FILL_BYTES // (4 * self.weights.shape[1]), 1)
         weights = self.weights.detach()
         for first in range(0, len(weights), num_rows):
@@ -95,13 +95,13 @@ class BackingStore:
 
 
 class FileStore(BackingStore):
-    """Rows in one temporary file and optimizer state in another, for tables larger than memory.
+    """Backing store in two temporary files, for tables larger than memory: rows and optimizer state.
 
-    The files have no names: the system frees them with the store, or with the process if it is
-    killed. Both are also mapped into memory as ``weights`` and ``state``.
+    The files are unlinked, so the system frees them when the store closes or the process dies. Both
+    are also mapped into memory as ``weights`` and ``state``.
 
     Raises:
-        SetupError: the folder cannot be written, or the disk has no room.
+        SetupError: the folder is not writable, or the disk is full.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class FileStore(BackingStore):
 
 
 class RowFile:
-    """A nameless file of equally long rows.
+    """An unlinked file of rows of equal length.
 
     The pages of the next rows are requested (``posix_fadvise``), so that one thread keeps many
-    requests in flight, then each run of adjacent rows is one ``pread``. Unlike through a mapping,
-    an error of the disk can be caught. The disk space is allocated at once.
+    requests in flight. Then each run of adjacent rows is one ``pread``. Unlike with a mapping, disk
+    errors can be caught. The disk space is allocated at creation.
     """
 
     def __init__(self, folder: Path, *, row_bytes: int, num_rows: int) -> None:
@@ -162,11 +162,11 @@ class RowFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def mapped(self) -> Tensor:
-        """Map the file as float32 ``[num_rows, row_bytes / 4]``."""
+        """Return the file mapped as float32 ``[num_rows, row_bytes / 4]``."""
         shape = (self._num_rows, self._row_bytes // 4)
         if self._num_rows == 0:
             return torch.empty(shape)
-        # Opened again, as the mapping shall keep its readahead.
+        # Opened a second time so that the mapping keeps its readahead.
         with open(f"/proc/self/fd/{self._descriptor}", "r+b") as file:
             mapping = mmap.mmap(file.fileno(), self._num_rows * self._row_bytes)
         return torch.frombuffer(mapping, dtype=torch.float32).view(shape)
@@ -174,10 +174,10 @@ class RowFile:
     def move(
         self, done: str, rows: NDArray[np.int64], places: NDArray[np.int64], memory: Tensor
     ) -> None:
-        """Copy ascending rows to their places in memory (``read``), or back (``written``).
+        """Copy ascending rows to their positions in memory (``read``) or back (``written``).
 
         Raises:
-            RecdError: the disk refused a row.
+            RecdError: a disk error.
         """
         kernel: Any = _read_rows if done == "read" else _write_rows
         first = kernel(self._descriptor, self._row_bytes, rows, places, memory.data_ptr(), 0)
@@ -197,7 +197,7 @@ class RowFile:
         self._file.close()
 
     def _move_again(self, done: str, row: int, place: int, memory: Tensor) -> None:
-        """Move a row that the compiled loop could not, through Python, which names the error."""
+        """Retry a failed row in Python, which raises the detailed error."""
         size, offset = self._row_bytes, row * self._row_bytes
         piece = memory.numpy().data.cast("B")[place * size : (place + 1) * size]
         if done == "written":
@@ -211,7 +211,7 @@ class RowFile:
 def open_backing_store(
     folder: Path | None, *, name: str, num_rows: int, dim: int, with_state: bool
 ) -> BackingStore:
-    """Open a store in files in ``folder``, or in host memory without one."""
+    """Open a file store in ``folder``, or a store in host memory if ``folder`` is None."""
     if folder is None:
         return BackingStore(name=name, num_rows=num_rows, dim=dim, with_state=with_state)
     return FileStore(folder, name=name, num_rows=num_rows, dim=dim, with_state=with_state)
@@ -226,7 +226,7 @@ def _close(files: list[RowFile]) -> None:
 def _read_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Read rows from the ``first``; return the one that could not be read, or their number."""
+    """Read rows from ``first`` on. Return the index of the row that failed, or the number of rows."""
     advised, next_page = first, np.int64(0)
     while first < len(rows):
         while advised < min(first + _ROWS_AHEAD, len(rows)):
@@ -248,7 +248,7 @@ def _read_rows(
 def _write_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Write rows from the ``first``; return the one that could not be written, or their number."""
+    """Write rows from ``first`` on. Return the index of the row that failed, or the number of rows."""
     while first < len(rows):
         end = _end_of_run(rows, places, first)
         size = np.uintp((end - first) * row_bytes)
@@ -261,7 +261,7 @@ def _write_rows(
 
 @numba.njit(inline="always")
 def _end_of_run(rows: Any, places: Any, first: Any) -> Any:
-    """Return the end of a run of rows that are adjacent in file and memory."""
+    """Return the end of a run of rows that are adjacent both in the file and in memory."""
     end = first + 1
     while end < len(rows) and rows[end] == rows[end - 1] + 1 and places[end] == places[end - 1] + 1:
         end += 1
@@ -272,13 +272,13 @@ Result = TypeVar("Result")
 
 
 class RowMover:
-    """Reads and writes rows of one backing store in one thread, first in, first out.
+    """Reads and writes rows of one backing store in one thread, in FIFO order.
 
-    A read sees every write queued before it. Each kernel has a mover of its own, so that none waits
-    for another. After an error nothing moves any more, and each further call raises it.
+    A read sees every write queued before it. Each kernel has its own mover, so kernels do not wait
+    for each other. After an error the mover stops, and all further calls raise the error.
 
     Args:
-        store: used by nobody else between ``read`` or ``write`` and ``drain``.
+        store: the store. Nothing else may use it between ``read`` or ``write`` and ``drain``.
         pin: whether buffers are pinned, for copies to and from a CUDA device.
     """
 
@@ -292,14 +292,14 @@ class RowMover:
         self._is_closed = False
 
     def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
-        """Return memory for rows to ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
+        """Return buffers for ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
         weights = torch.empty(num_rows, self.store.weights.shape[1], pin_memory=self._pin)
         if self.store.state is None:
             return weights, None
         return weights, torch.empty(num_rows, pin_memory=self._pin)
 
     def read(self, rows: Tensor) -> Future[tuple[Tensor, Tensor | None]]:
-        """Start to read rows, int64 ``[n]`` on the CPU, which must not change any more.
+        """Start to read rows, int64 ``[n]`` on the CPU. They must not change afterwards.
 
         Returns:
             Weights, float32 ``[n, dim]``, and state, float32 ``[n]`` or None.
@@ -323,9 +323,10 @@ class RowMover:
         *,
         ready: torch.cuda.Event | None = None,
     ) -> None:
-        """Start to write rows, as ``read`` returns them; they belong to the mover from now on.
+        """Start to write rows. The mover owns the tensors from now on.
 
-        No row may occur twice. The thread awaits ``ready``, as the end of a copy from a device.
+        No row may occur twice. The thread first waits for ``ready``, for example the end of a copy
+        from a device.
 
         Raises:
             RecdError: an earlier move failed.
@@ -339,14 +340,14 @@ class RowMover:
         self._submit(write)
 
     def drain(self) -> None:
-        """Return when all queued moves are done; raises RecdError if one failed."""
+        """Wait for all queued moves. Raises RecdError if one failed."""
         self._submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the queued moves and end the thread; a second call does nothing.
+        """Finish the queued moves and end the thread. A second call does nothing.
 
         Raises:
-            RecdError: a move failed, and no call has raised that yet.
+            RecdError: a move failed and no earlier call has raised its error.
         """
         if self._is_closed or self._process != os.getpid():
             return

@@ -1,4 +1,4 @@
-"""TorchRec's and FBGEMM's view of cached tables: names, shapes, shards and optimizer state."""
+"""Presents cached tables to TorchRec and FBGEMM: names, shapes, shards and optimizer state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recd_plugins.api import SetupError, require_attributes, use_row_wise_adagra
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
-# The fused_params that the kernel over fast memory gets as well.
+# fused_params that the kernel over fast memory also gets.
 _ARGUMENTS = (
     "eps",
     "gradient_clipping",
@@ -45,7 +45,7 @@ _ARGUMENTS = (
     "weight_decay",
     "weight_decay_mode",
 )
-# The fused_params that concern the tables' kernel only, or FBGEMM's own cache.
+# fused_params that only concern the tables' kernel or FBGEMM's own cache.
 _OTHERS = (
     "bounds_check_mode",
     "cache_algorithm",
@@ -60,7 +60,7 @@ _OTHERS = (
     "prefetch_pipeline",
     "uvm_host_mapped",
 )
-# Buffers that a check of bounds reads (fbgemm 1.6 to 1.9).
+# Buffers that the bounds check reads (fbgemm 1.6 to 1.9).
 _OF_BOUNDS = ("D_offsets", "bounds_check_warning", "rows_per_table")
 
 
@@ -69,10 +69,10 @@ def table_names(config: GroupedEmbeddingConfig) -> str:
 
 
 def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
-    """Return FBGEMM's arguments for the update of the rows, on the device of the fast memory.
+    """Return FBGEMM's arguments for row updates on the device of the fast memory.
 
     Raises:
-        SetupError: cached tables cannot learn exactly with these arguments.
+        SetupError: training cached tables with these arguments would not be exact.
     """
     params = config.fused_params or {}
     optimizer = params.get("optimizer", EmbOptimType.EXACT_SGD)
@@ -95,7 +95,7 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
 
 
 def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingConfig:
-    """Return the config with parameters and optimizer state on the CPU of each rank."""
+    """Return the config with parameters and optimizer state in each rank's host memory."""
     config = copy.copy(config)
     config.embedding_tables = [copy.copy(table) for table in config.embedding_tables]
     for table in config.embedding_tables:
@@ -111,10 +111,10 @@ def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingC
 def open_store(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any
 ) -> BackingStore:
-    """Open the backing store of a kernel, with its tables below each other.
+    """Open a kernel's backing store, which concatenates its tables.
 
     Raises:
-        SetupError: tables are not equally wide or not stored alike; or there is no room.
+        SetupError: the tables differ in width or storage, or there is not enough space.
     """
     tables = config.embedding_tables
     first = tables[0]
@@ -144,7 +144,7 @@ def open_store(
 def shards_of(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]
 ) -> list[CachedShard]:
-    """Return the cached part of this rank's shard of each table of a kernel."""
+    """Return the cached part of this rank's shard for each table of a kernel."""
     shards = []
     for table in config.embedding_tables:
         cache, metadata = caches[table.name], table.local_metadata
@@ -162,7 +162,7 @@ def shards_of(
 
 
 def first_values(config: GroupedEmbeddingConfig) -> Callable[[Tensor], None]:
-    """Return a function that initialises successive blocks of rows as TorchRec does."""
+    """Return a function that initialises successive blocks of rows in the same way as TorchRec."""
     ends = torch.tensor([table.local_rows for table in config.embedding_tables]).cumsum(0).tolist()
     done = 0
 
@@ -182,7 +182,7 @@ def as_planned(
     params: Mapping[str, ParameterSharding],
     configs: Iterable[BaseEmbeddingConfig],
 ) -> dict[str, TableCache]:
-    """Return the caches of all modules, with the load factors that a plan has for one module."""
+    """Return the caches of all modules, with one module's load factors taken from its plan."""
     planned = dict(caches)
     for config in configs:
         cache, sharding = caches.get(config.name), params.get(config.name)
@@ -192,17 +192,17 @@ def as_planned(
         if load_factor is None:
             continue
         rows = round(load_factor * config.num_embeddings)
-        if cache.policy_class.only_hot:  # a static cache never has more rows than its hot_rows
+        if cache.policy_class.only_hot:  # a static cache has at most as many rows as its hot_rows
             rows = min(rows, 0 if cache.hot_rows is None else len(cache.hot_rows))
         planned[config.name] = replace(cache, load_factor=rows / config.num_embeddings)
     return planned
 
 
 class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM's kernel over a backing store, which shows TorchRec weights and optimizer state.
+    """FBGEMM's kernel over a backing store; gives TorchRec access to weights and optimizer state.
 
-    It looks nothing up. TorchRec's prefetch stage calls its ``prefetch``, which calls
-    ``lookahead``. ``specs`` are rows and columns of each table, ``arguments`` those of
+    It performs no lookups. TorchRec's prefetch stage calls its ``prefetch``, which calls
+    ``lookahead``. ``specs`` are the rows and columns of each table, and ``arguments`` come from
     ``fbgemm_arguments``.
     """
 
@@ -232,12 +232,12 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
             preallocated_host_buffers=memory,  # FBGEMM 1.7 or later
             **arguments,
         )
-        # TorchRec asks by this name whether a kernel can prefetch in a pipeline.
+        # TorchRec checks this name to see whether a kernel supports prefetch in a pipeline.
         self.prefetch_pipeline = lookahead is not None
         self._lookahead = lookahead
 
     def bounds_checker(self, device: torch.device) -> TablesInBackingStore:
-        """Return a kernel whose ``prepare_inputs`` takes ids on a device."""
+        """Return a kernel whose ``prepare_inputs`` checks ids on a device."""
         if device.type == "cpu":
             return self
         require_attributes(self, *_OF_BOUNDS)
@@ -255,7 +255,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         forward_stream: torch.cuda.Stream | None = None,  # noqa: ARG002 - lookups wait
         batch_size_per_feature_per_rank: list[list[int]] | None = None,
     ) -> None:
-        """Start to read the rows of a batch, as TorchRec's lookups call it."""
+        """Start to read the rows of a batch. TorchRec's lookups call this."""
         if self._lookahead is None:
             return
         num_features = len(self.feature_table_map)
@@ -269,10 +269,10 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 class FlushingOptimizer(EmbeddingFusedOptimizer):
-    """TorchRec's fused optimizer, with the updates of rows in fast memory.
+    """TorchRec's fused optimizer, including the updates of rows in fast memory.
 
     Parameters and state are tensors of the backing store, so rows are flushed before the state is
-    read, and loaded again after a state was loaded.
+    read and reloaded after the state was loaded.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
 
     @property
     def state(self) -> Any:
-        """The state by parameter."""
+        """Return the state by parameter."""
         if self._flush is not None:
             self._flush()
         return self._state
@@ -295,12 +295,12 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
         self._state = state
 
     def post_load_state_dict(self) -> None:
-        """Called after loading, by an optimizer around this one too."""
+        """Reload rows after loading. A wrapping optimizer calls this too."""
         super().post_load_state_dict()
         self._load()
 
 
-# Private, fbgemm 1.6 to 1.9: what a kernel knows of its tables.
+# Private, fbgemm 1.6 to 1.9: the tables of a kernel.
 _OF_TABLES = (
     "hash_size_cumsum",
     "learning_rate_tensor",
@@ -314,21 +314,22 @@ _OF_TABLES = (
 
 
 class FastMemory:
-    """Slots for rows and their optimizer state, looked up and updated by FBGEMM.
+    """Slots for rows and their optimizer state; FBGEMM looks them up and updates them.
 
-    To FBGEMM each table has all slots, in the same memory, so its sums are those of separate
-    tables. The memory grows in place: a backward pass that began before updates the same memory.
-    Writes do not count as changes of tensors that autograd saved, as no row that a backward pass
-    needs is written.
+    In FBGEMM's view each table has all slots, in the same memory. So it sums gradients as for
+    separate tables. The memory grows in place, so a backward pass in flight updates the same
+    memory. Writes do not increase the version of tensors that autograd saved, because they never
+    touch a row that a backward pass needs.
 
     Args:
-        tables: FBGEMM's kernel of the backing store, whose optimizer, rate and pooling count.
-        arguments: FBGEMM's for both kernels.
-        device: of the slots.
+        tables: FBGEMM's kernel of the backing store; its optimizer, learning rate and pooling
+            apply.
+        arguments: FBGEMM's arguments for both kernels.
+        device: device of the slots.
 
     Attributes:
-        kernel: FBGEMM's, which looks up slots.
-        num_slots: slots that there is memory for.
+        kernel: FBGEMM's kernel, which looks up slots.
+        num_slots: number of allocated slots.
         weights: float32 ``[num_slots, dim]``.
         state: float32 ``[num_slots]``; None without optimizer state.
     """
@@ -365,21 +366,21 @@ class FastMemory:
         require_attributes(self.kernel, *_OF_TABLES, f"weights_{self._memory}")
         self.kernel.weights_offsets.zero_()
         self.kernel.momentum1_offsets.zero_()
-        # The environment may say otherwise; slots need no check.
+        # Overrides the environment variable: slots need no bounds check.
         self.kernel.bounds_check_mode_int = BoundsCheckMode.NONE.value
-        self.kernel.learning_rate_tensor = tables.learning_rate_tensor  # which is set in place
+        self.kernel.learning_rate_tensor = tables.learning_rate_tensor  # FBGEMM sets it in place
         self._nodes: list[Any] = []
         self.kernel.register_forward_hook(lambda _, __, output: self._nodes.append(output.grad_fn))
         self.resize(1)
 
     def resize(self, num_slots: int) -> None:
-        """Make room for more slots; the rows stay where they are.
+        """Allocate more slots; rows keep their slots.
 
         Raises:
             SetupError: there is not enough memory on the device.
         """
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the memory moves, under whatever stream
+            torch.cuda.synchronize(self._device)  # the memory moves, on any stream
         try:
             weights = self._longer("weights", num_slots * self._width)
             self.weights = weights.view(num_slots, self._width)
@@ -391,7 +392,7 @@ class FastMemory:
                 f"{num_slots:,} rows on {self._device}, which has not as much ({error}): lower "
                 "load_factor or the batch size"
             ) from error
-        # New tensors, as graphs in flight hold the old ones.
+        # New tensors, because graphs in flight hold the old ones.
         kernel, tables = self.kernel, self._tables.feature_table_map
         num_rows = num_slots * len(self._tables.dims)
         kernel.hash_size_cumsum = kernel.hash_size_cumsum.new_tensor(
@@ -401,15 +402,15 @@ class FastMemory:
         kernel.total_hash_size = num_slots  # as one table
         kernel.total_hash_size_bits = num_rows.bit_length()
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # other streams find them where they are now
+            torch.cuda.synchronize(self._device)  # other streams find the new memory
         self.num_slots = num_slots
 
     def follow_optimizer(self) -> None:
-        """Take over changed options of the tables' kernel, such as eps."""
+        """Copy changed options, such as eps, from the tables' kernel."""
         self.kernel.optimizer_args = self._tables.optimizer_args
 
     def take_node(self) -> Any:
-        """Return the autograd node of the last lookup, or None."""
+        """Return and forget the autograd node of the last lookup, or None."""
         node = self._nodes.pop()
         self._nodes.clear()
         return node
@@ -423,7 +424,7 @@ class FastMemory:
         return rows
 
     def write(self, slots: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Put rows into slots that no forward or backward pass uses meanwhile."""
+        """Copy rows into slots. No forward or backward pass may use these slots at the same time."""
         self.wait()
         self.weights.index_copy_(0, slots, weights.to(self._device, non_blocking=True))
         if self.state is not None and state is not None:
@@ -431,18 +432,18 @@ class FastMemory:
         self.record()
 
     def wait(self) -> None:
-        """Order the current stream after earlier uses of the slots."""
+        """Make the current stream wait for earlier uses of the slots."""
         if self._used is not None:
             torch.cuda.current_stream(self._device).wait_event(self._used)
 
     def record(self) -> None:
-        """Note a use of the slots by the current stream."""
+        """Record a use of the slots by the current stream."""
         if self._used is not None:
             self.wait()
             self._used.record(torch.cuda.current_stream(self._device))
 
     def _longer(self, name: str, size: int) -> Tensor:
-        """Grow the kernel's memory in place, and return a tensor over it with its own version."""
+        """Grow the kernel's memory in place. Return a tensor over it with its own version counter."""
         name = f"{name}_{self._memory}"
         old: Tensor = getattr(self.kernel, name).data
         storage = old.untyped_storage()
