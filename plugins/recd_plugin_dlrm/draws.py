@@ -1,7 +1,7 @@
-"""Random draws by key: each draw is reproducible alone, in any process.
+"""Random numbers by key: each one can be reproduced alone, in any process.
 
-A draw is a hash of its stream and a counter (splitmix64). Numba notices no change of this file in
-kernels of others.
+A random number is a hash of its stream and a counter (splitmix64). Changes of this file do not
+invalidate Numba's cache of kernels in other files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TO_UNIT = 1.0 / (1 << 53)
 
 
 def stream_of(*purpose: str | int) -> int:
-    """Return the stream of one purpose, such as a seed and a feature, in 63 bits."""
+    """Return a 63-bit stream for one purpose, for example a seed and a feature."""
     digest = hashlib.sha256(repr(purpose).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @nb.njit(inline="always")
 def mix(value: np.uint64) -> np.uint64:
-    """The splitmix64 finalizer."""
+    """Apply the splitmix64 finalizer."""
     value = nb.uint64(value) + GOLDEN
     value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
@@ -40,7 +40,7 @@ def substream(stream: int, counter: int) -> np.uint64:
 
 @nb.njit(inline="always")
 def draw(stream: np.uint64, counter: int) -> float:
-    """A uniform number in [0, 1)."""
+    """Return a uniform number in [0, 1)."""
     return np.float64(mix(stream + nb.uint64(counter) * GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
@@ -50,7 +50,7 @@ Int64s = NDArray[np.int64]
 
 @nb.njit(cache=True, nogil=True)
 def uniforms(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
-    """Numbers in [0, 1), float64 ``[num_rows]``."""
+    """Return uniform numbers in [0, 1), float64 ``[num_rows]``."""
     out = np.empty(num_rows, np.float64)
     for i in range(num_rows):
         out[i] = draw(substream(stream, first_row + i), 0)
@@ -59,7 +59,7 @@ def uniforms(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
 
 @nb.njit(cache=True, nogil=True)
 def normals(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
-    """Standard normal numbers (Box and Muller), float64 ``[num_rows]``."""
+    """Return standard normal numbers (Box-Muller), float64 ``[num_rows]``."""
     out = np.empty(num_rows, np.float64)
     for i in range(num_rows):
         of_row = substream(stream, first_row + i)
@@ -70,7 +70,7 @@ def normals(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
 
 @nb.njit(cache=True, nogil=True)
 def list_offsets(stream: int, first_row: int, num_rows: int, most: int, fixed: bool) -> Int32s:
-    """Offsets of lists of ``most`` ids, or of 1 to ``most`` of them, int32 ``[num_rows + 1]``."""
+    """Return offsets of lists with ``most`` ids, or 1 to ``most`` ids, int32 ``[num_rows + 1]``."""
     offsets = np.zeros(num_rows + 1, np.int32)
     for i in range(num_rows):
         length = most
@@ -82,7 +82,7 @@ def list_offsets(stream: int, first_row: int, num_rows: int, most: int, fixed: b
 
 @nb.njit(cache=True, nogil=True)
 def uniform_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int) -> Int64s:
-    """Ids from 0 to ``num_ids - 1``, int64 ``[offsets[-1]]``."""
+    """Return uniform ids from 0 to ``num_ids - 1``, int64 ``[offsets[-1]]``."""
     out = np.empty(offsets[-1], np.int64)
     for i in range(len(offsets) - 1):
         of_row = substream(stream, first_row + i)
@@ -108,9 +108,9 @@ def _inverse_integral(y: float, exponent: float) -> float:
 
 @nb.njit(cache=True, nogil=True)
 def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponent: float) -> Int64s:
-    """Id k - 1 in proportion to ``k^-exponent``, int64 ``[offsets[-1]]``.
+    """Return ids, id k - 1 in proportion to ``k^-exponent``, int64 ``[offsets[-1]]``.
 
-    Rejection-inversion (Hörmann and Derflinger, 1996): exact, without a table of the ids.
+    Rejection-inversion (Hörmann and Derflinger, 1996): exact, and needs no table of the ids.
     """
     out = np.empty(offsets[-1], np.int64)
     top = _integral(1.5, exponent) - 1.0
@@ -130,7 +130,7 @@ def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponen
                     rank = num_ids
                 if rank - x <= sure or point >= _integral(rank + 0.5, exponent) - rank**-exponent:
                     break
-                # Another try, with a counter that no other id of the row has.
+                # Retry with a counter that no other id of the row uses.
                 counter += 1 << 32
             out[j] = rank - 1
     return out
@@ -138,7 +138,7 @@ def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponen
 
 @nb.njit(cache=True, nogil=True)
 def add_effects(stream: int, offsets: Int32s, ids: Int64s, out: NDArray[np.float64]) -> None:
-    """Add to each row the hidden effects of its ids, scaled to a variance of 1."""
+    """Add the hidden effects of each row's ids to its value, scaled to a variance of 1."""
     salt = mix(nb.uint64(stream))
     for i in range(len(out)):
         length = offsets[i + 1] - offsets[i]

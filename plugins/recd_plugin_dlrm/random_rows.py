@@ -1,4 +1,4 @@
-"""Drawn rows, and dataset ``dlrm.random``."""
+"""Randomly generated rows, and the dataset ``dlrm.random``."""
 
 from __future__ import annotations
 
@@ -30,47 +30,61 @@ from recd_plugins.api import (
     readers,
 )
 
-#: Rows that are made, stored and read at once.
+#: Rows that are generated, stored and read at once.
 UNIT_ROWS = 4096
 LABEL = "label"
 
 
 class DrawnRowOptions(PluginOptions):
-    """Options of datasets whose dense features and labels are drawn."""
+    """Options of datasets with randomly generated dense features and labels."""
 
-    rows: PositiveInt = Field(description="Rows of an epoch.")
-    test_rows: NonNegativeInt = Field(default=0, description="Rows of the test split; 0 has none.")
-    seed: NonNegativeInt = Field(default=0, description="Seed of every draw.")
-    dense: NonNegativeInt = Field(default=13, description="Dense features: dense_0 and so on.")
+    rows: PositiveInt = Field(description="Rows per epoch.")
+    test_rows: NonNegativeInt = Field(
+        default=0, description="Rows of the test split; 0 for no test split."
+    )
+    seed: NonNegativeInt = Field(default=0, description="Random seed.")
+    dense: NonNegativeInt = Field(
+        default=13, description="Number of dense features, named dense_0 and so on."
+    )
     dense_distribution: Literal["uniform", "normal"] = Field(
-        default="uniform", description="Of dense features: uniform over 0 to 1, or normal."
+        default="uniform",
+        description="Distribution of dense features: uniform from 0 to 1, or normal.",
     )
     dense_mean: float = Field(
         default=0.0, allow_inf_nan=False, description="Mean of normal dense features."
     )
     dense_std: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Their standard deviation."
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Standard deviation of normal dense features.",
     )
     labels: Literal["random", "learnable"] = Field(
         default="random",
-        description="random: a rounded uniform number, which nothing tells; learnable: with odds "
-        "that follow dense features and hidden effects of ids.",
+        description=(
+            "random: a rounded uniform number that cannot be predicted. learnable: "
+            "probabilities that depend on dense features and on hidden effects of "
+            "ids."
+        ),
     )
     prefetch: NonNegativeInt = Field(
-        default=4, description="Batches made ahead in a thread; 0 makes them in the trainer's own."
+        default=4,
+        description=(
+            "Batches that a thread generates ahead; 0 generates them in the trainer's thread."
+        ),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureLists:
-    """The ids of one feature: int32 offsets ``[rows + 1]`` and int64 ids ``[offsets[-1]]``."""
+    """Ids of one feature: int32 offsets ``[rows + 1]`` and int64 ids ``[offsets[-1]]``."""
 
     offsets: NDArray[np.int32]
     ids: NDArray[np.int64]
 
 
 def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSchema:
-    """Return the schema of sparse ``features`` and drawn dense features and labels."""
+    """Return the schema of sparse ``features``, and of random dense features and labels."""
     for name in features:
         if name in (LABEL, *_dense_names(options)):
             raise DataError(f"sparse feature {name}: another column has that name; choose another")
@@ -80,7 +94,7 @@ def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSch
 def make_rows(
     options: DrawnRowOptions, first_row: int, num_rows: int, lists: Mapping[str, FeatureLists]
 ) -> pa.RecordBatch:
-    """Return the lists of some rows with drawn dense features (float32) and labels (int8)."""
+    """Return rows with the given lists, random dense features (float32) and labels (int8)."""
     names = _dense_names(options)
     logit = np.zeros(num_rows, np.float64)
     dense = []
@@ -113,7 +127,7 @@ def make_rows(
 
 
 def units_of(options: DrawnRowOptions, split: Split) -> tuple[Unit, ...]:
-    """Return the units of a split; the rows of the test split follow the others."""
+    """Return the units of a split. Test rows follow the training rows."""
     start, stop = 0, options.rows
     if split == "test":
         start, stop = stop, stop + options.test_rows
@@ -127,13 +141,13 @@ def _dense_names(options: DrawnRowOptions) -> tuple[str, ...]:
     return tuple(f"dense_{number}" for number in range(options.dense))
 
 
-# Raised when the same options would give other rows.
+# Increase when the same options would generate other rows.
 _VERSION = 1
 _MOST_IDS = 1 << 53
 
 
 class Random(Dataset):
-    """Rows drawn by a seed, never stored: DLRM's random data."""
+    """DLRM's random data: rows generated from a seed, never stored."""
 
     name = "dlrm.random"
     free_options = frozenset({"prefetch"})
@@ -141,16 +155,18 @@ class Random(Dataset):
     class Options(DrawnRowOptions):
         sparse: PositiveInt | dict[str, PositiveInt] = Field(
             default=8,
-            description="How many sparse features, sparse_0 and so on; or the number of ids of "
-            "each by its name.",
+            description=(
+                "Number of sparse features, named sparse_0 and so on; or the number of "
+                "ids of each feature by name."
+            ),
         )
         num_ids: PositiveInt = Field(
             default=1_000_000,
             le=_MOST_IDS,
-            description="Ids of each feature where sparse is a number: 0 to num_ids - 1.",
+            description="If sparse is a number, the ids of each feature: 0 to num_ids - 1.",
         )
         num_indices_per_lookup: PositiveInt = Field(
-            default=10, le=100_000, description="Ids in a list, or the most where fixed is false."
+            default=10, le=100_000, description="Ids per list; the maximum if fixed is false."
         )
         fixed: bool = Field(
             default=True,
@@ -160,7 +176,9 @@ class Random(Dataset):
             default=0.0,
             ge=0,
             allow_inf_nan=False,
-            description="0 draws ids uniformly; else id k - 1 in proportion to k^-exponent: Zipf.",
+            description=(
+                "0 draws ids uniformly; otherwise Zipf: id k - 1 in proportion to k^-exponent."
+            ),
         )
 
     options: Options

@@ -1,4 +1,4 @@
-"""Data storage and ingestion (arXiv 2108.09373): readers that run apart from trainers."""
+"""Data storage and ingestion (arXiv 2108.09373): readers in processes apart from trainers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: one that exists, or one that is started on each machine."""
+"""The Ray cluster of a run: joins an existing one, or starts one on each machine."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from recd_plugin_dsi.helper import Helper, serve
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import SetupError
 
-# Seconds for a cluster of this run to end, for its processes after their host, and for the other
-# ranks to leave it.
+# Seconds for this run's cluster to end, for its processes to end after their host, and for the
+# other ranks to leave it.
 _LEAVE_SECONDS, _END_SECONDS, _PATIENCE_SECONDS = 20.0, 2.0, 60.0
-# Readers that are ahead of their trainer wait for it, and take seconds to start anew.
+# Keep idle readers: a reader that is ahead of its trainer waits, and a restart takes seconds.
 _IDLE_SECONDS = 600
-# Ray starts with no less.
+# Ray's minimum object store size.
 _LEAST_STORE_BYTES = 80_000_000
 
 
 @dataclass
 class RayCluster:
-    """Ray cluster of the readers of a rank.
+    """The Ray cluster used by the readers of a rank.
 
     Attributes:
-        address: of Ray.
+        address: address of Ray.
         ranks: number of ranks that share it.
-        token: lets a process in. This and the following are for a cluster that ends with the run.
+        token: authentication token. It and the attributes below are only set for a cluster that
+            ends with the run.
         lock: held while this rank uses the cluster.
-        folder: its files.
-        host: the process that holds it, in the rank that started it.
-        processes: of Ray, in the same rank; its agents outlive a host that is killed.
+        folder: folder of the cluster's files.
+        host: the process that runs the cluster; only set in the rank that started it.
+        processes: Ray's processes, set in the same rank. Ray's agents survive a killed host.
     """
 
     address: str
@@ -54,7 +55,7 @@ class RayCluster:
     processes: list[psutil.Process] = field(default_factory=list, repr=False)
 
     def leave(self) -> None:
-        """Leave the cluster. In the rank that started it, it ends with the last rank."""
+        """Leave the cluster. The rank that started it shuts it down after the last leaves."""
         if self.lock is not None:
             self.lock.close()
         if self.host is None:
@@ -69,10 +70,10 @@ class RayCluster:
 
 
 def join(options: RayOptions, world_size: int) -> RayCluster:
-    """Join the cluster that the options name, or one for the ranks of this machine.
+    """Join the cluster in the options, or one shared by the ranks of this machine.
 
-    Without an address this is a collective call if there is a process group: the first rank of each
-    machine starts Ray and tells the others.
+    Without an address this is a collective call if a process group exists: the first rank of each
+    machine starts Ray and sends the address to the others.
     """
     if options.address is not None:
         return RayCluster(options.address, world_size)
@@ -88,7 +89,7 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
         mine = answers[ranks.index(here[0])]
         lock = Path(mine["lock"]).open()  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_SH)
-        _gather(None)  # nobody leaves before all have come
+        _gather(None)  # no rank leaves before all have joined
     except BaseException:
         if host is not None:
             host.leave(_LEAVE_SECONDS)
@@ -99,19 +100,19 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
 
 
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
-    # Ray runs what it is sent, and its ports are open to the network.
+    # Ray executes everything that it receives, and its ports are open to the network.
     token = secrets.token_hex(32)
     host = Helper(
         "recd_plugin_dsi.cluster",
         token,
-        # By default Ray lowers the priority of readers, and trainers would wait for them.
+        # By default Ray lowers the priority of readers, which would slow down trainers.
         RAY_worker_niceness="0",
-        # By default Ray ends processes that wait for a second if there are more than CPUs.
+        # By default Ray ends processes that are idle for a second if there are more than CPUs.
         RAY_idle_worker_killing_time_threshold_ms=str(_IDLE_SECONDS * 1000),
-        # A node is lost after five of these, by default after 15 s.
+        # A node is lost after this many missed checks; the default is 15 s.
         RAY_health_check_period_ms="1000",
     )
-    # Half of the store may be in the making or on its way out.
+    # Half of the store may hold blocks that are being written or sent.
     memory = max(2 * ranks * options.memory_bytes, _LEAST_STORE_BYTES)
     host.send("start", cpus=options.cpus, memory=memory)
     try:
@@ -129,7 +130,7 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
 
 
 def _gather(value: Any) -> list[Any]:
-    """Return the values of all ranks; only this one's without a process group."""
+    """Return the values of all ranks, or only this rank's without a process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -140,14 +141,16 @@ def _gather(value: Any) -> list[Any]:
 
 
 def main() -> None:
-    """Hold a Ray cluster of one machine until the trainer that started it and all ranks are done.
+    """Run a Ray cluster on one machine until the trainer that started it and all ranks are done.
 
-    Ranks that use it hold a shared lock of a file; a rank that dies loses it.
+    Each rank that uses the cluster holds a shared file lock, which the system releases if the rank
+    dies.
     """
     connection = serve()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     _, fields = connection.recv()
-    # Short, as sockets stand in it. For this user alone; Ray opens its own folder, inside, to all.
+    # Short, because socket paths are limited. Only this user has access; Ray opens its own
+    # subfolder.
     folder = Path(tempfile.mkdtemp(prefix="recd-ray-"))
     with ExitStack() as at_end:
         at_end.callback(shutil.rmtree, folder, ignore_errors=True)

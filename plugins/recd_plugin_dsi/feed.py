@@ -1,4 +1,4 @@
-"""Batches of one rank from readers on Ray, and how many readers it takes."""
+"""Reads one rank's batches from readers on Ray, and scales the number of readers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from recd_plugins.api import (
     stall_meter,
 )
 
-# Readers are removed if the waiting share is below this part of the target.
+# Readers are removed if the share of waiting is below this fraction of the target.
 _FAR_BELOW = 0.25
-# Readers kept per reader that is needed, before one is removed.
+# Keep at least this many readers per needed reader when removing one.
 _MARGIN = 1.25
 
 
 @dataclass
 class Window:
-    """Sums since the number of readers changed last.
+    """Sums since the number of readers last changed.
 
     Attributes:
-        steps: batches that were taken.
+        steps: number of batches that the trainer received.
         seconds: wall time of these steps.
         waited: seconds that the trainer waited.
-        making: seconds that readers were busy with these batches.
+        making: seconds that readers spent on these batches.
     """
 
     steps: int = 0
@@ -50,11 +50,11 @@ class Window:
 
     @property
     def share(self) -> float:
-        """The share of its time that the trainer waited."""
+        """Return the share of time that the trainer waited."""
         return self.waited / self.seconds if self.seconds else 0.0
 
     def measured(self, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the same batches; add each step."""
+        """Yield the same batches, and record each step."""
         meter = stall_meter.StallMeter()
         handed_out: float | None = None
         for batch in meter.metered(batches):
@@ -69,16 +69,16 @@ class Window:
             yield batch
 
     def clear(self) -> None:
-        """Start anew."""
+        """Reset all sums."""
         self.steps, self.seconds, self.waited, self.making = 0, 0.0, 0.0, 0.0
 
 
 def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float) -> int:
-    """Return how many readers there should be (arXiv 2108.09373, section 3.2).
+    """Return the number of readers that is needed (arXiv 2108.09373, section 3.2).
 
-    A trainer that never waited would take its batches in ``seconds - waited``, and
-    ``making / busy`` readers keep up with it. Above the target there is at least one more reader,
-    and at most twice as many. Idle readers are removed one by one.
+    A trainer that never waits needs ``seconds - waited`` for its batches, and ``making / busy``
+    readers keep up with it. Above the target there is at least one more reader, and at most twice
+    as many. Idle readers are removed one by one.
     """
     low, high = bounds
     busy = max(window.seconds - window.waited, 1e-9)
@@ -92,7 +92,7 @@ def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float)
 
 
 class RayFeed(Feed):
-    """Takes blocks from a process that speaks to Ray.
+    """Receives blocks from a process that communicates with Ray.
 
     Messages to it: ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block)
     and ``readers`` (their number). Messages from it: ``ready``, ``block``, ``scaled``, ``done``,
@@ -106,7 +106,7 @@ class RayFeed(Feed):
         self._readers = self._most_readers = options.bounds[0]
         self._told_full = False
         self._deaths = self._blocks_received = self._bytes_received = 0
-        # Whether another number of readers was requested and is not there yet.
+        # Whether a requested change of the number of readers is still in progress.
         self._scaling = False
         self._window = Window()
         self._feeder: Helper | None = None
@@ -119,7 +119,7 @@ class RayFeed(Feed):
             raise
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """See ``Feed.read``. Adds and removes readers meanwhile if the options say so."""
+        """See ``Feed.read``. Also adds and removes readers if autoscaling is on."""
         num_blocks = reader.num_blocks()
         self._window.clear()
         with closing(self._blocks(reader.state_dict(), num_blocks)) as blocks:
@@ -146,7 +146,7 @@ class RayFeed(Feed):
     def _blocks(
         self, position: feeds.State, num_blocks: int | None
     ) -> Generator[feeds.BatchBlock, None, None]:
-        # A read that is left early ends the feeder, and the next one starts another.
+        # A read that ends early stops the feeder; the next read starts another.
         if self._reading:
             self._end_feeder()
         feeder = self._feeder = self._feeder or self._start_feeder()
@@ -157,10 +157,10 @@ class RayFeed(Feed):
             while (message := self._receive(feeder, timeout))[0] != "done":
                 kind, fields = message
                 if kind == "scaled":
-                    if self._scaling:  # else requested in the read before
+                    if self._scaling:  # otherwise requested in the previous read
                         self._scaled(**fields)
                     continue
-                timeout = None  # later blocks may be slow, and a lost cluster is noticed
+                timeout = None  # later blocks may be slow; a lost cluster is detected anyway
                 start = time.perf_counter()
                 data = receive_block(feeder.connection, fields["size"])
                 feeder.send("taken")
@@ -213,7 +213,7 @@ class RayFeed(Feed):
         feeder = Helper(
             "recd_plugin_dsi.feeder",
             self._cluster.token,
-            # By default Ray retries without end when memory runs out.
+            # By default Ray retries forever when memory runs out.
             RAY_task_oom_retries=str(options.deaths),
         )
         try:

@@ -1,4 +1,4 @@
-"""The process that runs Ray Data for one rank and passes its blocks on, and readers on Ray."""
+"""The process that runs Ray Data for one rank and forwards its blocks, and the readers on Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import ray
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
 
-# Ray Data has no public way to bound the tasks of a Dataset that runs. Ray 2.60.
+# Ray Data has no public API to limit the tasks of a running Dataset. Ray 2.60.
 from ray.data._internal.execution.backpressure_policy import (
     ENABLED_BACKPRESSURE_POLICIES,
     ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
@@ -38,7 +38,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-# A store of the cluster for small values; there is no public one.
+# A key-value store of the cluster; there is no public one.
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
 from recd_plugin_dsi.helper import Sender, serve
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class AtMost(BackpressurePolicy):
-    """Bounds the tasks of each Dataset of this process; tasks that run are not ended."""
+    """Limits the tasks of each Dataset of this process. Running tasks are not ended."""
 
     tasks = 1
 
@@ -58,7 +58,7 @@ class AtMost(BackpressurePolicy):
 
 
 def main() -> None:
-    """Serve a trainer until its connection ends."""
+    """Serve a trainer until its connection closes."""
     connection = serve()
     with suppress(EOFError, OSError):
         _, start = connection.recv()
@@ -86,7 +86,7 @@ class _Feeder:
         self._asked: Queue[dict[str, Any]] = Queue()
         self._position: dict[str, Any] = {}
         self._wanted = 0  # readers
-        # Before Ray: joining a cluster that has gone would outlast the trainer.
+        # Before Ray starts: joining a lost cluster would take longer than the trainer waits.
         Thread(target=self._listen, daemon=True).start()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -118,9 +118,9 @@ class _Feeder:
             os._exit(0)
 
     def _scale(self, readers: int) -> None:
-        """Run as many readers as requested, or as the cluster has room for."""
+        """Run as many readers as requested, or as many as fit into the cluster."""
         cpus = _cpus()
-        # CPUs are free for a moment between two tasks, too: never more than there are.
+        # CPUs are briefly free between two tasks: never exceed their total number.
         most = min(AtMost.tasks + self._room(_cpus(free=True)), self._room(cpus))
         self._wanted = min(readers, max(AtMost.tasks, most))
         if self._wanted > AtMost.tasks:
@@ -130,13 +130,13 @@ class _Feeder:
             self._sender.send("scaled", readers=self._wanted, asked=readers, cpus=cpus)
 
     def _add(self, wanted: int, asked: int, cpus: float) -> None:
-        """Add readers once they are ready: blocks come in order, so all would wait for a new one.
+        """Add readers once they are ready. Blocks are ordered, so all would wait for a new reader.
 
-        Readers that run are busy, so these tasks start new processes.
+        Running readers are busy, so these tasks start new processes.
         """
         warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
         new = [warm.remote(self._task, self._position) for _ in range(wanted - AtMost.tasks)]
-        with suppress(RayError):  # what is wrong shows where blocks are made
+        with suppress(RayError):  # errors are reported when blocks are made
             ray.get(new)
         if wanted == self._wanted:
             AtMost.tasks = wanted
@@ -146,14 +146,14 @@ class _Feeder:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
-        """Send the blocks from a position to the end of the epoch, in order."""
+        """Send the blocks in order, from a position to the end of the epoch."""
         self._position, self._wanted = position, readers
         if num_blocks is None:
             AtMost.tasks = 1
             rows = self._strides(position, readers)
         else:
             AtMost.tasks = readers
-            # Behind the last block is one with the position at the end of the epoch.
+            # The last block is followed by one with the position at the end of the epoch.
             rows = self._rows(position, range(num_blocks + 1), None, self._memory)
         try:
             with closing(rows):
@@ -166,7 +166,7 @@ class _Feeder:
         except (WorkerCrashedError, OutOfMemoryError) as error:
             self._sender.send("died", message=str(error))
         except Exception as error:
-            # Errors of a reader are errors of Ray, too.
+            # Errors of a reader also arrive as errors of Ray.
             if isinstance(error, RayError) and not isinstance(
                 error, RayTaskError | UserCodeException
             ):
@@ -176,7 +176,7 @@ class _Feeder:
         self._sender.send("done")
 
     def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
-        """Read a dataset that cannot skip rows: each reader reads all, and makes its share."""
+        """Read a dataset without skipping: each reader reads everything and converts its share."""
         memory = self._memory // readers
         streams = [
             self._rows(position, range(number, number + 1), readers, memory)
@@ -189,7 +189,7 @@ class _Feeder:
     def _rows(
         self, position: dict[str, Any], numbers: range, stride: int | None, memory: int
     ) -> Generator[pa.Table, None, None]:
-        function: Any = make_blocks  # Ray's type knows no arguments
+        function: Any = make_blocks  # Ray's annotation lacks the arguments
         items = [{"number": number} for number in numbers]
         dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
             function,
@@ -209,7 +209,7 @@ class _Feeder:
         options.resource_limits = ExecutionResources.for_limits(object_store_memory=memory)
         dataset.context.execution_options = options
         if stride is not None:
-            # A reader goes on after a block: each is passed on when it is made, not with others.
+            # Yield each block at once, so that it is not held back for later ones.
             dataset.context.target_max_block_size = 1
         batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
         tables: Iterator[Any] = iter(batches)
@@ -237,7 +237,7 @@ def make_blocks(
 
 
 def warm_up(task: bytes, position: dict[str, Any]) -> None:
-    """Make a block and drop it, so that modules are imported, kernels loaded and files open."""
+    """Make and discard one block, to import modules, load kernels and open files."""
     with suppress(RecdError):
         _open(task).block(position, 0)
 
@@ -254,7 +254,7 @@ def _blocks(
     return reader.blocks(position, number, stride)
 
 
-# Ray keeps its processes from one task to the next, and from one epoch to the next.
+# Ray reuses its processes for later tasks and epochs.
 @lru_cache(maxsize=1)
 def _open(task: bytes) -> feeds.TaskReader:
     imports.silence_upstream()

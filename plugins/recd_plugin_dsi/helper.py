@@ -1,7 +1,7 @@
-"""Processes that speak to Ray in place of a trainer, and the channel to them.
+"""Helper processes that communicate with Ray instead of the trainer, and the channel to them.
 
-Ray ends a process that uses it when its node is lost, prints a lot and runs threads. In a process
-apart none of it reaches the trainer.
+Ray kills its client process when the node is lost, prints a lot and runs threads. A separate
+process keeps this away from the trainer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 import psutil
 
-# Lines of Ray's output that an error message shows.
+# Maximum number of lines of Ray's output in an error message.
 _LAST_LINES = 4
 
 
 class Helper:
-    """A module run as a process, which ends when its connection or this process does.
+    """A module run as a process. It ends when its connection closes or this process ends.
 
     Args:
-        module: its ``main`` runs.
-        token: of a Ray cluster that needs one.
-        environ: added to the environment of this process.
+        module: module whose ``main`` runs.
+        token: authentication token of the Ray cluster, if it needs one.
+        environ: variables added to the process's environment.
     """
 
     def __init__(self, module: str, token: str | None = None, **environ: str) -> None:
@@ -40,7 +40,7 @@ class Helper:
         environ = {
             **os.environ,
             **environ,
-            # What plugins import is on the path of this process.
+            # Pass on this process's path, so that plugins' imports work.
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
@@ -54,24 +54,24 @@ class Helper:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is the trainer's
+            start_new_session=True,  # only the trainer handles Ctrl-C
         )
         theirs.close()
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; it is lost if the process has ended, which ``receive`` notices."""
+        """Send a message. If the process has ended the message is lost, and ``receive`` raises."""
         with suppress(OSError):
             self.connection.send((kind, fields))
 
     def receive(
         self, timeout: float | None = None, needed: Helper | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the next message; EOFError with its last words if a process has ended."""
+        """Return the next message. Raise EOFError with its last output if the process has ended."""
         sources = [each.connection for each in (self, needed) if each is not None]
         ready = wait(sources, timeout)
         if not ready:
@@ -90,14 +90,14 @@ class Helper:
         self.leave(patience=60.0)
 
     def children(self) -> list[psutil.Process]:
-        """Return the processes below it."""
+        """Return the child processes."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def leave(self, patience: float) -> bool:
-        """Wait some seconds for the process to exit. Return whether it did."""
+        """Wait some seconds for the process to exit. Return whether it exited."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
@@ -114,20 +114,20 @@ class Helper:
 
 
 def serve() -> Connection:
-    """Return the connection of this helper process; signals are the trainer's."""
+    """Return the connection of this helper process. The trainer handles signals."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # or Ray's processes would keep it open
+    os.set_inheritable(descriptor, False)  # otherwise Ray's processes would keep it open
     return Connection(descriptor)
 
 
-# Blocks that are sent and not yet taken. A connection alone would hold a hundred of any size.
+# Blocks that may be sent ahead. A connection alone would buffer a hundred of any size.
 _BLOCKS_ON_THE_WAY = 2
 
 
 class Sender:
-    """Sends messages and blocks from any thread; call ``taken`` for each block that was taken."""
+    """Sends messages and blocks from any thread. Call ``taken`` when a block was received."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -141,9 +141,10 @@ class Sender:
             self._connection.send((kind, fields))
 
     def send_block(self, data: memoryview, **fields: Any) -> None:
-        """Send a message ``block``, and its bytes in a file without a name.
+        """Send a ``block`` message, and its bytes in an unlinked file.
 
-        Waits while the other end takes none. Files end with the processes that have them open.
+        Waits while too many blocks are unread. The files are freed when all processes have closed
+        them.
         """
         self._room.acquire()
         with open(_anonymous_file(), "wb") as file:
@@ -154,12 +155,12 @@ class Sender:
                 send_handle(self._connection, file.fileno(), self._receiver)
 
     def taken(self) -> None:
-        """Note that the other end has taken a block."""
+        """Record that the other end has received a block."""
         self._room.release()
 
 
 def receive_block(connection: Connection, size: int) -> mmap.mmap:
-    """Map the bytes after a message ``block``."""
+    """Map the bytes that follow a ``block`` message."""
     file = recv_handle(connection)
     try:
         return mmap.mmap(file, size)

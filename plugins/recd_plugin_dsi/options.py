@@ -11,59 +11,67 @@ from recd_plugins.api import PluginOptions, SetupError, text_utils
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
-# Readers of each rank by default.
+# Default number of readers per rank.
 _READERS = 2
 
 
 class RayOptions(PluginOptions):
-    """Options of ``dsi.ray``: place and number of readers, read-ahead."""
+    """Options of ``dsi.ray``: cluster, number of readers, read-ahead."""
 
     address: str | None = Field(
         default=None,
-        description="A Ray cluster to join: HOST:PORT, or auto for the one of this machine; null "
-        "starts one on each machine for the time of the run, which its ranks share.",
+        description=(
+            "Ray cluster to join: HOST:PORT, or auto for this machine's cluster. "
+            "null starts one on each machine for the run, shared by its ranks."
+        ),
     )
     cpus: Count | None = Field(
         default=None,
-        description="CPUs that a cluster started for the run has; null gives it those of the "
-        "machine.",
+        description="CPUs of a cluster started for the run; null uses all CPUs of the machine.",
     )
     readers: Count | None = Field(
         default=None,
-        description="Readers of each rank; null takes 2, or what is between the bounds.",
+        description=(
+            "Readers per rank. null uses 2, or a number between min_readers and max_readers."
+        ),
     )
     min_readers: Count | None = Field(
         default=None,
-        description="Fewest readers of each rank, with which it starts; null takes 1 where "
-        "max_readers is given.",
+        description=(
+            "Minimum and initial number of readers per rank; null uses 1 if max_readers is given."
+        ),
     )
     max_readers: Count | None = Field(
-        default=None, description="Most readers of each rank, for autoscaling."
+        default=None, description="Maximum number of readers per rank, for autoscaling."
     )
     stall_target: float = Field(
         default=0.05,
         gt=0,
         lt=1,
-        description="Share of its time that the trainer may wait for batches; autoscaling adds "
-        "readers above it.",
+        description=(
+            "Share of time that the trainer may wait for batches. Autoscaling adds "
+            "readers above it."
+        ),
     )
     stall_window: Count = Field(
-        default=32, description="Steps over which autoscaling measures what the trainer waits."
+        default=32, description="Steps over which autoscaling measures the trainer's waiting time."
     )
     cpus_per_reader: float = Field(
-        default=1.0, gt=0, description="CPUs of the cluster that a reader takes; may be a fraction."
+        default=1.0, gt=0, description="CPUs of the cluster per reader; may be a fraction."
     )
     memory: str | Count = Field(
         default="256MB",
-        description="Batches of a rank that may be ready or in the making, in bytes, as 256MB: "
-        "beyond that its readers pause.",
+        description=(
+            "Maximum bytes of a rank's batches that are ready or being made, such "
+            "as 256MB. Readers pause when it is reached."
+        ),
     )
     deaths: Count = Field(
         default=3,
-        description="Readers that may die over one block of batches; the next one ends the run.",
+        description="Readers that may die on one block of batches. One more ends the run.",
     )
     start_timeout: Annotated[float, Field(gt=0)] = Field(
-        default=180.0, description="Seconds to wait for Ray, and for a first reader of a rank."
+        default=180.0, description="Seconds to wait for Ray, and for the first reader of a rank."
     )
 
     @model_validator(mode="after")
@@ -88,7 +96,7 @@ class RayOptions(PluginOptions):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Fewest and most readers of a rank; equal without autoscaling."""
+        """Return the minimum and maximum readers per rank; they are equal without autoscaling."""
         if self.max_readers is None:
             readers = self.readers or _READERS
             return readers, readers
@@ -96,12 +104,12 @@ class RayOptions(PluginOptions):
 
     @property
     def memory_bytes(self) -> int:
-        """The option ``memory`` in bytes."""
+        """Return the option ``memory`` in bytes."""
         return text_utils.read_bytes(self.memory)
 
 
 def check_ray() -> None:
-    """Refuse to start without Ray, without importing it."""
+    """Raise an error if Ray is missing, without importing it."""
     if importlib.util.find_spec("ray") is None:
         raise SetupError(
             'dsi.ray runs readers on Ray, which is not installed: pip install "recd-plugins[ray]"; '

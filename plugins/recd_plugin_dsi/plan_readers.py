@@ -10,7 +10,7 @@ from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
 
 
 class ReadersPlan(PlanMode):
-    """Plans readers by the measured costs of one reader and of the trainer."""
+    """Plans the number of readers from the measured costs of a reader and the trainer."""
 
     flag = "--readers"
     help = (
@@ -27,7 +27,7 @@ class ReadersPlan(PlanMode):
                 ["--stall-target"],
                 type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
                 metavar="SHARE",
-                help="of its time, what the trainer may wait for data; 0.05 without it.",
+                help="share of time that the trainer may wait for data. Default: 0.05.",
             )
         ]
 

@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class RayIngestion(Ingestion):
-    """Readers on Ray Data, on this machine or a cluster, as many as the trainer needs."""
+    """Readers on Ray Data, on this machine or a cluster, with optional autoscaling."""
 
     name = "dsi.ray"
 
     class Options(RayOptions):
-        """Place and number of readers, read-ahead."""
+        """Cluster, number of readers, read-ahead."""
 
     options: RayOptions
 
     def check(self) -> None:
-        """Refuse to start without Ray."""
+        """Raise an error if Ray is missing."""
         check_ray()
 
     def open(self, task: feeds.ReadTask) -> Feed:
         """Start readers for one rank and split.
 
-        A collective call if the ranks have a process group and no ``address`` is given.
+        This is a collective call if the ranks have a process group and no ``address`` is given.
         """
         from recd_plugin_dsi.feed import RayFeed
 

@@ -1,8 +1,8 @@
-"""How many readers a trainer needs, from the costs of one reader and of the trainer alone.
+"""Number of readers that a trainer needs, from separate measurements of both.
 
-The reader runs in a process of its own with one thread of torch, as workers do, and packs its
-blocks for the wire. The trainer then trains, on all ranks, on batches that lie ready. Each takes
-several rounds, and medians count.
+One reader runs in its own process with one torch thread, like a worker, and packs its blocks for
+sending. Then all ranks train on prefetched batches. Both are measured in several rounds, and the
+report uses medians.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from recd_plugins.api import (
 )
 
 _ROUNDS = 5
-# A round reads whole blocks, until there are so many batches and seconds.
+# A round reads whole blocks until it has enough batches and seconds.
 _READ_BATCHES, _READ_SECONDS = 8, 0.5
-# Batches that lie ready, and steps of a round, after those that fill the pipeline.
+# Number of prefetched batches, and steps per round after the pipeline is filled.
 _READY, _STEPS, _WARMUP = 8, 8, 4
-# Numbers of readers that the table shows, at most.
+# Maximum number of reader counts in the table.
 _LINES = 12
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Costs of one reader.
+    """Measured costs of one reader.
 
     Attributes:
-        making: seconds of a batch by part, with packing for the wire and unpacking.
-        cpu_seconds: processor time of a batch.
-        batch_bytes: bytes of a batch on the wire.
-        memory_bytes: peak memory of the process, imported libraries included.
+        making: seconds per batch by stage, including packing and unpacking.
+        cpu_seconds: CPU seconds per batch.
+        batch_bytes: bytes sent per batch.
+        memory_bytes: peak memory of the process, including imported libraries.
     """
 
     making: MakingTimes
@@ -72,12 +72,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Training:
-    """Costs of a step on batches that lie ready, on the slowest rank.
+    """Measured costs of a step on prefetched batches, on the slowest rank.
 
     Attributes:
-        seconds: wall time of a step.
-        cpu_seconds: processor time of a step of one rank.
-        pin_seconds: to pin a batch; 0 without CUDA.
+        seconds: wall time per step.
+        cpu_seconds: CPU seconds per step and rank.
+        pin_seconds: seconds to pin a batch; 0 without CUDA.
     """
 
     seconds: float
@@ -92,14 +92,14 @@ def study_readers(
     target: float,
     show: Callable[[str], None],
 ) -> ReaderPlan:
-    """Read with one reader, train on ``training.ranks`` ranks, and plan readers.
+    """Measure one reader, train on ``training.ranks`` ranks, and plan the number of readers.
 
     Args:
-        registry: not prepared.
-        plugins_dir: of the registry.
-        batch_size: rows of a rank.
-        target: share of its time that the trainer may wait.
-        show: called with each step.
+        registry: the registry; need not be prepared.
+        plugins_dir: plugin folder of the registry.
+        batch_size: rows per rank.
+        target: share of time that the trainer may wait.
+        show: receives a message at each stage.
     """
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = _without_stores(registry.with_training(overrides))
@@ -154,7 +154,7 @@ class _Round:
 
 
 def _round(blocks: Iterator[feeds.BatchBlock], batches: int, seconds: float) -> _Round:
-    """Read, pack and unpack some blocks; unpacking is no work of a reader."""
+    """Read, pack and unpack some blocks. Unpacking does not count as reader time."""
     found = _Round([])
     start = time.perf_counter()
     while len(found.making) < batches or time.perf_counter() - start < seconds:
@@ -172,7 +172,7 @@ def _round(blocks: Iterator[feeds.BatchBlock], batches: int, seconds: float) -> 
 
 
 def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds.BatchBlock]:
-    """Yield blocks with batches, epoch after epoch."""
+    """Yield blocks that contain batches, epoch after epoch."""
     while True:
         for block in blocks():
             if isinstance(block.end, Exception):
@@ -208,7 +208,7 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
 
 
 def _without_stores(registry: RunConfig) -> RunConfig:
-    """Let ranks read by themselves, without caches, whose files belong to runs."""
+    """Let ranks read directly without caches, whose files belong to runs."""
     return replace(registry.with_training({"workers": 0}), cache=(), ingestion=None)
 
 
@@ -219,13 +219,13 @@ def _epochs(loader: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ReadersPoint:
-    """Estimates for a number of readers per rank.
+    """Estimates for one number of readers per rank.
 
     Attributes:
-        readers: 0 where ranks read by themselves.
-        share: waiting share of the trainer where every process has a core.
+        readers: number of readers; 0 if ranks read directly.
+        share: share of time that the trainer waits, if every process has its own core.
         share_here: the same on the cores of this machine.
-        cores: busy on a node, with readers and ranks.
+        cores: busy cores per node, for readers and ranks.
     """
 
     readers: int
@@ -240,10 +240,10 @@ class ReaderPlan:
 
     Attributes:
         reading, training: measured costs.
-        target: share of its time that the trainer may wait.
-        batch_size: rows of a batch of one rank.
-        ranks: of the training.
-        cores: of this machine.
+        target: share of time that the trainer may wait.
+        batch_size: rows per batch and rank.
+        ranks: number of ranks.
+        cores: number of cores of this machine.
     """
 
     reading: Reading
@@ -255,40 +255,40 @@ class ReaderPlan:
 
     @cached_property
     def pace(self) -> stall_meter.Pace:
-        """Mean seconds per batch."""
+        """Return the mean seconds per batch."""
         making = self.reading.making
         arrival = making.arrival + self.training.pin_seconds
         return stall_meter.Pace(making.reader, self.training.seconds, arrival)
 
     @cached_property
     def readers(self) -> int | None:
-        """Readers per rank for the target; 0 if ranks may read by themselves, None if none do."""
+        """Return the readers per rank for the target: 0 for direct reads, None if impossible."""
         return 0 if self.pace.stall_share(0) <= self.target else self.pace.readers_for(self.target)
 
     @property
     def trainer_cores(self) -> float:
-        """Cores busy with the ranks of this machine while they do not wait."""
+        """Return the cores that this machine's ranks use while they do not wait."""
         return self.ranks * self.training.cpu_seconds / self.training.seconds
 
     @property
     def reader_cores(self) -> float:
-        """Cores busy with the readers of these ranks while they keep up."""
+        """Return the cores that the readers of these ranks use while they keep up."""
         return self.ranks * self.reading.cpu_seconds / self.pace.taking
 
     @property
     def cores_suffice(self) -> bool:
-        """Whether this machine has cores enough for ranks and readers."""
+        """Return whether this machine has enough cores for ranks and readers."""
         return self.trainer_cores + self.reader_cores <= self.cores
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes per second that the readers of one rank send it."""
+        """Return the bytes per second that one rank receives from its readers."""
         return self.reading.batch_bytes / self.pace.taking
 
     def point(self, readers: int) -> ReadersPoint:
         """Return the estimates for a number of readers per rank."""
         share = self.pace.stall_share(readers)
-        # A step is never shorter than the processor time for it, shared out to all cores.
+        # A step takes at least its total CPU time divided by the number of cores.
         work = self.training.cpu_seconds + self.reading.cpu_seconds
         step = max(self.training.seconds / (1 - share), self.ranks * work / self.cores)
         share_here = 1 - self.training.seconds / step
@@ -296,7 +296,7 @@ class ReaderPlan:
 
     @cached_property
     def curve(self) -> list[ReadersPoint]:
-        """The points from no reader to twice as many as it takes."""
+        """Return the points from no readers to twice the number needed."""
         last = max(4, 2 * (self.readers or 1)) if self.readers is not None else 8
         step = max(1, last // _LINES)
         numbers = sorted({0, 1, *range(step, last + 1, step), *filter(None, [self.readers])})
@@ -304,11 +304,11 @@ class ReaderPlan:
 
     @property
     def share_here(self) -> float:
-        """The smallest waiting share that this machine reaches."""
+        """Return the smallest share of waiting that this machine reaches."""
         return min(point.share_here for point in self.curve)
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values; times in seconds."""
+        """Return JSON values, with times in seconds."""
         making, readers = self.reading.making, self.readers
         return {
             "stall_target": self.target,
@@ -363,7 +363,7 @@ class ReaderPlan:
 
 
 def render(plan: ReaderPlan) -> RenderableType:
-    """Return the measured costs, the table by number of readers, and the advice."""
+    """Return the measured costs, the table of estimates by number of readers, and the advice."""
     making, reading = plan.reading.making, plan.reading
     measured = text_table("Seconds of a batch of one rank", [""], ["ms"])
     for name, seconds in {

@@ -1,1 +1,1 @@
-"""Criteo's click logs (Kaggle and Terabyte): reading, converting, samples of the same format."""
+"""Criteo's click logs (Kaggle and Terabyte): reading, conversion, and small samples."""

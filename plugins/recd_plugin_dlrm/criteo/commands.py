@@ -1,4 +1,4 @@
-"""``recd criteo``: convert Criteo's files, and make small ones like them."""
+"""``recd criteo``: converts Criteo's files, and creates small samples in their format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recd_plugins.api import cli_options, progress_bars
 
 @click.group()
 def criteo() -> None:
-    """Criteo's click logs: convert them, or make samples of their format."""
+    """Convert Criteo's click logs, or create small samples in their format."""
 
 
 @criteo.command()
@@ -25,37 +25,37 @@ def criteo() -> None:
     type=click.Choice(["error", "skip"]),
     default="error",
     show_default=True,
-    help="What a line is that is none of Criteo's.",
+    help="What to do with malformed lines.",
 )
 @click.option(
     "--max-bad-lines",
     type=cli_options.COUNT_FROM_0,
     default=100,
     show_default=True,
-    help="Of skip: one bad line more, in all files, is an error.",
+    help="With skip: fail after more than this many malformed lines in all files.",
 )
 @click.option(
     "--part-rows",
     type=cli_options.AT_LEAST_1,
     default=1 << 22,
     show_default=True,
-    help="Rows of a Parquet file; what a killed run has to do again at most.",
+    help="Rows per Parquet file. A killed run repeats at most this many rows.",
 )
 @click.option(
     "--row-group-rows",
     type=cli_options.AT_LEAST_1,
     default=16_384,
     show_default=True,
-    help="Rows of a row group, the unit in which readers read.",
+    help="Rows per row group, the unit that readers read.",
 )
-@click.option("--force", is_flag=True, help="Replace DST where this command wrote it.")
-@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write figures here.")
+@click.option("--force", is_flag=True, help="Overwrite DST if this command wrote it.")
+@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write statistics to this file.")
 def convert(
     source: Path, target: Path, force: bool, json_path: Path | None, **options: Any
 ) -> None:
-    """Write Criteo's TSV SRC, a file or a folder with day_0, day_1..., as Parquet to DST.
+    """Convert Criteo's TSV SRC, a file or a folder with day_0, day_1..., to Parquet in DST.
 
-    Reads .gz and .zst too. A run that was killed is gone on from by the same command.
+    Also reads .gz and .zst. To resume a killed run, run the same command again.
     """
     from recd_plugin_dlrm.criteo.convert import ConvertOptions
     from recd_plugin_dlrm.criteo.convert import convert as run
@@ -85,7 +85,7 @@ def convert(
     type=click.Choice(["terabyte", "kaggle"]),
     default="terabyte",
     show_default=True,
-    help="A file a day, or train.txt with all days.",
+    help="One file per day, or train.txt with all days.",
 )
 @click.option(
     "--format",
@@ -96,14 +96,16 @@ def convert(
     help="TSV, plain or compressed, or npy files.",
 )
 @click.option(
-    "--rows", type=cli_options.AT_LEAST_1, default=10_000, show_default=True, help="Rows of a day."
+    "--rows", type=cli_options.AT_LEAST_1, default=10_000, show_default=True, help="Rows per day."
 )
-@click.option("--days", type=cli_options.AT_LEAST_1, help="Days.  [default: 3; 7 of kaggle]")
+@click.option(
+    "--days", type=cli_options.AT_LEAST_1, help="Number of days.  [default: 3; 7 for kaggle]"
+)
 @click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
 def sample(
     folder: Path, kind: str, file_format: str, rows: int, days: int | None, seed: int
 ) -> None:
-    """Write small files of Criteo's format to FOLDER, with labels that can be learned."""
+    """Write small files in Criteo's format to FOLDER. Their labels can be learned."""
     from recd_plugin_dlrm.criteo.sample import write_sample
 
     days = days or (7 if kind == "kaggle" else 3)

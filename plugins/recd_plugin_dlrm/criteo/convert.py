@@ -1,4 +1,4 @@
-"""``recd criteo convert``: TSV to Parquet, file by file and part by part."""
+"""``recd criteo convert``: converts TSV to Parquet, file by file and part by part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """A TSV file or folder to convert; a killed run repeats ``part_rows`` at most."""
+    """Options of a conversion. A killed run repeats at most ``part_rows`` rows."""
 
     source: Path
     target: Path
@@ -34,7 +34,7 @@ class ConvertOptions:
 
 @dataclass
 class ConvertedLogs:
-    """Converted rows: of all files, or of one so far, with the position to go on from."""
+    """Result of a conversion, or the progress of one file with the position to resume from."""
 
     rows: int = 0
     part: int = 0
@@ -52,13 +52,14 @@ def convert(
     say: Callable[[str], None] = lambda _: None,
     start: Callable[[str, int | None], Callable[[int], None]] = lambda *_: lambda _: None,
 ) -> ConvertedLogs:
-    """Convert files; ``target`` appears when it is complete. A killed run is resumed.
+    """Convert files. ``target`` appears when it is complete. A killed run is resumed.
 
     Args:
-        options: what to convert, and how.
-        force: whether to replace a table of this command.
-        say: takes messages.
-        start: adds a progress bar by name and rows, and returns a function that takes rows done.
+        options: options of the conversion.
+        force: whether to overwrite a table that this command wrote.
+        say: receives messages.
+        start: starts a progress bar with a name and a number of rows, and returns a function that
+            updates it.
     """
     days = find_days(options.source)
     for day in days:
@@ -121,7 +122,7 @@ def _convert_day(
 def _write_part(
     path: Path, stream: TsvStream, options: ConvertOptions, progress: Callable[[int], None]
 ) -> int:
-    """Write one file of at most ``part_rows`` rows, and return how many there were."""
+    """Write one file of at most ``part_rows`` rows, and return the number of rows."""
     left = options.part_rows
     with parquet_writer.TableWriter(
         path,
@@ -154,7 +155,7 @@ def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
-    """Refuse to replace anything but a table of this command that is not being read."""
+    """Refuse to overwrite anything but an unused table of this command."""
     if not target.exists():
         return
     if not force:

@@ -1,4 +1,4 @@
-"""Dataset ``dlrm.criteo``, and its coding of ids: modulo buckets or a dictionary."""
+"""Dataset ``dlrm.criteo``, with two id encodings: modulo buckets or a dictionary."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from recd_plugins.api import (
 
 Int64s = NDArray[np.int64]
 
-# Ids that wait before they are sorted: sorting often costs time, seldom memory.
+# Number of ids that are buffered before a sort: more often costs time, less often costs memory.
 _FEWEST_WAITING = 1 << 18
 MISSING, UNKNOWN, FIRST = 0, 1, 2
 _VERSION = 2
 
-#: Maps ids of a feature, by its number, to rows of its table.
+#: Maps ids of a feature, given its number, to rows of its table.
 IdCoder = Callable[[int, Int64s], Int64s]
 
 
 class IdCounts:
-    """Sorted ids of one feature and their counts, complete after ``flush``."""
+    """Sorted ids of one feature with their counts, complete after ``flush``."""
 
     def __init__(self) -> None:
         self.ids: Int64s = np.empty(0, np.int64)
@@ -75,10 +75,10 @@ class IdCounts:
             self.flush()
 
     def flush(self) -> None:
-        """Merge the waiting counts."""
+        """Merge the buffered counts."""
         ids = np.concatenate([self.ids, *(each for each, _ in self._waiting)])
         counts = np.concatenate([self.counts, *(each for _, each in self._waiting)])
-        # Freed before the sort, which takes as much.
+        # Freed before the sort, which needs as much memory.
         self.ids = self.counts = np.empty(0, np.int64)
         self._waiting, self._num_waiting = [], 0
         order = np.argsort(ids, kind="stable")
@@ -89,7 +89,7 @@ class IdCounts:
 
 
 def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
-    """Write arrays of any lengths as one Arrow file, which can be memory-mapped."""
+    """Write arrays of any lengths to one Arrow file that can be memory-mapped."""
     columns = {
         name: pa.LargeListArray.from_arrays(pa.array([0, len(array)], pa.int64()), pa.array(array))
         for name, array in arrays.items()
@@ -103,7 +103,7 @@ def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Int64s] | None:
-    """Memory-map a file of ``write_arrays``; None if it is missing or damaged."""
+    """Memory-map a file written by ``write_arrays``. Return None if it is missing or damaged."""
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
             batch = reader.get_batch(0)
@@ -114,7 +114,7 @@ def read_arrays(path: Path) -> dict[str, Int64s] | None:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Rows that are counted in one go: a day, or the training rows of a file."""
+    """Rows that are counted together: a day, or the training rows of a file."""
 
     day: Day
     stretches: Sequence[Stretch]
@@ -124,11 +124,11 @@ class CountedRows:
         return sum(part.num_rows for part in self.stretches)
 
     def identity(self) -> list[Any]:
-        """Return JSON values that name the rows."""
+        """Return JSON values that identify the rows."""
         return [self.day.name, self.day.contents(), self.stretches[0].first_row, self.num_rows]
 
     def count(self, totals: Mapping[str, IdCounts], progress: Callable[[int], None]) -> None:
-        """Add the ids of the rows to the counts of each feature."""
+        """Add the ids of the rows to each feature's counts."""
         for rows, _ in self.day.read(self.stretches):
             for total, ids in zip(totals.values(), rows.sparse, strict=True):
                 total.add(*np.unique(ids, return_counts=True))
@@ -136,7 +136,7 @@ class CountedRows:
 
 
 class Dictionary:
-    """An IdCoder by sorted ids of each feature, and their numbers under ``NAME_codes``."""
+    """Encodes ids by dictionary: sorted ids per feature, and their numbers under ``NAME_codes``."""
 
     def __init__(self, arrays: dict[str, Int64s]) -> None:
         self._ids = [arrays[name] for name in SPARSE]
@@ -157,9 +157,9 @@ def dictionary_of(
     threshold: int,
     most_ids: int | None,
 ) -> Dictionary:
-    """Return the dictionary of some rows, kept in ``cache`` or made now.
+    """Return the dictionary of some rows, from ``cache`` or newly built.
 
-    Ids that occur less than ``threshold`` times share a number, as do those beyond ``most_ids``.
+    Ids that occur fewer than ``threshold`` times share one number with ids beyond ``most_ids``.
     """
     identities = [section.identity() for section in sections]
     key = json.dumps([_VERSION, identities, threshold, most_ids], sort_keys=True)
@@ -194,7 +194,7 @@ SCHEMA = pa.schema(
 
 
 class Buckets:
-    """An IdCoder of ids modulo the rows of their table, by name or pattern of a feature."""
+    """Encodes ids modulo the number of rows of their table, given by feature name or pattern."""
 
     def __init__(self, buckets: int | Mapping[str, int]) -> None:
         by_pattern = {"*": buckets} if isinstance(buckets, int) else buckets
@@ -218,14 +218,14 @@ class Buckets:
 
 
 def raw_ids(feature: int, ids: Int64s) -> Int64s:  # noqa: ARG001
-    """Return ids as they are stored, for a preprocessing that hashes them."""
+    """Return ids unchanged, for a preprocessing that hashes them."""
     return ids
 
 
 def encode(
     rows: RawRows, path: str, coder: IdCoder, dense: Literal["log1p", "stored"] | None
 ) -> pa.RecordBatch:
-    """Return rows of a file with the columns and types of ``SCHEMA``; a label must be 0 or 1."""
+    """Return rows of a file with the columns and types of ``SCHEMA``. Labels must be 0 or 1."""
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
         raise DataError(f"{path}: label {rows.labels[wrong][0]} is neither 0 nor 1")
@@ -240,16 +240,16 @@ def encode(
 def _floats(values: NDArray[Any], dense: Literal["log1p", "stored"] | None) -> NDArray[np.float32]:
     if dense == "stored" or (dense is None and values.dtype.kind == "f"):
         return values.astype(np.float32)
-    # DLRM's data_utils.py: negative numbers are 0, and then log(x + 1) in float32.
+    # As in DLRM's data_utils.py: negative numbers become 0, then log(x + 1) in float32.
     return np.log(np.maximum(values, 0).astype(np.float32) + np.float32(1))
 
 
-#: Folder beside the data for indexes and dictionaries, if option ``cache`` names no other.
+#: Default folder, beside the data, for indexes and dictionaries.
 CACHE = ".recd-criteo"
 
 
 class Criteo(Dataset):
-    """Criteo's click logs, Kaggle's or the Terabyte: TSV, also compressed, Parquet or npy."""
+    """Criteo's click logs, Kaggle or Terabyte, as TSV (also compressed), Parquet or npy."""
 
     name = "dlrm.criteo"
     free_options = frozenset({"path", "cache", "prefetch"})
@@ -257,64 +257,77 @@ class Criteo(Dataset):
 
     class Options(PluginOptions):
         path: Path = Field(
-            description="The file train.txt, or a folder with day_0, day_1... or train: TSV, "
-            "plain, .gz or .zst, .parquet, or npy in threes."
+            description=(
+                "The file train.txt, or a folder with day_0, day_1... or train: TSV, "
+                "plain, .gz or .zst, .parquet, or three npy files per day."
+            )
         )
         evaluate: Literal["test", "validation", "last_day", "nothing"] = Field(
             default="test",
-            description="What the test split is: the second half of the last day, its first half, "
-            "the whole day, or nothing; then all days are trained on.",
+            description=(
+                "Rows to evaluate: the second half of the last day (test), its first "
+                "half (validation), the whole last day (last_day), or none (nothing), "
+                "which trains on all days."
+            ),
         )
         parts: int = Field(
-            default=7, ge=2, description="Days that one file holds, which count as equally long."
+            default=7,
+            ge=2,
+            description="Number of days in a single file; they count as equally long.",
         )
         dense: Literal["log1p", "stored"] | None = Field(
             default=None,
-            description="log1p makes log(x + 1) of numbers, and 0 of negative ones; stored leaves "
-            "them; null is log1p for whole numbers and stored for floats.",
+            description=(
+                "Transform of dense features: log1p is log(x + 1), and 0 for negative "
+                "values; stored keeps them. null uses log1p for integers and stored for "
+                "floats."
+            ),
         )
         categorical: Literal["hashed", "dictionary", "raw"] = Field(
             default="hashed",
-            description="How ids become rows of tables: modulo, by a dictionary of the training "
-            "days, or not at all.",
+            description=(
+                "How ids are mapped to table rows: modulo (hashed), by a dictionary of "
+                "the training days (dictionary), or not at all (raw)."
+            ),
         )
         buckets: PositiveInt | dict[str, PositiveInt] = Field(
-            default=100_000, description="Of hashed: rows of every table, or by name or pattern."
+            default=100_000, description="With hashed: rows of every table, or by name or pattern."
         )
         threshold: PositiveInt = Field(
-            default=3, description="Of dictionary: ids that occur less often share row 1."
+            default=3, description="With dictionary: ids that occur less often share row 1."
         )
         max_ids: int | None = Field(
-            default=None, ge=2, description="Of dictionary: rows of a table at most."
+            default=None, ge=2, description="With dictionary: maximum rows of a table."
         )
         bad_lines: Literal["error", "skip"] = Field(
-            default="error", description="What a line of TSV is that is none of Criteo's."
+            default="error", description="What to do with malformed TSV lines."
         )
         max_bad_lines: NonNegativeInt = Field(
-            default=100, description="Of skip: one bad line more, in all files, is an error."
+            default=100,
+            description="With skip: fail after more than this many malformed lines in all files.",
         )
         cache: Path | None = Field(
             default=None,
-            description="Folder for row counts and dictionaries; null takes .recd-criteo beside "
-            "the data.",
+            description="Folder for row counts and dictionaries; null uses .recd-criteo beside the data.",
         )
         npy_sparse: str = Field(
             default="sparse",
             pattern=r"^sparse\w*$",
-            description="The end of the names of npy files with ids.",
+            description="Suffix of the names of npy files with ids.",
         )
         shuffle: bool = Field(
-            default=False, description="Read units of rows in another order in each epoch."
+            default=False, description="Shuffle the order of row units in each epoch."
         )
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
         prefetch: NonNegativeInt = Field(
-            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+            default=4,
+            description="Batches that a thread reads ahead; 0 reads in the trainer's thread.",
         )
 
     options: Options
 
     def prepare(self) -> None:
-        """Index TSV files and make the dictionary, unless they are in the cache."""
+        """Create the index of TSV files and the dictionary, unless they are in the cache."""
         days = self._days
         if self._bad_lines.count:
             click.echo(
@@ -373,11 +386,11 @@ class Criteo(Dataset):
                 yield Rows(encode(rows, origins[0].path, self._coder, self.options.dense), origins)
 
     def _rows_of(self, split: Split) -> list[tuple[int, list[Stretch]]]:
-        """Number of a file, and its rows in the split, for each day.
+        """Return the file number and the rows in the split, for each day.
 
-        The first half of the last day, the longer one if they differ, is for validation, the
-        second for testing, as in torchrec.datasets.criteo. The days of a single file are equal
-        parts, of which the first have a row more if they do not come out even, as in DLRM.
+        The first half of the last day, which may be one row longer, is for validation, the second
+        for testing, as in torchrec.datasets.criteo. A single file is divided into equal days; the
+        first days have one more row if it does not divide evenly, as in DLRM.
         """
         sizes = [day.num_rows for day in self._days]
         days = [(number, 0, size) for number, size in enumerate(sizes)]

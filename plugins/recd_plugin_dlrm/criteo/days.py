@@ -1,4 +1,4 @@
-"""The days of Criteo's logs: finding their files, and reading Parquet and npy."""
+"""Days of Criteo's logs: finds their files, and reads Parquet and npy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LABEL = "label"
 DENSE = tuple(f"int_{number}" for number in range(13))
 SPARSE = tuple(f"cat_{number}" for number in range(26))
 COLUMNS = (LABEL, *DENSE, *SPARSE)
-#: Rows that are read at once where files have no units of their own.
+#: Rows per read for files without units of their own.
 UNIT_ROWS = 16_384
 
 Format = Literal["TSV", "TSV, gzip", "TSV, zstd", "Parquet", "npy"]
@@ -32,13 +32,13 @@ _STEM = r"(?P<stem>day_(?P<day>\d+)|train)"
 _NAME = re.compile(rf"{_STEM}(\.tsv|\.txt|)(?P<suffix>|\.gz|\.zst)")
 _PARQUET_NAME = re.compile(rf"{_STEM}(\.parquet)?")
 _NPY_NAME = re.compile(rf"{_STEM}_(dense|sparse\w*|labels)\.npy")
-# Rows at the beginning and at the end that tell one npy file from another of its size.
+# Rows at the start and end that distinguish npy files of the same size.
 _EDGE = 1024
 
 
 @dataclass(frozen=True)
 class RawRows:
-    """Rows by column, 0 for missing values; dense features are int64, or floats if transformed."""
+    """Columns, 0 for missing values. Dense features are int64, or floats if transformed."""
 
     labels: NDArray[Any]
     dense: Sequence[NDArray[Any]]
@@ -50,7 +50,7 @@ class RawRows:
 
 @dataclass(frozen=True)
 class DayFiles:
-    """The file or folder of a day; ``number`` is None if it holds several days."""
+    """The file or folder of one day; ``number`` is None if it contains several days."""
 
     name: str
     number: int | None
@@ -59,7 +59,7 @@ class DayFiles:
 
 
 def find_days(path: Path) -> list[DayFiles]:
-    """Return the days at ``path`` in order, or the one file with several days."""
+    """Return the days at ``path`` in order, or the single file with several days."""
     if path.is_file():
         return [_one_file(path)]
     if not path.is_dir():
@@ -88,7 +88,7 @@ def _one_file(path: Path) -> DayFiles:
         raise DataError(f"{path}: npy files come in threes; name their folder in path")
     kind: Format = "Parquet" if path.suffix == ".parquet" else _TSV.get(path.suffix, "TSV")
     stem = path.name.partition(".")[0]
-    # Converted files keep the name, and a folder is searched for these names alone.
+    # Converted files keep their name, and only these names are searched in a folder.
     return DayFiles(stem if _PARQUET_NAME.fullmatch(stem) else "train", None, kind, path)
 
 
@@ -114,7 +114,7 @@ def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
 
 @dataclass(frozen=True)
 class Stretch:
-    """``num_rows`` adjacent rows of a day, within one of its units."""
+    """``num_rows`` adjacent rows of a day, all in one unit."""
 
     first_row: int
     num_rows: int
@@ -128,9 +128,9 @@ class Day(ABC):
 
     Attributes:
         name: ``day_0`` or ``train``.
-        starts: the first row of each unit, int64 ``[num_units]``; reading may begin at one.
-        num_rows: of all units, at least 1.
-        can_jump: whether reading may begin anywhere at no cost, as shuffling needs.
+        starts: the first row of each unit, int64 ``[num_units]``; reads can start there.
+        num_rows: number of rows, at least 1.
+        can_jump: whether reads can start at any row without extra cost, which shuffling needs.
     """
 
     name: str
@@ -140,18 +140,18 @@ class Day(ABC):
 
     @abstractmethod
     def identity(self) -> list[Any]:
-        """JSON values that identify these rows for a checkpoint, wherever the files lie."""
+        """Return JSON values that identify these rows in a checkpoint, without file paths."""
 
     def contents(self) -> dict[str, Any]:
-        """JSON values that tell this day from another with as many rows."""
+        """Return JSON values that distinguish this day from others with the same number of rows."""
         return {"rows": self.identity()}
 
     @abstractmethod
     def read(self, stretches: Iterable[Stretch]) -> DayRows:
-        """Read the rows of stretches, each in one part or several, with their origins."""
+        """Read the rows of stretches, each in one or more parts, together with their origins."""
 
     def stretches(self, first_row: int, stop_row: int) -> list[Stretch]:
-        """Cut rows ``first_row`` to ``stop_row`` where units begin."""
+        """Split rows ``first_row`` to ``stop_row`` at unit boundaries."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
         return [Stretch(start, stop - start) for start, stop in pairwise(edges) if start < stop]
@@ -165,7 +165,7 @@ def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
 
 
 class NpyDay(Day):
-    """Memory-mapped ``NAME_dense.npy``, ``NAME_labels.npy`` and ids, ``NAME_SPARSE.npy``."""
+    """A day in memory-mapped ``NAME_dense.npy``, ``NAME_labels.npy`` and ``NAME_SPARSE.npy``."""
 
     def __init__(self, name: str, folder: Path, sparse: str) -> None:
         self.name = name
@@ -192,7 +192,7 @@ class NpyDay(Day):
             if dense.dtype.kind != "f":
                 dense = dense.astype(np.int64)
             sparse = np.ascontiguousarray(self._sparse[rows].T)
-            if sparse.dtype == np.int32:  # ids are unsigned, whatever the file says
+            if sparse.dtype == np.int32:  # ids are unsigned, whatever the file's dtype
                 sparse = sparse.view(np.uint32)
             ids = sparse.astype(np.int64, copy=False)
             labels = self._labels[rows].reshape(-1)
@@ -221,7 +221,7 @@ SCHEMA = pa.schema(
 
 
 class ParquetDay(Day):
-    """Rows of a Parquet file, or of all in a folder."""
+    """A day in a Parquet file, or in all Parquet files of a folder."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -229,7 +229,7 @@ class ParquetDay(Day):
         there = self._table.schema
         if missing := [column for column in COLUMNS if column not in there.names]:
             raise DataError(f"{path}: no column {missing[0]}; columns are {', '.join(COLUMNS)}")
-        # Dense features may be floats that were transformed before.
+        # Dense features may be floats that are already transformed.
         floats = [column for column in DENSE if there.field(column).type == pa.float32()]
         self._schema = pa.schema(
             (each.name, pa.float32() if each.name in floats else each.type) for each in SCHEMA

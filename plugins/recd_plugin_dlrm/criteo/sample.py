@@ -1,4 +1,4 @@
-"""Small files in Criteo's format: ids by Zipf's law, labels that can be learned."""
+"""Writes small files in Criteo's format with Zipf-distributed ids and learnable labels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
 from recd_plugins.api import DataError, file_utils
 
-#: Ids that each feature has at most, drawn by Zipf's law with exponent 1.1.
+#: Maximum number of ids per feature, drawn from Zipf's law with exponent 1.1.
 _IDS = (100, 50, 2000, 1000, 30, 10, 400, 40, 3, 1000) * 2 + (500, 2000, 12, 200, 15, 25)
 _MISSING_DENSE, _MISSING_SPARSE = 0.2, 0.1
-# The features whose ids the label depends on, and how strongly.
+# The features that determine the label, and their weights.
 _TELLING = (0, 2, 5, 9, 13)
 _EFFECT = 1.5
 _ROWS_AT_ONCE = 65_536
@@ -33,7 +33,7 @@ def write_sample(
     seed: int,
     progress: Callable[[int], None],
 ) -> list[Path]:
-    """Write ``day_0``... of ``rows`` rows each, or ``train.txt`` of all, and return the files."""
+    """Write ``day_0``... with ``rows`` rows each, or one ``train.txt``, and return the files."""
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} is there already, and not empty; name another folder")
     if kind == "kaggle":
@@ -61,18 +61,18 @@ def _pieces(sampler: Sampler, num_rows: int, progress: Callable[[int], None]) ->
 
 
 class Sampler:
-    """Draws rows; ids have the same effect on labels for all seeds."""
+    """Draws rows. The effect of ids on labels is the same for all seeds."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
         fixed = np.random.default_rng(0)
-        # Ids look like Criteo's: 32 bits without order. None is 0, which is a missing one.
+        # Ids look like Criteo's: unordered 32-bit numbers. 0 is excluded; it means a missing id.
         self._ids = [fixed.integers(1, 1 << 32, size) for size in _IDS]
         self._effects = [fixed.normal(0, _EFFECT, size) for size in _IDS]
         self._shares = [_zipf(size) for size in _IDS]
 
     def rows(self, num_rows: int) -> RawRows:
-        """New rows."""
+        """Draw new rows."""
         random = self._random
         logits = np.full(num_rows, -1.2)
         sparse: list[NDArray[np.int64]] = []
@@ -85,7 +85,7 @@ class Sampler:
         dense = []
         for column in range(len(DENSE)):
             values = np.floor(random.lognormal(1.5, 1.5, num_rows)).astype(np.int64)
-            # One column has negative numbers, as the second of Criteo's does.
+            # One column has negative numbers, like the second column of Criteo's data.
             values -= 2 * (column == 1)
             if column == 0:
                 logits += np.log1p(values) - 1.5
@@ -95,7 +95,7 @@ class Sampler:
 
 
 def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
-    """Write rows as text, compressed by suffix; zero ids and some zero numbers are missing."""
+    """Write rows as text, compressed by suffix. Zero ids and some zero numbers are left empty."""
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with (
         file_utils.new_file(path) as temporary,
@@ -109,7 +109,7 @@ def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
 
 
 def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
-    """Write three files as torchrec does, but whole numbers instead of their logarithms."""
+    """Write three files like torchrec, but with integers instead of their logarithms."""
     arrays: dict[str, NDArray[Any]] = {
         "dense": np.stack(rows.dense, axis=1).astype(np.int32),
         "sparse": np.stack(rows.sparse, axis=1),

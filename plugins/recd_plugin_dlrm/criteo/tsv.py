@@ -1,4 +1,4 @@
-"""Criteo's TSV files, plain or compressed: parsing, indexes and reading."""
+"""Criteo's TSV files, plain or compressed: parses, indexes and reads them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from recd_plugin_dlrm.criteo.days import (
 from recd_plugins.api import DataError, Origin, file_utils, progress_bars
 
 _TAB, _LINE_FEED, _RETURN, _MINUS = 9, 10, 13, 45
-# More might not fit into int64.
+# More digits might overflow int64.
 _MOST_DIGITS, _MOST_HEX_DIGITS = 18, 15
-#: Of each byte the hexadecimal digit, 255 where it is none.
+#: Value of each byte as a hexadecimal digit, or 255.
 _HEX = np.full(256, 255, np.uint8)
 _HEX[ord("0") : ord("9") + 1] = np.arange(10)
 _HEX[ord("a") : ord("f") + 1] = _HEX[ord("A") : ord("F") + 1] = np.arange(10, 16)
@@ -48,7 +48,7 @@ def parse_lines(
 ) -> tuple[int, int, bool]:
     """Parse the lines of ``data[start:stop]`` into rows from ``first`` on.
 
-    Parsing stops at a malformed line, and at the ``[capacity]`` of ``labels``.
+    Parsing stops at a malformed line, or when ``labels``, ``[capacity]``, is full.
 
     Returns:
         The next row, the start of the next line, and whether that line is malformed.
@@ -111,7 +111,7 @@ _SHOWN = 5
 
 @dataclass
 class BadLines:
-    """Counts and describes malformed lines; more than ``limit`` are an error."""
+    """Counts and describes malformed lines. More than ``limit`` raise an error."""
 
     limit: int
     count: int = 0
@@ -137,12 +137,12 @@ def explain(text: bytes) -> str:
 
 
 def compression_of(path: Path) -> str | None:
-    """Return ``gzip``, ``zstd`` or None, by the suffix."""
+    """Return ``gzip``, ``zstd`` or None, depending on the suffix."""
     return _COMPRESSIONS.get(path.suffix)
 
 
 class TsvStream:
-    """Rows of one file from line ``line`` on, at ``offset`` of the decompressed bytes."""
+    """Rows of one file, starting at line ``line`` and ``offset`` of the decompressed bytes."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TsvStream:
         self._set_data(b"")
 
     def read(self, most: int) -> RawRows:
-        """Read the next ``most`` rows, fewer at the end of the file, and then none."""
+        """Read at most the next ``most`` rows. Return no rows at the end of the file."""
         labels = np.empty(most, np.int8)
         dense, sparse = np.empty((13, most), np.int64), np.empty((26, most), np.int64)
         row = 0
@@ -186,7 +186,7 @@ class TsvStream:
         return RawRows(labels[:row], list(dense[:, :row]), list(sparse[:, :row]))
 
     def seek(self, offset: int, line: int = 1) -> None:
-        """Go to a line that starts at ``offset``; compressed files only go forward."""
+        """Seek to a line that starts at ``offset``. Compressed files can only seek forward."""
         if self._compression:
             while self.offset + len(self._data) - self._at < offset:
                 self.offset += len(self._data) - self._at
@@ -205,12 +205,12 @@ class TsvStream:
         self._source.close()
 
     def _set_data(self, data: bytes) -> None:
-        """Parse ``data`` next, up to the last whole line."""
+        """Set ``data`` as the next input, up to its last complete line."""
         self._data, self._array = data, np.frombuffer(data, np.uint8)
         self._at, self._stop = 0, data.rfind(b"\n") + 1
 
     def _fill(self) -> bool:
-        """Read on until there is a whole line; False at the end of the file."""
+        """Read until there is a complete line. Return False at the end of the file."""
         while True:
             try:
                 chunk: bytes = self._source.read(_CHUNK)
@@ -223,7 +223,7 @@ class TsvStream:
             rest = self._data[self._at :]
             if not chunk and not rest:
                 return False
-            # The last line may end without a line feed.
+            # The last line may lack a line feed.
             self._set_data(rest + (chunk or b"\n"))
             if self._stop:
                 return True
@@ -246,13 +246,13 @@ class TsvIndex:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Return size and time of change."""
+    """Return the size and modification time."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
 
 def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
-    """Return the index kept in folder ``cache``, or make one by reading the whole file."""
+    """Return the index from folder ``cache``, or create it by reading the whole file."""
     note = cache / f"{path.name}.index.json"
     size, mtime_ns = stamp(path)
     found = file_utils.read_note(note) or {}
@@ -289,7 +289,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
 
 
 class TsvDay(Day):
-    """Rows of an indexed file; a compressed one is decompressed from its start."""
+    """Rows of an indexed file. A compressed file is decompressed from its start."""
 
     def __init__(self, name: str, path: Path, index: TsvIndex) -> None:
         self.name = name
@@ -306,7 +306,7 @@ class TsvDay(Day):
         index = self._index
         if stamp(self._path) != (index.size, index.mtime_ns):
             raise DataError(f"{self._path} was replaced while it was in use; start anew")
-        # The index counted bad lines.
+        # The index has already counted bad lines.
         with closing(TsvStream(self._path, BadLines(sys.maxsize))) as stream:
             row = 0
             for stretch in stretches:

@@ -1,4 +1,4 @@
-"""``recd trace``: profile the locality of traces of ids, and draw synthetic ones with the same."""
+"""``recd trace``: profiles the locality of id traces, and generates synthetic traces."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ _tables = click.option(
     "--tables",
     multiple=True,
     metavar="PATTERN",
-    help="Tables, a name or glob: t_ and the feature; all without it. Can be repeated.",
+    help="Table to use, a name or glob: t_ and the feature. Default: all tables. Can be repeated.",
 )
-_json = click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write the figures here.")
-_force = click.option("--force", is_flag=True, help="Replace FILE where it is there.")
+_json = click.option(
+    "--json", "json_path", type=cli_options.OUTPUT, help="Write statistics to this file."
+)
+_force = click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 
 
 @click.group()
 def trace() -> None:
-    """Profile the locality of traces of ids, and draw synthetic traces with the same.
+    """Profile the locality of id traces, and generate synthetic traces with the same locality.
 
     \b
     recd trace profile registry.yaml -o traces.parquet
@@ -28,7 +30,7 @@ def trace() -> None:
     """
 
 
-@trace.command("profile", short_help="Ids and LRU stack distances of the traces of SOURCE.")
+@trace.command("profile", short_help="Profile the ids and LRU stack distances of SOURCE.")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -36,16 +38,18 @@ def trace() -> None:
     type=cli_options.OUTPUT,
     required=True,
     metavar="FILE",
-    help="Write the profile here.",
+    help="Profile file to write.",
 )
 @click.option(
     "--columns",
     metavar="NAMES",
-    help="Of a text file: the features whose ids stand in a line, with commas between them. "
-    "Without it all numbers are ids of the feature id.",
+    help=(
+        "For a text file: the features whose ids are in each line, separated by "
+        'commas. By default all numbers are ids of the feature "id".'
+    ),
 )
 @_tables
-@click.option("--rows", type=cli_options.AT_LEAST_1, help="Read the first so many rows, not all.")
+@click.option("--rows", type=cli_options.AT_LEAST_1, help="Read only the first so many rows.")
 @_force
 @_json
 @click.pass_obj
@@ -61,8 +65,8 @@ def profile_command(
 ) -> None:
     """Profile the traces of SOURCE: a text file (.gz too), or a registry file (.yaml, .yml).
 
-    Of a text file a trace is a column of whole numbers. Of a registry file it is what a table is
-    looked up with, row by row of the training split, after preprocessing.
+    In a text file, each trace is a column of integers. For a registry file, a trace is the sequence
+    of ids in a table's lookups, over the rows of the training split after preprocessing.
     """
     from recd_plugin_dlrm.trace import profile, trace_report
     from recd_plugins.api import (
@@ -104,7 +108,7 @@ def profile_command(
     consoles.output_console().print(trace_report.render_profile(made))
 
 
-@trace.command("generate", short_help="Draw synthetic traces with the locality of PROFILE.")
+@trace.command("generate", short_help="Generate synthetic traces with the locality of PROFILE.")
 @click.argument("profile", type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -112,12 +116,12 @@ def profile_command(
     type=cli_options.OUTPUT,
     required=True,
     metavar="FILE",
-    help="Write the traces here: Parquet where it ends in .parquet, else text, also .gz.",
+    help="Trace file to write: Parquet if it ends in .parquet, else text, optionally .gz.",
 )
 @click.option(
     "--accesses",
     type=cli_options.AT_LEAST_1,
-    help="Ids of each trace; as many as the originals have without it.",
+    help="Ids per trace. Default: as many as in the original.",
 )
 @_tables
 @click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
@@ -125,8 +129,10 @@ def profile_command(
     "--min-new",
     type=click.FloatRange(min=0, max=1, max_open=True),
     metavar="P0",
-    help="Raise p0, the share of new ids, to this at least. Without it as far as hit rates need "
-    "it; 0 leaves it as it was.",
+    help=(
+        "Minimum of p0, the share of new ids. By default p0 is raised as far as "
+        "LRU hit rates need it; 0 keeps the original."
+    ),
 )
 @_force
 @_json
@@ -140,7 +146,7 @@ def generate_command(
     force: bool,
     json_path: Path | None,
 ) -> None:
-    """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
+    """Generate synthetic traces for tables of PROFILE, and compare their LRU hit rates."""
     from recd_plugin_dlrm.trace import trace_report
     from recd_plugin_dlrm.trace.generator import generator_of
     from recd_plugin_dlrm.trace.profile import choose, read_profile, write_trace

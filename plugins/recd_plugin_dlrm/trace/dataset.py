@@ -1,4 +1,4 @@
-"""Dataset ``dlrm.trace``: rows drawn once, in the order of their traces, into a Parquet file."""
+"""Dataset ``dlrm.trace``: rows generated once into a Parquet file, in the order of traces."""
 
 from __future__ import annotations
 
@@ -38,42 +38,46 @@ from recd_plugins.api import (
 )
 
 _KEY = b"recd_plugin_dlrm.trace_rows"
-# Raised when the same options would give other rows.
+# Increase when the same options would generate other rows.
 _VERSION = 1
 
 
 class Trace(Dataset):
-    """Rows whose ids have the locality of profiled traces; dense features and labels are drawn."""
+    """Rows with the locality of profiled traces; dense features and labels are random."""
 
     name = "dlrm.trace"
     free_options = frozenset({"path", "profile", "prefetch"})
 
     class Options(DrawnRowOptions):
-        profile: Path = Field(description="What recd trace profile made of the original traces.")
+        profile: Path = Field(
+            description="Profile of the original traces, written by recd trace profile."
+        )
         path: Path = Field(
-            description="The Parquet file of the rows; drawn before training where it is missing."
+            description="Parquet file of the rows; generated before training if it is missing."
         )
         tables: list[str] | None = Field(
             default=None,
-            description="Names or patterns of tables of the profile; null takes all of them.",
+            description="Names or patterns of tables in the profile; null uses all.",
         )
         num_indices_per_lookup: PositiveInt | None = Field(
             default=None,
             le=100_000,
-            description="Ids in a list; null takes the mean of each original, rounded, at least 1.",
+            description="Ids per list; null uses the rounded mean of each original, at least 1.",
         )
         min_new: float | None = Field(
             default=None,
             ge=0,
             lt=1,
-            description="Raise the share of new ids to this at least; null as far as LRU hit rates "
-            "need it; 0 leaves it as it was.",
+            description=(
+                "Minimum share of new ids. null raises it as far as LRU hit rates need "
+                "it; 0 keeps the original."
+            ),
         )
 
     options: Options
 
     def prepare(self) -> None:
-        """Draw the file if it is missing, else check that it was drawn by these options."""
+        """Generate the file if it is missing, else check that its options were the same."""
         options = self.options
         profile = read_profile(options.profile)
         tables = choose(list(profile.tables), options.tables or ())
@@ -109,7 +113,7 @@ class Trace(Dataset):
         if split not in self.splits():
             raise DataError(f"there is no test split: set option test_rows of {self.name}")
         table = self._table
-        num_train = -(-self.options.rows // UNIT_ROWS)  # row groups of the test split follow
+        num_train = -(-self.options.rows // UNIT_ROWS)  # the row groups of the test split follow
         units = [each for each in table.units if (each.group < num_train) == (split == "train")]
         return PlannedReader(
             ReadPlan(tuple(units), batch_size),
@@ -159,7 +163,7 @@ class Trace(Dataset):
                 progress(unit.num_rows)
 
     def _provenance(self, traces: list[TableTrace]) -> dict[str, Any]:
-        """Return JSON values that fix the rows to the last bit."""
+        """Return JSON values that determine the rows exactly."""
         content = hashlib.sha256()
         for trace in traces:
             content.update(f"{trace.feature} {trace.rows}".encode())

@@ -1,7 +1,8 @@
 """Algorithms 1 and 2 of the DLRM paper: LRU stack distances of a trace, and synthetic traces.
 
-The LRU stack is an array with a Fenwick tree, O(log n) an access. Each access takes the next
-position, which holds the code of its id, or -1 after a later access to it. The tree counts occupied
+The LRU stack is an array with a Fenwick tree, with O(log n) time per access. Each access stores the
+code of its id at the next position; a later access to the id resets that position to -1. The tree
+counts occupied
 positions: the id at depth d is the d-th one from the end.
 """
 
@@ -26,7 +27,7 @@ Float64s = NDArray[np.float64]
 def code_ids(
     ids: Int64s, keys: Int64s, codes: Int32s, unique: Int64s, num: int, out: Int32s
 ) -> int:
-    """Write codes of ids by a hash table (-1 is empty), and return the number of ids."""
+    """Assign codes to ids with a hash table (-1 is empty), and return the number of ids."""
     mask = nb.uint64(len(keys) - 1)
     for i in range(len(ids)):
         key = ids[i]
@@ -44,7 +45,7 @@ def code_ids(
 
 @nb.njit(cache=True, nogil=True)
 def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
-    """Fill an empty hash table with the first ``num`` ids of ``unique``."""
+    """Insert the first ``num`` ids of ``unique`` into an empty hash table."""
     mask = nb.uint64(len(keys) - 1)
     for code in range(num):
         place = mix(nb.uint64(unique[code])) & mask
@@ -56,7 +57,7 @@ def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
 
 @nb.njit(cache=True, nogil=True)
 def compact(at: Int32s, used: int, last: Int32s, new_tree: Int32s, new_at: Int32s) -> int:
-    """Move a stack into new arrays without free positions, and return the positions used."""
+    """Move a stack into new arrays without free positions, and return the positions in use."""
     live = 0
     for position in range(1, used + 1):
         code = at[position]
@@ -90,7 +91,7 @@ def _sum_to(tree: Int32s, position: int) -> int:
 
 @nb.njit(cache=True, nogil=True)
 def _find(tree: Int32s, rank: int) -> int:
-    """Return the position of the ``rank``-th occupied one, from 1."""
+    """Return the position of the ``rank``-th occupied slot, counted from 1."""
     position, step = 0, len(tree) - 1
     while step:
         ahead = position + step
@@ -111,7 +112,7 @@ def stack_distances(
     last: Int32s,
     state: Int64s,
 ) -> int:
-    """Algorithm 1: write distances until positions are used up, and return how many."""
+    """Run Algorithm 1: write distances until positions are used up, and return their number."""
     used, live = state[0], state[1]
     done = 0
     while done < len(codes) and used < len(at) - 1:
@@ -140,7 +141,7 @@ def stack_distances(
 
 @nb.njit(cache=True, nogil=True)
 def _access(distance: int, tree: Int32s, at: Int32s, used: int, live: int) -> tuple[int, int, int]:
-    """Code, positions used and ids in the stack after one access."""
+    """Return the code, positions in use and ids in the stack after one access."""
     if distance == 1:
         return at[used], used, live
     if distance == 0:
@@ -169,7 +170,7 @@ def generate(
     at: Int32s,
     state: Int64s,
 ) -> int:
-    """Algorithm 2: draw codes until positions are used up, and return how many."""
+    """Run Algorithm 2: draw codes until positions are used up, and return their number."""
     used, live, reach, drawn = state[0], state[1], state[2], state[3]
     stream = mix(nb.uint64(seed))
     done = 0
@@ -194,20 +195,20 @@ def generate(
     return done
 
 
-#: Sizes of caches that hit rates are compared at, as shares of the distinct ids.
+#: Cache sizes at which hit rates are compared, as shares of the distinct ids.
 SHARES = np.arange(1, 51) / 100
 
 
 @dataclass(frozen=True, eq=False)
 class TableTrace:
-    """The profile of one table's trace: DLRM paper, Algorithm 1.
+    """Profile of one table's trace (DLRM paper, Algorithm 1).
 
     Attributes:
         feature: the sparse feature; its table is ``t_<feature>``.
         ids: int64 ``[m]``, distinct, in the order of first use.
         distances: int64 ``[k]``, LRU stack distances that occur, rising from 0.
         counts: int64 ``[k]``, accesses by distance.
-        rows: of the data.
+        rows: number of rows of the data.
     """
 
     feature: str
@@ -226,19 +227,19 @@ class TableTrace:
 
     @property
     def new_share(self) -> float:
-        """The paper's p0: the share of accesses to new ids."""
+        """Return the paper's p0, the share of accesses to new ids."""
         return float(self.counts[0] / self.accesses)
 
     @property
     def median_distance(self) -> int | None:
-        """Median distance of accesses to known ids, None without any."""
+        """Return the median distance of accesses to known ids, or None without such accesses."""
         sums = np.cumsum(self.counts[1:])
         if not len(sums):
             return None
         return int(self.distances[1:][np.searchsorted(sums, (int(sums[-1]) + 1) // 2)])
 
     def weights(self, min_new: float = 0.0) -> NDArray[np.float64]:
-        """Return the distribution of distances, float64 ``[k]``, with p0 raised to ``min_new``."""
+        """Return the distribution of distances, float64 ``[k]``, with p0 at least ``min_new``."""
         weights = self.counts / self.accesses
         raised = max(weights[0], min_new)
         if len(weights) > 1:
@@ -247,7 +248,7 @@ class TableTrace:
         return weights
 
     def cache_sizes(self) -> NDArray[np.int64]:
-        """Return the rows of caches of ``SHARES`` of the ids."""
+        """Return the rows of caches that hold ``SHARES`` of the ids."""
         return np.maximum(1, np.round(SHARES * len(self.ids))).astype(np.int64)
 
     def hit_rates(
@@ -255,7 +256,7 @@ class TableTrace:
         sizes: NDArray[np.int64],
         counts: NDArray[np.int64] | NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """Return hit rates of LRU caches of ``sizes`` rows, for these or other counts ``[k]``."""
+        """Return hit rates of LRU caches with ``sizes`` rows, for these or other counts ``[k]``."""
         counts = self.counts if counts is None else counts
         hits = np.concatenate(([0.0], np.cumsum(counts[1:])))
         return hits[np.searchsorted(self.distances[1:], sizes, side="right")] / counts.sum()
@@ -264,18 +265,18 @@ class TableTrace:
 def total_variation(
     first: NDArray[np.int64] | NDArray[np.float64], second: NDArray[np.int64] | NDArray[np.float64]
 ) -> float:
-    """Half the sum of absolute differences of two distributions over the same values, ``[k]``."""
+    """Return half the sum of absolute differences of two distributions ``[k]``."""
     return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
 
 
-# Positions of a new stack, a power of two.
+# Initial number of positions of a stack, a power of two.
 _LEAST = 1 << 12
-# Accesses between two checks of the room for new ids.
+# Accesses between two checks for enough space for new ids.
 _PIECE = 1 << 16
 
 
 class LruStack:
-    """The LRU stack of the kernels, by codes of ids; m ids take 2m to 4m positions.
+    """LRU stack for the kernels; it stores codes of ids. m ids need 2m to 4m positions.
 
     Attributes:
         tree, at, last: int32; see ``compact``.
@@ -300,7 +301,7 @@ class LruStack:
 
 
 def _grown(array: np.ndarray, size: int) -> np.ndarray:
-    """Return the array with room for ``size`` values, zeros behind its own."""
+    """Return the array enlarged to ``size`` values and padded with zeros."""
     if size <= len(array):
         return array
     larger = np.zeros(max(size, 2 * len(array)), array.dtype)
@@ -309,7 +310,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
 
 
 class StackDistances:
-    """Profiles a trace piece by piece, in O(log m) an access for m distinct ids."""
+    """Profiles a trace piece by piece, in O(log m) per access for m distinct ids."""
 
     def __init__(self) -> None:
         self.accesses = 0
@@ -329,7 +330,7 @@ class StackDistances:
         return out
 
     def trace(self, feature: str, rows: int | None = None) -> TableTrace:
-        """Return the profile so far, of so many rows (as many as accesses by default)."""
+        """Return the profile so far, for ``rows`` rows (by default the number of accesses)."""
         distances = np.flatnonzero(self._counts)
         return TableTrace(
             feature=feature,
@@ -372,14 +373,14 @@ def profile_ids(ids: NDArray[np.int64], feature: str = "id") -> TableTrace:
 
 
 class TraceGenerator:
-    """Draws a trace piece by piece, in O(log m + log k) an access.
+    """Generates a trace piece by piece, in O(log m + log k) per access.
 
-    Each access takes one of the distances within the ids seen so far, with their shares in the
-    profile; 0 takes the next new id. Access i does not depend on the pieces.
+    Each access draws a distance from the profile, among those within the number of ids so far.
+    Distance 0 yields the next new id. The result does not depend on the size of the pieces.
 
     Attributes:
-        new_share: the p0 it draws with, at least ``min_new``.
-        counts: int64 ``[k]``: accesses so far, by the distances of the profile.
+        new_share: the p0 in use, at least ``min_new``.
+        counts: int64 ``[k]``: number of accesses so far, by the profile's distances.
     """
 
     def __init__(self, profile: TableTrace, seed: int = 0, min_new: float = 0.0) -> None:
@@ -394,12 +395,12 @@ class TraceGenerator:
 
     @property
     def accesses(self) -> int:
-        """Accesses drawn so far."""
+        """Return the number of accesses so far."""
         return int(self._stack.state[3])
 
     @property
     def num_ids(self) -> int:
-        """Distinct ids drawn so far."""
+        """Return the number of distinct ids so far."""
         return int(self._stack.state[1])
 
     def draw(self, accesses: int) -> NDArray[np.int64]:
@@ -428,14 +429,14 @@ class TraceGenerator:
         return profile.ids[codes]
 
 
-#: Largest difference of hit rates that ``least_new`` accepts.
+#: Maximum difference of hit rates that ``least_new`` accepts.
 WITHIN = 0.005
-# Values of p0 that it tries.
+# Number of p0 values that ``least_new`` tries.
 _TRIED = 64
 
 
 def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDArray[np.float64]]:
-    """Return a function from ``min_new`` to the mean accesses by distance, float64 ``[k]``."""
+    """Return a function from ``min_new`` to the mean accesses per distance, float64 ``[k]``."""
     num_ids = len(profile.ids)
     sums = np.concatenate(([0.0], np.cumsum(profile.counts[1:]) / profile.accesses))
     within = sums[np.searchsorted(profile.distances[1:], np.arange(num_ids), side="right")]
@@ -459,13 +460,13 @@ def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDA
 
 
 def worst_difference(profile: TableTrace, counts: NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Return the largest difference of LRU hit rates, over caches of 1 % to 50 % of the ids."""
+    """Return the largest difference of LRU hit rates for caches of 1 % to 50 % of the ids."""
     sizes = profile.cache_sizes()
     return float(np.abs(profile.hit_rates(sizes) - profile.hit_rates(sizes, counts)).max())
 
 
 def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> float:
-    """Return the least p0 with expected hit rates ``within`` the original's, else the best one."""
+    """Return the lowest p0 with expected hit rates ``within`` the original's, or the best."""
     expected = expected_counts(profile, accesses)
     own = profile.new_share
     tried = [own]
@@ -484,6 +485,6 @@ def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> flo
 def generator_of(
     profile: TableTrace, accesses: int, seed: int, min_new: float | None
 ) -> TraceGenerator:
-    """Return a generator with draws of its own; ``min_new`` of None takes ``least_new``."""
+    """Return a generator with its own random stream. If ``min_new`` is None, use ``least_new``."""
     share = least_new(profile, accesses) if min_new is None else min_new
     return TraceGenerator(profile, stream_of(seed, "trace", profile.feature), share)

@@ -1,4 +1,4 @@
-"""Files of traces and profiles, and traces of registries."""
+"""Reads and writes traces and profiles, and reads traces from registries."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _BYTES = 1 << 23
 
-#: Adjacent rows of the data: int64 ids by feature in the order of lookups, and the number of rows.
+#: Adjacent rows of the data: int64 ids by feature, in lookup order, and the number of rows.
 TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]:
-    """Read ids of a text file, int64 ``[n, max(1, columns)]`` a piece; gzip by its suffix."""
+    """Yield ids of a text file, int64 ``[n, max(1, columns)]`` per piece; gunzip by suffix."""
     waiting = b""
     try:
         with pa.input_stream(str(path)) as file:
@@ -63,7 +63,7 @@ def _last_space(text: bytes) -> int:
 def text_pieces(
     path: Path, columns: Sequence[str], features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
-    """Read features from the first ``rows`` rows of a text file; see ``read_text``."""
+    """Yield features from the first ``rows`` rows of a text file; see ``read_text``."""
     places = {name: columns.index(name) if columns else 0 for name in features}
     left = rows
     for numbers in read_text(path, columns):
@@ -79,7 +79,7 @@ def text_pieces(
 def registry_pieces(
     registry: RunConfig, features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
-    """Read the training split of a registry's dataset after preprocessing."""
+    """Yield rows of the training split of a registry's dataset after preprocessing."""
     from recd_plugins.api import prepared_data, row_tables
 
     lookups = prepared_data.RegistryLookups(registry)
@@ -97,7 +97,7 @@ def _in_order(lookups: FeatureLookups) -> NDArray[np.int64]:
 
 
 def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the tables that patterns match, or all."""
+    """Return the tables that match the patterns, or all tables without patterns."""
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
             near = text_utils.did_you_mean(pattern, list(tables))
@@ -109,7 +109,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TraceProfile:
-    """Profiles by table, with a description of their source and the file."""
+    """Profiles by table, with descriptions of the source and the file."""
 
     tables: Mapping[str, TableTrace]
     source: str
@@ -122,7 +122,7 @@ def profile_pieces(
     source: str,
     progress: Callable[[int], None],
 ) -> TraceProfile:
-    """Profile the traces of ``features``, each with a table of its own."""
+    """Profile the traces of ``features``; each feature has its own table."""
     found = {name: StackDistances() for name in features}
     rows = 0
     for ids, num_rows in pieces:
@@ -150,7 +150,7 @@ _SCHEMA = pa.schema(
 
 
 def write_profile(profile: TraceProfile, path: Path) -> None:
-    """Write a profile as Parquet, a row group for each table."""
+    """Write a profile as Parquet, with one row group per table."""
     head = json.dumps({"version": _VERSION, "source": profile.source})
     schema = _SCHEMA.with_metadata({_KEY: head})
     with (
@@ -196,9 +196,9 @@ def _trace(table: pa.Table) -> TableTrace:
     return TableTrace(row["feature"][0].as_py(), ids, distances, counts, row["rows"][0].as_py())
 
 
-#: Key of the Parquet metadata of a synthetic trace, JSON.
+#: Key of a synthetic trace's JSON in the Parquet metadata.
 PROVENANCE = b"recd_plugin_dlrm.trace"
-# Rows drawn, and of a Parquet row group.
+# Rows generated at once, and rows per Parquet row group.
 _ROWS = 1 << 18
 
 
@@ -209,7 +209,7 @@ def write_trace(
     provenance: Mapping[str, Any],
     progress: Callable[[int], None],
 ) -> None:
-    """Draw traces of ``accesses`` ids each into columns of Parquet, or into lines of text."""
+    """Generate traces of ``accesses`` ids each, as columns of Parquet or lines of text."""
     fields = [pa.field(each.profile.feature, pa.int64(), nullable=False) for each in generators]
     schema = pa.schema(fields, metadata={PROVENANCE: json.dumps(dict(provenance))})
     with file_utils.new_file(path) as temporary, ExitStack() as stack:

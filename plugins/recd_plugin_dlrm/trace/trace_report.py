@@ -23,7 +23,7 @@ _SHOWN = (0.01, 0.05, 0.1, 0.5)
 
 
 def profile_json(profile: TraceProfile) -> dict[str, Any]:
-    """Return the figures of a profile as JSON values."""
+    """Return the statistics of a profile as JSON values."""
     return {
         "source": profile.source,
         "tables": {name: _figures(trace) for name, trace in profile.tables.items()},
@@ -31,7 +31,7 @@ def profile_json(profile: TraceProfile) -> dict[str, Any]:
 
 
 def render_profile(profile: TraceProfile) -> RenderableType:
-    """Return a table of a profile, and the meaning of its columns."""
+    """Return a table of a profile, with an explanation of its columns."""
     headings = "accesses", "ids", "p0", "median", *(f"{share:.0%}" for share in _SHOWN)
     lines = text_table("", ["table"], headings)
     for name, trace in profile.tables.items():
@@ -43,7 +43,7 @@ def render_profile(profile: TraceProfile) -> RenderableType:
 
 
 def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
-    """Return the figures of drawn traces and their originals as JSON values."""
+    """Return statistics of generated traces and their originals as JSON values."""
     return {
         trace.profile.table: {
             "accesses": trace.accesses,
@@ -59,7 +59,7 @@ def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
 
 
 def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
-    """Return tables of drawn traces and of the hit rates of both."""
+    """Return tables of generated traces, and of hit rates compared with the originals."""
     lines = text_table("", ["table"], ["ids", "of", "p0", "raised to", "worst", "variation"])
     rates = text_table("", ["table"], ["trace", *(f"{share:.0%}" for share in _SHOWN)])
     for trace in traces:

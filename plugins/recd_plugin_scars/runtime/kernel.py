@@ -139,7 +139,7 @@ class _Cached(lookup_kernels.RowKernel):
         self._prefetch_ids(features.values(), features.length_per_key())
 
     def flush(self) -> None:
-        """Write changed rows to the backing store. The next batch that uses rows reads them again."""
+        """Write changed rows to the backing store. Rows are read again before their next use."""
         self._rows.flush()
 
     def drain(self) -> None:

@@ -222,7 +222,7 @@ class RowCache:
         self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
-        """Mark a batch whose graph is freed for release; the garbage collector may call this any time."""
+        """Mark a batch for release when its graph is freed. May be called during garbage collection."""
         self._abandoned.append(batch)
 
     def flush(self) -> None:

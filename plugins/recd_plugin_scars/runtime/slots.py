@@ -141,7 +141,7 @@ def append(
 def take_first(
     count: Any, lowest: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any, taken: Any
 ) -> Any:
-    """Remove ``count`` slots from the fronts of the lowest levels' lists, and store them in ``taken``.
+    """Move ``count`` slots from the fronts of the lowest levels' lists to ``taken``.
 
     Returns the lowest level that may still have slots.
     """
@@ -212,7 +212,7 @@ class SlotPool:
         self._free[: self._num_free] = np.arange(self.num_slots - 1, len(rows) - 1, -1)
 
     def admit(self, ids: Sequence[NDArray[np.integer]], tables: Sequence[int]) -> Admitted:
-        """Pin the rows of a batch and assign slots to missing ones; ``tables`` ascend by feature."""
+        """Pin a batch's rows, with new slots for missing ones; ``tables`` ascend by feature."""
         self._num_batches += 1
         num_ids = sum(map(len, ids))
         slot_of_id = np.empty(num_ids, np.int64)

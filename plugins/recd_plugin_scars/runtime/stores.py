@@ -95,7 +95,7 @@ class BackingStore:
 
 
 class FileStore(BackingStore):
-    """Backing store in two temporary files, for tables larger than memory: rows and optimizer state.
+    """Backing store in temporary files (rows, optimizer state), for tables larger than memory.
 
     The files are unlinked, so the system frees them when the store closes or the process dies. Both
     are also mapped into memory as ``weights`` and ``state``.
@@ -226,7 +226,7 @@ def _close(files: list[RowFile]) -> None:
 def _read_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Read rows from ``first`` on. Return the index of the row that failed, or the number of rows."""
+    """Read rows from ``first`` on. Return the index of a failed row, or the number of rows."""
     advised, next_page = first, np.int64(0)
     while first < len(rows):
         while advised < min(first + _ROWS_AHEAD, len(rows)):
@@ -248,7 +248,7 @@ def _read_rows(
 def _write_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Write rows from ``first`` on. Return the index of the row that failed, or the number of rows."""
+    """Write rows from ``first`` on. Return the index of a failed row, or the number of rows."""
     while first < len(rows):
         end = _end_of_run(rows, places, first)
         size = np.uintp((end - first) * row_bytes)

@@ -424,7 +424,7 @@ class FastMemory:
         return rows
 
     def write(self, slots: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows into slots. No forward or backward pass may use these slots at the same time."""
+        """Copy rows into slots that no forward or backward pass uses at the same time."""
         self.wait()
         self.weights.index_copy_(0, slots, weights.to(self._device, non_blocking=True))
         if self.state is not None and state is not None:
@@ -443,7 +443,7 @@ class FastMemory:
             self._used.record(torch.cuda.current_stream(self._device))
 
     def _longer(self, name: str, size: int) -> Tensor:
-        """Grow the kernel's memory in place. Return a tensor over it with its own version counter."""
+        """Grow the kernel's memory in place. Return a tensor with its own version counter."""
         name = f"{name}_{self._memory}"
         old: Tensor = getattr(self.kernel, name).data
         storage = old.untyped_storage()
