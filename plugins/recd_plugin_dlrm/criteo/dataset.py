@@ -308,7 +308,7 @@ class Criteo(Dataset):
         )
         cache: Path | None = Field(
             default=None,
-            description="Folder for row counts and dictionaries; null uses .recd-criteo beside the data.",
+            description="Folder for indexes and dictionaries; null: .recd-criteo beside the data.",
         )
         npy_sparse: str = Field(
             default="sparse",

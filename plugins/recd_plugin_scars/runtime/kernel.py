@@ -288,9 +288,7 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         require_attributes(self, "_pooling", *_OF_KERNEL)
         self._open_stores(device, caches, self._pooling)
         fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
-        self._fast_kernel = (
-            fast,
-        )  # not a submodule, because its parameters are not part of the model
+        self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
 
     def forward(
         self,

@@ -222,7 +222,7 @@ class RowCache:
         self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
-        """Mark a batch for release when its graph is freed. May be called during garbage collection."""
+        """Mark a batch for release once its graph is freed. Safe in the garbage collector."""
         self._abandoned.append(batch)
 
     def flush(self) -> None:
