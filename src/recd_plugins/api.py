@@ -1,9 +1,9 @@
-"""What a package of plugins imports, besides ``recd_plugins.testing``.
+"""Public API for plugin packages. Test helpers are in ``recd_plugins.testing``.
 
-Names are imported when they are asked for: a module that declares plugins imports no torch.
+Names are imported lazily, so a module that declares plugins does not import torch.
 
-A module of plugins may say which version it needs, as ``REQUIRES_API = 5``; an older recd-plugins
-then refuses the package, by name, where a registry file uses it.
+A plugin module may require an API version with ``REQUIRES_API = 5``. An older recd-plugins then
+rejects the package, with its name, when a registry file uses it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ if TYPE_CHECKING:
 
 
 def _homes() -> dict[str, tuple[str, str]]:
-    """Module and name there of each name, as the imports for type checkers have them."""
+    """Map each public name to its module and its name in that module.
+
+    Parses the imports above, which only type checkers execute.
+    """
     body = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
     block = next(node for node in body if isinstance(node, ast.If)).body
     imports = [node for node in block if isinstance(node, ast.ImportFrom)]
@@ -207,7 +210,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, there = _HOMES[name]
         package = import_module(module)
-        if not hasattr(package, there):  # a module of the package that was not imported yet
+        if not hasattr(package, there):  # a submodule that is not imported yet
             import_module(f"{module}.{there}")
         found = globals()[name] = getattr(package, there)
         return found

@@ -1,1 +1,1 @@
-"""Rendering: terminal tables, pages of HTML and plots."""
+"""Rendering of terminal tables, HTML pages and plots."""

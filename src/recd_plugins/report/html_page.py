@@ -1,11 +1,11 @@
-"""Self-contained HTML pages in one style."""
+"""Self-contained HTML pages with a common style."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-# Words of coloured cells.
+# Cell texts with a background colour.
 _MARKS = frozenset({"exact", "partial", "plain"})
 _STYLE = """
 body { max-width: 56rem; margin: 2.5rem auto; padding: 0 1rem; color: #1d2530; background: #fff;
@@ -24,19 +24,19 @@ pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
 
 
 class Html(str):
-    """HTML text, which is not escaped."""
+    """HTML text, which ``element`` does not escape."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str, css: str = "") -> Html:
-    """Return an HTML element with children, which are escaped unless they are ``Html``."""
+    """Return an HTML element. Children are escaped unless they are ``Html``."""
     attribute = f' class="{escape(css)}"' if css else ""
     return Html(f"<{tag}{attribute}>{_inside(children)}</{tag}>")
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return the text of a page; ``parts`` are escaped unless they are ``Html``."""
+    """Return the text of a page. ``parts`` are escaped unless they are ``Html``."""
     body = _inside(parts, "\n")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

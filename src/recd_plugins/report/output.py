@@ -1,4 +1,4 @@
-r"""Standard output and standard error that show control characters of data as escapes.
+r"""Standard streams that escape control characters in data.
 
 A column named ``\x1b]0;...`` could set the title of a terminal, move its cursor or hide text.
 """
@@ -22,7 +22,7 @@ from rich.text import Text
 _C0 = [code for code in range(0x20) if chr(code) not in "\n\t"]
 _DEL_AND_C1 = range(0x7F, 0xA0)
 _BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-# JSON knows \u007f, and no \x7f.
+# JSON supports \u007f, but not \x7f.
 _ESCAPES = {
     **{code: f"\\x{code:02x}" for code in _C0},
     **{code: f"\\u{code:04x}" for code in (*_DEL_AND_C1, *_BIDI)},
@@ -32,9 +32,9 @@ _STYLED = re.compile(r"((?:\x1b\[(?:1|[39]\d)m)+|\r)(.*?)((?:\x1b\[0m)?\n?)", re
 
 
 def visible(text: str) -> str:
-    r"""Return the text with control characters as escapes, such as ``\x1b``.
+    r"""Return the text with control characters escaped, such as ``\x1b``.
 
-    Tabs and ends of lines stay.
+    Tabs and line breaks are kept.
     """
     if text.isprintable():
         return text
@@ -42,10 +42,10 @@ def visible(text: str) -> str:
 
 
 def show_controls(stream: TextIO) -> None:
-    """Make a stream write control characters as escapes.
+    """Make a stream escape control characters.
 
-    Styles of ``click.secho`` stay, as do carriage returns at the start of a text or the end of a
-    line, and the output of rich consoles.
+    Not escaped are the styles of ``click.secho``, carriage returns at the start of a text or the
+    end of a line, and the output of rich consoles.
     """
     if not isinstance(stream, io.TextIOWrapper) or "write" in vars(stream):
         return
@@ -69,7 +69,7 @@ def show_controls(stream: TextIO) -> None:
 def prepare_output() -> None:
     """Prepare the standard streams of a command.
 
-    Closed ones are opened as ``/dev/null``, so that no other file gets their numbers.
+    Closed streams are opened as ``/dev/null``, so that no other file gets their descriptors.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -85,7 +85,7 @@ def prepare_output() -> None:
         show_controls(stream)
 
 
-#: Width for any table and any line.
+#: Width that is large enough for every table and line.
 _UNLIMITED = 10_000
 
 
@@ -101,7 +101,7 @@ class _VisibleConsole(Console):
 
 
 def output_console() -> Console:
-    """Return a console as wide as the terminal or ``COLUMNS``, unlimited in pipes and files."""
+    """Return a console as wide as the terminal or ``COLUMNS``. Pipes and files have no limit."""
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _VisibleConsole(width=None if has_width else _UNLIMITED)
 
@@ -116,9 +116,9 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Redirect output to /dev/null in this context once its reader has ended.
+    """Redirect output to /dev/null in this context if the process that reads it has ended.
 
-    A Ctrl-C that ends a run also ends ``tee``, after which printing would fail.
+    A Ctrl-C that ends a run also ends ``tee``. Printing would then fail.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_lasting, before, (sys.__stdout__, sys.__stderr__))

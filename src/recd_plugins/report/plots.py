@@ -33,14 +33,14 @@ _STYLE: Any = {
     "legend.fontsize": "small",
     "svg.hashsalt": "recd",
     "svg.fonttype": "none",
-    # Names may have dollar signs.
+    # Names may contain dollar signs, which matplotlib would parse as math.
     "text.parse_math": False,
 }
 
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Use the style to draw and write figures; also a decorator."""
+    """Apply the common plot style within this context. Also works as a decorator."""
     import matplotlib
     from cycler import cycler
 
@@ -50,7 +50,7 @@ def plot_style() -> Iterator[None]:
 
 
 def svg_of(figure: Figure) -> Html:
-    """Return reproducible SVG of a figure, for a page."""
+    """Return a figure as reproducible SVG for an HTML page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return Html("".join(text.getvalue().partition("<svg")[1:]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: What adds a bar of rows, by name and number of rows, and returns what takes rows done.
+#: Function of a name and a number of rows. Adds a bar, and returns a function that advances it.
 AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 
 @contextmanager
 def progress_bars() -> Iterator[AddBar]:
-    """Show progress bars of rows on stderr; yields an ``AddBar``. Bars end full on success."""
+    """Show progress bars of rows on stderr. Yields an ``AddBar``. Bars are filled on success."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from recd_plugins.report.output import error_console
@@ -30,7 +30,7 @@ def progress_bars() -> Iterator[AddBar]:
 
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of rows on a terminal; yields a function that advances it."""
+    """Show a progress bar of rows on a terminal. Yields a function that advances it."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -1,4 +1,4 @@
-"""Tables for the terminal, in one style."""
+"""Terminal tables with a common style."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text_table(
     *,
     caption: str | None = None,
 ) -> Table:
-    """Return a table with narrow columns, so that lines break between words in 80 characters.
+    """Return a table with narrow columns, which fits into 80 characters by wrapping between words.
 
     Args:
         title: shown above the table; empty for none.

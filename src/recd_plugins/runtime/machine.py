@@ -1,4 +1,4 @@
-"""Cores of this machine, and clocks of its host and of a CUDA device."""
+"""CPU cores of this machine, and clocks for CPU and CUDA work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # macOS has none
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def threads_of_a_rank(ranks: int) -> int:
-    """Return OMP_NUM_THREADS if it is a number, else this process's cores shared out."""
+    """Return OMP_NUM_THREADS if it is a number, else this process's cores divided by ``ranks``."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and len(wanted) < 5 and int(wanted):
         return int(wanted)
@@ -26,22 +26,22 @@ def threads_of_a_rank(ranks: int) -> int:
 
 
 class Clock:
-    """Wall time of work that is done when a call returns."""
+    """Wall clock for synchronous work."""
 
     def mark(self) -> Any:
-        """Return the present moment."""
+        """Return a mark of the current time."""
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two moments."""
+        """Return the seconds between two marks."""
         return float(end - start)
 
 
 class CudaClock(Clock):
-    """Time on the device, which goes on working after a call returned.
+    """Device clock for asynchronous CUDA work.
 
-    A mark is an event on the default stream, the one that trains; a train pipeline copies batches
-    on another.
+    A mark is an event on the default stream, which runs the training step. Train pipelines copy
+    batches on another stream.
     """
 
     def mark(self) -> Any:
@@ -57,5 +57,5 @@ class CudaClock(Clock):
 
 
 def clock_of(device: torch.device | None) -> Clock:
-    """Return the clock of a device, or the host's without one."""
+    """Return the clock of a device; the wall clock for None."""
     return CudaClock() if device is not None and device.type == "cuda" else Clock()

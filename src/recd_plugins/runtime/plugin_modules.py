@@ -1,4 +1,4 @@
-"""Plugin modules of installed packages and of files in a folder."""
+"""Plugin modules from installed packages and from files in a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.files import real_path
 
 GROUP = "recd_plugins"
-#: Environment variables with packages to leave out (``recd --without``), and to use alone.
+#: Environment variables: packages to exclude (``recd --without``), and the only packages to use.
 WITHOUT, ONLY = "RECD_WITHOUT", "RECD_ONLY"
 
 # Of modules of files.
@@ -29,10 +29,10 @@ _FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 
 @dataclass(frozen=True)
 class Package:
-    """Installed package of plugins, which may not be imported yet.
+    """Installed package of plugins. It may not be imported yet.
 
     Attributes:
-        entry_point: entry point with the prefix of the package's plugins as name.
+        entry_point: entry point, named after the prefix of the package's plugins.
         distribution: name of the distribution.
         origin: ``"distribution version"``.
     """
@@ -47,7 +47,7 @@ class Package:
         return self.entry_point.name
 
     def load(self) -> ModuleType:
-        """Import the module; PluginError if that fails."""
+        """Import the module. Raises PluginError on failure."""
         try:
             with redirect_stdout(sys.stderr):
                 module: ModuleType = self.entry_point.load()
@@ -62,7 +62,7 @@ class Package:
 def installed_packages() -> list[Package]:
     """Return the packages of the entry-point group ``recd_plugins``.
 
-    ``RECD_WITHOUT`` and ``RECD_ONLY`` select by package or distribution.
+    ``RECD_WITHOUT`` and ``RECD_ONLY`` filter them by name of package or distribution.
 
     Raises:
         PluginError: ``RECD_WITHOUT`` names an unknown package.
@@ -108,9 +108,9 @@ def _named(variable: str) -> set[str]:
 
 
 def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
-    """Import the ``*.py`` files and packages of a folder without a leading ``_`` or ``.``.
+    """Import the ``*.py`` files and packages of a folder, except names that start with _ or a dot.
 
-    Yields each module, with a unique name, and its file.
+    Yields each module, under a unique name, and its file.
     """
     if not folder.is_dir():
         raise PluginError(f"plugins directory {folder} is not a directory")
@@ -128,9 +128,9 @@ def _module_name(file: Path, stem: str) -> str:
 
 
 def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
-    """Return names and files of plugin modules from a folder.
+    """Return the modules of plugins that come from a folder. Maps module names to files.
 
-    Other processes must ``load_file`` them before they unpickle plugins.
+    Other processes must call ``load_file`` for each of them before they unpickle plugins.
     """
     names = {plugin.__module__.partition(".")[0] for plugin in plugins}
     return {
@@ -141,7 +141,7 @@ def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
 
 
 def load_file(name: str, file: Path) -> ModuleType:
-    """Return the module ``name``, imported from its file if needed; PluginError on failure."""
+    """Return the module ``name``, imported from ``file`` if needed. PluginError on failure."""
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"
@@ -165,7 +165,7 @@ def load_file(name: str, file: Path) -> ModuleType:
 
 
 def without_folder_prefix(text: str) -> str:
-    """Return ``text`` without prefixes of modules of files."""
+    """Return ``text`` without the module prefixes of plugin files."""
     return _FOLDER_MODULE.sub("", text)
 
 

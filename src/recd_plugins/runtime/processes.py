@@ -18,7 +18,7 @@ import psutil
 from recd_plugins.runtime.errors import RecdError
 
 _SAFE_PATH = "PYTHONSAFEPATH"
-# Seconds for a fork server that closes its socket to end.
+# Seconds until a fork server that closed its socket has ended.
 _END_SECONDS = 2.0
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
@@ -63,7 +63,7 @@ def kill_stopped_below(process: int) -> None:
 def safe_path() -> Iterator[None]:
     """Keep the current folder off ``sys.path`` of interpreters that start in this context.
 
-    multiprocessing starts ``python -c``, which would prefer modules of that folder.
+    multiprocessing runs ``python -c``, which would import modules of that folder first.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -77,14 +77,14 @@ def safe_path() -> Iterator[None]:
 
 
 def adopt_environ(environ: Mapping[str, str]) -> None:
-    """Adopt the environment of the parent outside ``safe_path``."""
+    """Set the environment variables that the parent had outside ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
 
 
 def start_fork_server() -> None:
-    """Start the fork server if needed; it and its children ignore SIGHUP."""
-    # Imports ask whether there is a GPU; NVML answers without starting CUDA, which breaks by forks.
+    """Start the fork server if needed. The server and its children ignore SIGHUP."""
+    # Imports check for a GPU. NVML answers without initializing CUDA, which forks would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
         with safe_path():
@@ -99,9 +99,9 @@ def start_fork_server() -> None:
 
 
 def share_fork_server() -> None:
-    """Fork children of this process from its own fork server.
+    """Fork children of this process from the fork server that it was forked from.
 
-    multiprocessing (3.11 to 3.14) would start another server, which imports everything again.
+    By default, multiprocessing (3.11 to 3.14) starts another server, which repeats all imports.
     """
     server = forkserver._forkserver
     if server._forkserver_address is not None:  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ def share_fork_server() -> None:
 
 
 def portable(error: E) -> E | RecdError:
-    """Return the error if it survives pickling, else a RecdError with its message."""
+    """Return the error if it can be pickled, else a RecdError with its message."""
     try:
         survives = str(pickle.loads(pickle.dumps(error))) == str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""Object collectives, and checks that ranks decided the same before they train."""
+"""Object collectives, and checks before training that all ranks made the same decisions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from recd_plugins.runtime.errors import SetupError
 T = TypeVar("T")
 
 _SHOWN = 3  # differences
-#: Path to a value: keys, and numbers in lists.
+#: Path to a nested value: keys of mappings, and indices in lists.
 Place = tuple[str | int, ...]
 
 
 @torch.compiler.disable
 def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Gather pickled values by rank. Collective, but hidden from byte counters.
+    """Gather a pickled value from every rank. Collective, but byte counters do not see it.
 
     Args:
-        step: the step of this rank, for messages.
+        step: description of the program step that this rank is in, for messages.
         value: value of this rank.
-        group: the ranks, by default all.
+        group: ranks that take part; None for all ranks.
 
     Raises:
-        SetupError: another rank is at another step.
+        SetupError: another rank is in another program step.
     """
     if not dist.is_initialized() or dist.get_world_size(group) < 2:
         return [value]
@@ -74,7 +74,7 @@ def together(step: Callable[[], T]) -> list[T]:
 
 
 def ranks_of_each_node() -> int:
-    """Return the ranks per node, ``LOCAL_WORLD_SIZE`` or all; SetupError if nodes differ.
+    """Return the number of ranks per node: ``LOCAL_WORLD_SIZE``, or all ranks if it is not set.
 
     Collective.
     """
@@ -91,13 +91,13 @@ def ranks_of_each_node() -> int:
 
 
 def crosses_links() -> bool:
-    """Return whether ranks are on several nodes, by ``LOCAL_WORLD_SIZE``."""
+    """Return whether ranks are on several nodes, according to ``LOCAL_WORLD_SIZE``."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
 
 
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
-    """Refuse ranks of torchrun that were started differently. Collective, and the first call."""
+    """Raise if torchrun started the ranks with different options. Collective; call it first."""
     ranks_of_each_node()
     decided = {"what training.device comes to": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)
@@ -107,15 +107,17 @@ def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
 def check_agreement(
     step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Check that all ranks decided the same, by digests. Collective.
+    """Check with digests that all ranks made the same decisions. Collective.
 
     Args:
-        step: the step of this rank, for messages.
-        decided: plain values, dataclasses and enums by name; only types of other objects count.
-        group: the ranks, by default all.
+        step: description of the program step that this rank is in, for messages.
+        decided: decisions by name: plain values, dataclasses and enums. Of other objects, only the
+            types are compared.
+        group: ranks that take part; None for all ranks.
 
     Raises:
-        SetupError: on all ranks; names the decisions that differ, with the values of two ranks.
+        SetupError: decisions differ. Raised on all ranks; the message names the decisions, with
+            the values of two ranks.
     """
     plain = {what: _plain(value) for what, value in decided.items()}
     texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
@@ -144,7 +146,7 @@ def check_agreement(
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, float):  # processors of two kinds may add in another order
+    if isinstance(value, float):  # different CPU models may add in another order
         return float(f"{value:.9g}")
     if value is None or isinstance(value, str | int):
         return value
@@ -172,7 +174,7 @@ def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _words(place: Place) -> str:
-    """Return ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    """Return a path as text, such as ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
     text = ""
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"
@@ -187,9 +189,9 @@ def _shown(values: Mapping[Place, Any], place: Place) -> str:
 
 
 def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Make a process group on every rank, with the timeout of the default one.
+    """Create a process group with the timeout of the default group. Call it on every rank.
 
-    torch (2.11 to 2.14) gives a new group the default timeout of its backend.
+    By default, torch (2.11 to 2.14) gives a new group its backend's default timeout.
     """
     group: dist.ProcessGroup = dist.new_group(ranks, timeout=_timeout())
     return group
@@ -204,14 +206,14 @@ def _timeout() -> timedelta | None:
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
-    """Return whether all-gathers of a device's tensors need equal sizes, as with gloo."""
+    """Return whether all-gathers of tensors on a device need equal sizes. True for gloo."""
     if group is None or device_type == "cpu":
         return device_type == "cpu"
     return sends_by_gloo(group, device_type)
 
 
 def sends_by_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
-    """Return whether gloo sends tensors of a device."""
+    """Return whether the group uses gloo for tensors on a device."""
     # "cpu:gloo,cuda:nccl"
     backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
     return backends.get(device_type) == "gloo"

@@ -1,4 +1,4 @@
-"""Signals that end a run, all ranks after the same step."""
+"""Signal handling: a signal ends the run on all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from recd_plugins.runtime.errors import RunInterrupted, SetupError
 
 #: Signals of Ctrl-C, of systemd and Slurm, and of a closed terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Environment variable of ranks of ``launch``.
+#: Environment variable that marks ranks of ``launch``.
 LAUNCHED = "RECD_LAUNCHED"
 
 _BEFORE = "the run was ended before its first step"
-# Ranks agree about this often.
+# Approximate seconds between agreements of the ranks.
 _SECONDS_BETWEEN_ASKING = 1.0
 _MOST_STEPS = 50
-# torchrun passes on a Ctrl-C that the terminal has sent to its ranks already.
+# torchrun forwards a Ctrl-C that the terminal has already sent to its ranks.
 _ONE_CTRL_C = 2.0
 
 
@@ -40,7 +40,7 @@ def _say_that_it_ends(number: int) -> None:
 
 @contextmanager
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
-    """Pass the first signal on to the ranks as SIGTERM; a second one ends the run."""
+    """Forward the first signal to the ranks as SIGTERM. A second signal ends the run."""
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -125,7 +125,7 @@ class Interrupts:
         self._before = {}
 
     def asked(self) -> int:
-        """Return the signal of any rank, or 0. Call it on every rank after each step."""
+        """Return the signal that any rank got, or 0. Call it on every rank after each step."""
         import torch
         import torch.distributed as dist
 
@@ -137,7 +137,7 @@ class Interrupts:
         now = time.monotonic()
         each = (now - self._asked) / self._steps
         steps = max(1, min(_MOST_STEPS, int(_SECONDS_BETWEEN_ASKING / (each + 1e-9))))
-        # The slowest rank decides for all how many steps until the next agreement.
+        # The slowest rank sets the number of steps until the next agreement.
         everyone = torch.tensor([self._got, -steps])
         dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
         got, steps = everyone.tolist()

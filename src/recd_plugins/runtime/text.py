@@ -1,4 +1,4 @@
-"""Text of messages: suggestions, short lists, and sizes in bytes."""
+"""Formatting of messages: suggestions, short lists, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean known?"``, or nothing if nothing is close."""
+    """Return ``"; did you mean NAME?"``, or an empty text if no known name is close."""
     meant = closest(word, known)
     return f"; did you mean {meant}?" if meant else ""
 
@@ -36,13 +36,13 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first eight of ``names``, and how many more there are."""
+    """Return the first eight of ``names`` and the number of the others, as text."""
     more = len(names) - 8
     return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_bytes(words: str | int) -> int:
-    """Parse a positive number of bytes, such as 256MB or 2GiB; ValueError if it is none."""
+    """Parse a positive number of bytes, such as 256MB or 2GiB. Raises ValueError if invalid."""
     match = _FORM.fullmatch(str(words).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0

@@ -1,4 +1,4 @@
-"""Installed versions, and the private names that this package needs of them."""
+"""Checks of installed versions and of the private names that this package uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recd_plugins.runtime.errors import SetupError
 
 __version__ = "0.1.0"
 
-#: Version of fbgemm and torchrec by that of torch.
+#: Maps the torch version to the matching versions of fbgemm and torchrec.
 SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
 
 
@@ -32,21 +32,21 @@ def fbgemm_builds() -> dict[str, str]:
 
 
 def fbgemm_has_cuda() -> bool:
-    """Return whether FBGEMM is the CUDA build, without the CPU build over it."""
-    # PyTorch's index has a CPU build of this name, too.
+    """Return whether FBGEMM is the CUDA build, not overwritten by the CPU build."""
+    # PyTorch's index has a CPU build with the same name.
     builds = fbgemm_builds()
     return list(builds) == ["fbgemm-gpu"] and not builds["fbgemm-gpu"].endswith("+cpu")
 
 
 @cache
 def installed_set() -> str:
-    """Return the three versions, such as ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
+    """Return the installed versions: ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
     torch, fbgemm, torchrec = _versions()
     return f"torch {torch}, fbgemm {fbgemm}, torchrec {torchrec}"
 
 
 def mismatch() -> str:
-    """Return advice on versions that do not match, or an empty text."""
+    """Return advice if the installed versions do not match, otherwise an empty text."""
     torch, fbgemm, torchrec = (
         None if version is None else ".".join(version.split(".")[:2]) for version in _versions()
     )
@@ -59,7 +59,7 @@ def mismatch() -> str:
 
 
 def one_of_the_sets() -> str:
-    """Return the advice to install one of the sets."""
+    """Return the advice to install one of the supported sets of versions."""
     sets = (f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items())
     return f"install one of the sets: {'; '.join(sets)}"
 
@@ -78,13 +78,13 @@ def _installed(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Internal:
-    """Private names of another package that this package needs.
+    """Private names of another package that this package uses.
 
     Attributes:
-        of: ``"package.module"`` or ``"package.module:Class"`` with the names. A class may have them
-            in its objects, a function as arguments that it passes on.
-        names: attributes or modules.
-        used_for: use for messages, such as "planning managed collision".
+        of: owner of the names: ``"package.module"`` or ``"package.module:Class"``. Attributes of a
+            class's instances count too, and so do arguments that a function passes on.
+        names: names of attributes or modules.
+        used_for: purpose, for messages, such as "planning managed collision".
     """
 
     of: str
@@ -107,7 +107,7 @@ class Internal:
 
 
 def refuse_missing(internals: Iterable[Internal]) -> None:
-    """Raise SetupError if private names are missing, with their use and what to install."""
+    """Raise SetupError if private names are missing. It says what they are for, and the remedy."""
     if missing := [message for internal in internals for message in internal.missing()]:
         raise SetupError(f"{'; '.join(missing)}: {one_of_the_sets()}")
 

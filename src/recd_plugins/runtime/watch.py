@@ -25,7 +25,7 @@ from recd_plugins.runtime.processes import is_stopped, kill_stopped_below
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-# Looks and heartbeats in the time after which something is said.
+# Number of checks, and of heartbeats, until a hang is reported.
 _LOOKS = 10
 _MOST_SECONDS_BETWEEN_LOOKS = 5.0
 # A rank that was silent for this share of that time counts as lost.
@@ -34,25 +34,25 @@ _SILENCE = 0.25
 _IN_A_STEP = ("training", "reading data")
 # Timeouts of collectives, some of which count milliseconds in 31 bits.
 _LEAST, _MOST = timedelta(minutes=30), timedelta(days=7)
-# They fail after the watch, which has more to say.
+# They fail after the watch, whose message is more helpful.
 _LONGER = 1.2
-# Heartbeats in which a living rank gives a sign of life.
+# Number of heartbeat intervals within which a living rank sends a heartbeat.
 _BEATS = 2.5
 _PATIENCE = timedelta(seconds=10)
 
 
 class HangError(SetupError):
-    """Ranks made no progress for longer than the run allows."""
+    """Raised if ranks made no progress for longer than the hang timeout."""
 
 
 @dataclass(frozen=True)
 class HangLimits:
-    """Limits of a run without progress.
+    """Time limits for a run without progress.
 
     Attributes:
-        notice: seconds until a notice on stderr, which is repeated after twice as many.
+        notice: seconds until a notice on stderr. It is repeated each time the wait has doubled.
         timeout: seconds until the run ends; None for never.
-        advice: returns the advice to resume.
+        advice: function that returns advice on resuming the run.
     """
 
     notice: float
@@ -61,13 +61,13 @@ class HangLimits:
 
     @property
     def interval(self) -> float:
-        """Seconds between looks, and between heartbeats."""
+        """Seconds between checks, and between heartbeats."""
         soonest = min(self.notice, self.timeout or self.notice)
         return min(soonest / _LOOKS, _MOST_SECONDS_BETWEEN_LOOKS)
 
     @property
     def collectives(self) -> timedelta:
-        """Timeout of collectives, longer than that of the watch."""
+        """Timeout of collectives. It is longer than the timeout of the watch."""
         seconds = min(_LONGER * (self.timeout or 0.0), _MOST.total_seconds())
         return max(timedelta(seconds=seconds), _LEAST)
 
@@ -87,7 +87,7 @@ class Heartbeat:
 
 
 class Ticks:
-    """Clock that stops with its process, as a pause of all processes is no hang."""
+    """Clock that stops while its process is paused: pausing all processes is not a hang."""
 
     def __init__(self, interval: float) -> None:
         self._most = 2 * interval
@@ -173,7 +173,7 @@ def key(rank: int) -> str:
 
 
 def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
-    """Connect to the store of this process's ranks."""
+    """Connect to the TCPStore of this run's ranks."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -189,7 +189,7 @@ def _beats(store: TCPStore, world_size: int) -> dict[int, Heartbeat]:
 
 
 def _collective(frame: FrameType | None) -> str:
-    """Return the collective that the thread at ``frame`` is in."""
+    """Return the name of the collective that the thread at ``frame`` executes."""
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     # DistributedDataParallel waits in native code that it calls.
     collective = "a collective" if module == "torch.nn.parallel.distributed" else ""
@@ -209,7 +209,7 @@ def _collective(frame: FrameType | None) -> str:
 class HangWatch:
     """Reports and ends a run without progress.
 
-    Activities that may take long, such as a first step or a checkpoint, only lead to a report.
+    Slow activities, such as the first step or a checkpoint, are reported but do not end the run.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class HangWatch:
 
     @property
     def told(self) -> bool:
-        """Whether a hang is reported."""
+        """Whether a hang has been reported."""
         return self._told > 0
 
     def look(self, teller: int | None = None) -> None:
@@ -289,7 +289,7 @@ class HangWatch:
         return self._is_here(rank) and is_stopped(self._beats[rank].process)
 
     def _is_lost(self, rank: int) -> bool:
-        # A silent rank on this machine is only busy.
+        # A silent rank on this machine that is not stopped is only busy.
         return not self._is_here(rank) and self._beats[rank].number > 0 and self._is_silent(rank)
 
     def _is_silent(self, rank: int) -> bool:
@@ -362,7 +362,7 @@ def _names(ranks: list[int]) -> str:
 
 @contextmanager
 def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Iterator[None]:
-    """Let the ranks of torchrun watch each other, and name a lost rank."""
+    """Make the ranks of torchrun watch each other. Connection errors name the lost rank."""
     if world_size == 1:
         yield
         return
@@ -397,7 +397,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
 
 
 def _end(watch: HangWatch | None, text: str) -> None:
-    """End this process and stopped processes of the run on this machine."""
+    """End this process and the stopped processes of this run on this machine."""
     kill_stopped_below(os.getpid())
     for process in [] if watch is None else watch.stopped_here():
         kill_stopped_below(process)
@@ -429,7 +429,7 @@ def who_is_lost(
     limits: HangLimits,
     connect: Callable[[timedelta], TCPStore] = connect,
 ) -> str:
-    """Describe the lost ranks, equally on all ranks, within 2.5 heartbeats."""
+    """Describe the lost ranks within 2.5 heartbeat intervals. All ranks return the same text."""
     # torchrun keeps its store when it restarts ranks.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
@@ -454,7 +454,7 @@ def who_is_lost(
 
 
 def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
-    """Describe ended ranks, or else ranks without heartbeats."""
+    """Describe the ranks that have ended; if there are none, the ranks without heartbeats."""
     before = after = _beats(store, world_size)
     for _ in range(_LOOKS):
         time.sleep(_BEATS * interval / _LOOKS)
