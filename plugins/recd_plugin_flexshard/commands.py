@@ -156,7 +156,9 @@ def simulate(
     from recd_plugins.api import imports, load_registry
 
     if data and profile_path is not None:
-        raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
+        raise click.UsageError(
+            "--data uses real batches and --profile random ones: give only one of them"
+        )
     imports.silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:

@@ -167,7 +167,7 @@ def rm_registry(
     learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
     (other_architecture,) = _ARCHITECTURES.keys() - {architecture}
     title = (
-        f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
+        f"{name} at scale {scale:g}, a model like the RecD paper's {name.upper()} "
         "(plugins/recd_plugin_recd/README.md)."
     )
     if name == "papercal":
@@ -310,7 +310,7 @@ def _write(name: ModelName, file: Path, scale: float | None, force: bool, **opti
 
 
 def _start(name: ModelName) -> click.Command:
-    paper = f"a model in the image of RecD's {name.upper()}"
+    paper = f"a model like RecD's {name.upper()}"
     what = "the demo's model" if name == "papercal" else paper
     help = _HELP.format(what=what, name=name)
     return click.Command(name, callback=partial(_write, name), params=_PARAMETERS, help=help)

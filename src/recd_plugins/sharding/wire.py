@@ -82,7 +82,7 @@ def wire_codecs(
     if given:
         raise SetupError(
             f"training.wire is {training.wire}, and the sharders have a qcomm_codecs_registry: "
-            "leave one of the two away"
+            "remove one of them"
         )
     if training.wire == "int8":
         block = block_of(tables)

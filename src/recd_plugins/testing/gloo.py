@@ -52,7 +52,7 @@ def run_on_ranks(
     """
     if DEVICE.type == "cuda":
         if (local_world_size or 1) > 1:
-            raise SkipTest("ranks that share a GPU are nodes of their own")
+            raise SkipTest("ranks that share one GPU cannot be grouped into nodes")
         local_world_size = 1
     key = (world_size, local_world_size or world_size)
     ranks = _ranks.pop(key, None)

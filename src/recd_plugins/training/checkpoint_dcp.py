@@ -222,7 +222,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None, "set_up_planner came before"
         for name, stored in {} if self._partial else self.metadata.state_dict_metadata.items():
             if name.startswith(_MODEL) and name not in self.state_dict:
-                raise ValueError(f"{name} is there, and the model has no such parameter")
+                raise ValueError(f"the checkpoint has {name}, but the model has no such parameter")
             dtype = getattr(self.state_dict.get(name), "dtype", None)
             if isinstance(stored, TensorStorageMetadata) and dtype not in (
                 None,

@@ -379,7 +379,9 @@ def _parsed(text: str | bytes, where: str, error_type: type[RecdError]) -> Progr
         shown = f"{name}: is {first['input']!r:.40} ({first['msg']})" if name else first["msg"]
         raise error_type(f"{where}: {shown}") from error
     if progress.losses and len(progress.losses) != progress.step:
-        raise error_type(f"{where}: losses: are {len(progress.losses)}, of {progress.step} steps")
+        raise error_type(
+            f"{where}: losses has {len(progress.losses)} values for {progress.step} steps"
+        )
     return progress
 
 

@@ -82,7 +82,7 @@ def test_accesses_that_have_changed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "--profile", "p"], "--data plays real batches"),
+        (["--data", "--profile", "p"], "--data uses real batches"),
         (["--topology", "dgx-h10"], "did you mean dgx-h100?"),
     ],
 )
