@@ -309,7 +309,7 @@ def test_show(folder: Path) -> None:
     [
         ('{"step": -1}', "step: is -1"),
         ('{"step": 2, "losses": [NaN, 1]}', "losses.0: is nan"),
-        ('{"step": 2, "losses": [1]}', "losses: are 1, of 2 steps"),
+        ('{"step": 2, "losses": [1]}', "losses has 1 values for 2 steps"),
         ('{"step": 3}', "step: is 3; name its folder step-000000003"),
         ("{", "Invalid JSON"),
     ],
