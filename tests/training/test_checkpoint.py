@@ -316,5 +316,5 @@ def test_what_a_sharding_keeps_beside_its_tables_is_no_weight(
     checkpoint_dcp.load_weights(tmp_path, model)
     assert all(bool((value == 1).all()) for value in model.state_dict().values())
     kept["top.scale"] = torch.ones(1)
-    with pytest.raises(RecdError, match=r"has top\.scale, but the model .* no such parameter"):
+    with pytest.raises(RecdError, match=r"top\.scale is there, and the model .* no such parameter"):
         checkpoint_dcp.load_weights(tmp_path, model)
