@@ -112,6 +112,6 @@ def portable(error: E) -> E | RecdError:
     """Return the error if it can be pickled, else a RecdError with its message."""
     try:
         survives = str(pickle.loads(pickle.dumps(error))) == str(error)
-    except Exception:
+    except Exception:  # any error of a foreign __reduce__: the message still arrives
         survives = False
     return error if survives else RecdError(str(error))
