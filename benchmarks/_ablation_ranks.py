@@ -36,8 +36,6 @@ from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.assembly import Variant as Side
-from recd_plugins.training.assembly import assemble
 from recd_plugins.training.measurement import (
     PROFILED_STEP,
     StepProfile,
@@ -45,6 +43,8 @@ from recd_plugins.training.measurement import (
     read_profile,
     sum_by_kind,
 )
+from recd_plugins.training.sharded_model import Variant as Side
+from recd_plugins.training.sharded_model import build_sharded_model
 
 # Profiler range around the forward pass of sequence pooling.
 _POOLING = "## sequence pooling ##"
@@ -219,7 +219,7 @@ class _Trainer(RankTrainer):
         self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
     ) -> None:
         registry = variant.apply(registry)
-        parts = assemble(
+        parts = build_sharded_model(
             registry, variant.side, device, sharders=_sharders(variant, registry.training)
         )
         self.batch_size = registry.training.batch_size
@@ -230,7 +230,7 @@ class _Trainer(RankTrainer):
         batches = list(islice(loader, max(2, num_batches // variant.batch)))
         pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
         super().__init__(pipeline, batches, device)
-        assert registry.model is not None, "it was assembled"
+        assert registry.model is not None, "the model was built"
         # Forward and backward, float32.
         self._vector_bytes = 2 * 4 * registry.model.embedding_dim
         self.profiled = StepProfile(device, warmup=0)

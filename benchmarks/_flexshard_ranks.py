@@ -43,8 +43,8 @@ from recd_plugins.sharding.byte_counter import CollectiveBytes, Traffic
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
-from recd_plugins.training.assembly import assemble
 from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.sharded_model import build_sharded_model
 
 FEATURE = "history"
 # The side that TorchRec's own sharder trains, without tiers.
@@ -212,7 +212,7 @@ def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Tra
         registry = load_registry(path)
         sharders = stock_sharders(registry.training) if name == STOCK else None
         with all_gradients_sent():  # as FlexShard's paper counts
-            parts = assemble(registry, "plugins", _CPU, sharders=sharders)
+            parts = build_sharded_model(registry, "plugins", _CPU, sharders=sharders)
         loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=_CPU)
         parts.dmp.train()
         pipeline = build_train_pipeline(parts.dmp, parts.optimizer, _CPU)

@@ -27,8 +27,8 @@ from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import join_torchrun
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
-from recd_plugins.training.assembly import assemble
 from recd_plugins.training.session import topology_at_start
+from recd_plugins.training.sharded_model import build_sharded_model
 
 _MOST_TURNS = 45
 _CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ def _side(name: str, job: Job, topology: TopologySpec | None) -> RankTrainer:
     registry = load_registry(job.registries[name])
     with all_gradients_sent() if name in job.as_stock else nullcontext():
         sharders = stock_sharders(registry.training) if name in job.stock else None
-        parts = assemble(registry, "plugins", _CPU, sharders=sharders, topology=topology)
+        parts = build_sharded_model(registry, "plugins", _CPU, sharders=sharders, topology=topology)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # Plans look at the first rows: other rows have lists of other lengths.
     loader = parts.prepared.dataloader(rank=0, world_size=1, device=_CPU)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._measure import Figure, higher, lower
-from recd_plugins.training.assembly import Variant
 from recd_plugins.training.result import Variants, in_rounds
 from recd_plugins.training.session import session
+from recd_plugins.training.sharded_model import Variant
 
 
 def figures_over_stock(

@@ -105,7 +105,7 @@ def test_commands_show_them_as_escapes(
 def test_ranks_show_them_as_escapes() -> None:
     reads, writes = os.pipe()
     with open(writes, "w", encoding="utf-8") as stream, open(reads, encoding="utf-8") as shown:
-        print(HOSTILE, file=output._lasting(stream, stream), flush=True)
+        print(HOSTILE, file=output._persistent(stream, stream), flush=True)
         assert shown.readline() == f"{SHOWN}\n"
 
 

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class Impressions(IterableDataset[Batch]):
-    """The batches of one rank: of all whole batches of the table, a stretch for each rank.
+    """The batches of one rank: of all whole batches of the table, a segment for each rank.
 
     Args:
         path: a folder of Parquet files.

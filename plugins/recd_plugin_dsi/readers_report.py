@@ -26,9 +26,9 @@ from recd_plugins.api import (
     Job,
     MakingTimes,
     RunConfig,
-    assemble,
     backend_for,
     build_model,
+    build_sharded_model,
     devices,
     feeds,
     imports,
@@ -184,7 +184,7 @@ def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds
 def _train(rank: int, world_size: int, job: Job) -> Training:
     imports.silence_upstream()
     device = devices.device_of_rank(job.device)
-    parts = assemble(_without_stores(job.load()), "plugins", device)
+    parts = build_sharded_model(_without_stores(job.load()), "plugins", device)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
         ready = list(islice(_epochs(loader), _READY))

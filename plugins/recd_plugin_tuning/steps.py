@@ -19,8 +19,8 @@ from recd_plugins.api import (
     RunConfig,
     StepCost,
     Variant,
-    assemble,
     backend_for,
+    build_sharded_model,
     devices,
     imports,
     launch,
@@ -179,7 +179,7 @@ def works_of(
         compute,
         batch_size=batch_size,
         world_size=ranks,
-        parts=candidate.prepared.checked_parts,
+        parts=candidate.prepared.plugin_strategies,
         wire=candidate.prepared.registry.training.wire,
         gloo=device_type == "cpu",
     )
@@ -234,7 +234,7 @@ def _profile_sides(
     for side in SIDES:
         registry = job.load().with_training({"batch_size": max(sizes)})
         device = devices.device_of_rank(job.device)
-        parts = assemble(registry, side, device)
+        parts = build_sharded_model(registry, side, device)
         profiles = {size: measurements.StepProfile(device, warmup=0) for size in sizes}
         for size, step in sessions.steps_in_turns(
             parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED

@@ -178,9 +178,9 @@ if TYPE_CHECKING:
     from recd_plugins.training import result as run_results
     from recd_plugins.training import session as sessions
     from recd_plugins.training import trained as trained_models
-    from recd_plugins.training.assembly import Variant, assemble
     from recd_plugins.training.checkpoint_dcp import table_weights
     from recd_plugins.training.evaluation import tie_groups
+    from recd_plugins.training.sharded_model import Variant, build_sharded_model
     from recd_plugins.training.trainer import Job
 
 

@@ -172,7 +172,7 @@ def make_batch(
 ) -> Batch:
     """Rows of one rank; whatever the form, they are the same rows.
 
-    With ``moving``, the lists of some features are stretches of one list, in the order of rows.
+    With ``moving``, the lists of some features are segments of one list, in the order of rows.
 
     Batches differ in size from rank to rank, unless they are ``even``. Lists may be empty. In the
     first step rank 0 has one row over and over; in the third nobody has duplicates; in the fourth

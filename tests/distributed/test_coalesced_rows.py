@@ -105,33 +105,33 @@ STRETCHES = st.lists(
 )
 
 
-def check(found: Unique, stretches: list[list[int]], dtype: torch.dtype) -> None:
+def check(found: Unique, segments: list[list[int]], dtype: torch.dtype) -> None:
     assert found.ids.dtype == dtype
     assert found.inverse.dtype == torch.int64
     unique = torch.split(found.ids, found.counts)
-    inverse = torch.split(found.inverse, list(map(len, stretches)))
-    for ids, distinct, places in zip(stretches, unique, inverse, strict=True):
+    inverse = torch.split(found.inverse, list(map(len, segments)))
+    for ids, distinct, places in zip(segments, unique, inverse, strict=True):
         assert sorted(distinct.tolist()) == sorted(set(ids))
         assert distinct[places].tolist() == ids
 
 
-def joined(stretches: list[list[int]], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
-    ids = torch.tensor([each for stretch in stretches for each in stretch], dtype=dtype)
-    return ids, list(map(len, stretches))
+def joined(segments: list[list[int]], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+    ids = torch.tensor([each for segment in segments for each in segment], dtype=dtype)
+    return ids, list(map(len, segments))
 
 
 @given(STRETCHES)
-def test_ids_come_back(stretches: list[list[int]]) -> None:
-    ids, sizes = joined(stretches, torch.int64)
-    check(unique_ids(ids, sizes), stretches, torch.int64)
-    check(by_sorting(ids, sizes), stretches, torch.int64)
+def test_ids_come_back(segments: list[list[int]]) -> None:
+    ids, sizes = joined(segments, torch.int64)
+    check(unique_ids(ids, sizes), segments, torch.int64)
+    check(by_sorting(ids, sizes), segments, torch.int64)
 
 
 def test_ids_of_32_bits() -> None:
-    stretches = [[7, -1, 7, 2**31 - 1], [], [7]]
-    ids, sizes = joined(stretches, torch.int32)
-    check(unique_ids(ids, sizes), stretches, torch.int32)
-    check(by_sorting(ids, sizes), stretches, torch.int32)
+    segments = [[7, -1, 7, 2**31 - 1], [], [7]]
+    ids, sizes = joined(segments, torch.int32)
+    check(unique_ids(ids, sizes), segments, torch.int32)
+    check(by_sorting(ids, sizes), segments, torch.int32)
 
 
 def test_by_hash_ids_are_in_the_order_in_which_they_occur() -> None:
@@ -147,7 +147,7 @@ def test_ids_in_steps_do_not_crowd() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_ids_come_back_on_gpus() -> None:
-    stretches = [[3, 1, 3], [], [1, 1, -(2**40)]]
-    ids, sizes = joined(stretches, torch.int64)
+    segments = [[3, 1, 3], [], [1, 1, -(2**40)]]
+    ids, sizes = joined(segments, torch.int64)
     found = unique_ids(ids.cuda(), sizes)
-    check(Unique(found.ids.cpu(), found.counts, found.inverse.cpu()), stretches, torch.int64)
+    check(Unique(found.ids.cpu(), found.counts, found.inverse.cpu()), segments, torch.int64)

@@ -141,7 +141,9 @@ def test_one_id_a_row_is_left_alone_without_a_network(
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
-    monkeypatch.setattr("recd_plugins.drop_in.dedup.tell_all", lambda step, value, group: [value])
+    monkeypatch.setattr(
+        "recd_plugins.drop_in.dedup.all_gather_object", lambda step, value, group: [value]
+    )
     lengths = torch.ones(18).int()
     kjt = KeyedJaggedTensor(FEATURES, torch.zeros(18, dtype=torch.long), lengths=lengths)
     stored = Dedup(Model()).batch([kjt])[0]

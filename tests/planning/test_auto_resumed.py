@@ -10,8 +10,8 @@ from tests.small_registry import SPARSE
 from recd_plugins import RunConfig
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
-from recd_plugins.training.assembly import resume_choice
 from recd_plugins.training.identity import identity_of, identity_text
+from recd_plugins.training.sharded_model import resume_choice
 
 SEQUENCES = ["t_seq_0_0", "t_seq_0_1"]
 ROW_WISE = {"use": "torchrec.row_wise", "tables": ["t_usr_0"]}

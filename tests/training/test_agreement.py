@@ -22,7 +22,7 @@ from recd_plugins.runtime.errors import NoPlanError, SetupError
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.assembly import assemble
+from recd_plugins.training.sharded_model import build_sharded_model
 
 CPU = torch.device("cpu")
 Case = Callable[[bool], Any]
@@ -53,7 +53,9 @@ def loader(differs: bool) -> None:
 def run(differs: bool, path: Any) -> None:
     """`recd run`, which is told another seed, or data of which fewer rows repeat."""
     registry = load_registry(path)
-    assemble(registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU)
+    build_sharded_model(
+        registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU
+    )
 
 
 def auto_finds_nothing(differs: bool, path: Any) -> None:
@@ -62,11 +64,11 @@ def auto_finds_nothing(differs: bool, path: Any) -> None:
         raise NoPlanError("nothing fits here")
 
     with patch.object(choosing, "_find", find):
-        assemble(load_registry(path), "plugins", CPU)
+        build_sharded_model(load_registry(path), "plugins", CPU)
 
 
 def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
-    found = assemble(load_registry(path), "plugins", CPU)
+    found = build_sharded_model(load_registry(path), "plugins", CPU)
     entries = found.prepared.registry.sharding
     return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
 
@@ -140,7 +142,7 @@ def register_plugins():
 def constrains(_: bool, path: Any) -> None:
     """`recd run` with an entry whose plugin decides by its rank."""
     registry = load_registry(path.with_name("constrains.yaml"), plugins_dir=path.parent / "plugins")
-    assemble(registry, "plugins", CPU)
+    build_sharded_model(registry, "plugins", CPU)
 
 
 def test_a_run_is_told_what_differs(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.runtime.errors import RegistryError, in_a_line
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.assembly import assemble
 from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import (
     Progress,
@@ -41,6 +40,7 @@ from recd_plugins.training.evaluation import (
     measure,
     steps,
 )
+from recd_plugins.training.sharded_model import build_sharded_model
 from recd_plugins.training.trainer import Job, train
 
 SESSIONS = """
@@ -88,7 +88,7 @@ def evaluated(
     device = torch.device("cpu")
     for case in cases:
         registry = load_registry(folder / f"{case}.yaml", plugins_dir=folder / "plugins")
-        parts = assemble(registry, "plugins", device)
+        parts = build_sharded_model(registry, "plugins", device)
         prepared, dmp = parts.prepared, parts.dmp
         # Every rank reads everything, in batches that the rows fill, before a pipeline takes over.
         ones = prepared.with_training({"batch_size": 5, "workers": 0})
@@ -114,7 +114,7 @@ def counted(rank: int, world_size: int, folder: Path, case: str) -> tuple[list[i
     """
     registry = load_registry(folder / f"{case}.yaml", plugins_dir=folder / "plugins")
     device = torch.device("cpu")
-    parts = assemble(registry, "plugins", device)
+    parts = build_sharded_model(registry, "plugins", device)
     prepared, dmp = parts.prepared, parts.dmp
     counts: list[Tensor] = []
     for module in dmp.modules():

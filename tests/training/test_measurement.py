@@ -190,20 +190,20 @@ def profiled_products(rank: int, world_size: int) -> tuple[StageTimes, float, fl
 
 
 @pytest.mark.parametrize(
-    ("stretches", "timed", "counted"),
+    ("segments", "timed", "counted"),
     [
         ([8], 3, True),
         ([7, 7], 2 + 7, True),
-        # The second stretch is counted anew; those that cannot be are timed whole.
+        # The second segment is counted anew; those that cannot be are timed whole.
         ([4, 8], 3, True),
         ([4] * 5, 3 * 4, False),
         ([1] * 5, 3, False),
         ([4, 4, 20], 20, False),
     ],
 )
-def test_stretches_too_short_to_count_are_timed(stretches, timed, counted):
+def test_segments_too_short_to_count_are_timed(segments, timed, counted):
     meter = Meter(torch.nn.Linear(1, 1), torch.device("cpu"))
-    for steps in stretches:
+    for steps in segments:
         for _ in range(steps):
             with meter.step():
                 pass

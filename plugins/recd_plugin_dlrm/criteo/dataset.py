@@ -26,7 +26,7 @@ from recd_plugin_dlrm.criteo.days import (
     NpyDay,
     ParquetDay,
     RawRows,
-    Stretch,
+    Segment,
     find_days,
 )
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvDay, index_of
@@ -117,19 +117,19 @@ class CountedRows:
     """Rows that are counted together: a day, or the training rows of a file."""
 
     day: Day
-    stretches: Sequence[Stretch]
+    segments: Sequence[Segment]
 
     @property
     def num_rows(self) -> int:
-        return sum(part.num_rows for part in self.stretches)
+        return sum(part.num_rows for part in self.segments)
 
     def identity(self) -> list[Any]:
         """Return JSON values that identify the rows."""
-        return [self.day.name, self.day.contents(), self.stretches[0].first_row, self.num_rows]
+        return [self.day.name, self.day.contents(), self.segments[0].first_row, self.num_rows]
 
     def count(self, totals: Mapping[str, IdCounts], progress: Callable[[int], None]) -> None:
         """Add the ids of the rows to each feature's counts."""
-        for rows, _ in self.day.read(self.stretches):
+        for rows, _ in self.day.read(self.segments):
             for total, ids in zip(totals.values(), rows.sparse, strict=True):
                 total.add(*np.unique(ids, return_counts=True))
             progress(len(rows))
@@ -356,9 +356,9 @@ class Criteo(Dataset):
         if split not in self.splits():
             raise DataError("there is no test split: option evaluate of dlrm.criteo is nothing")
         units = tuple(
-            Unit(number, group, stretch.first_row, stretch.num_rows)
-            for number, stretches in self._rows_of(split)
-            for group, stretch in enumerate(stretches)
+            Unit(number, group, segment.first_row, segment.num_rows)
+            for number, segments in self._rows_of(split)
+            for group, segment in enumerate(segments)
         )
         shuffle = options.shuffle and split == "train"
         encoding = {"categorical", "dense", "buckets", "threshold", "max_ids"}
@@ -379,13 +379,11 @@ class Criteo(Dataset):
 
     def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
         for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
-            stretches = (
-                Stretch(piece.unit.first_row + piece.skip, piece.num_rows) for piece in run
-            )
-            for rows, origins in self._days[number].read(stretches):
+            segments = (Segment(piece.unit.first_row + piece.skip, piece.num_rows) for piece in run)
+            for rows, origins in self._days[number].read(segments):
                 yield Rows(encode(rows, origins[0].path, self._coder, self.options.dense), origins)
 
-    def _rows_of(self, split: Split) -> list[tuple[int, list[Stretch]]]:
+    def _rows_of(self, split: Split) -> list[tuple[int, list[Segment]]]:
         """Return the file number and the rows in the split, for each day.
 
         The first half of the last day, which may be one row longer, is for validation, the second
@@ -410,7 +408,7 @@ class Criteo(Dataset):
             days = [(number, *held_out[self.options.evaluate])]
         elif self.options.evaluate != "nothing":
             del days[-1]
-        return [(number, self._days[number].stretches(*rows)) for number, *rows in days]
+        return [(number, self._days[number].segments(*rows)) for number, *rows in days]
 
     @property
     def _cache(self) -> Path:
@@ -441,8 +439,8 @@ class Criteo(Dataset):
         if options.categorical == "hashed":
             return Buckets(options.buckets)
         sections = [
-            CountedRows(self._days[number], stretches)
-            for number, stretches in self._rows_of("train")
-            if stretches
+            CountedRows(self._days[number], segments)
+            for number, segments in self._rows_of("train")
+            if segments
         ]
         return dictionary_of(self._cache, sections, options.threshold, options.max_ids)

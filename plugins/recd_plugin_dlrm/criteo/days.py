@@ -113,7 +113,7 @@ def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """``num_rows`` adjacent rows of a day, all in one unit."""
 
     first_row: int
@@ -147,14 +147,14 @@ class Day(ABC):
         return {"rows": self.identity()}
 
     @abstractmethod
-    def read(self, stretches: Iterable[Stretch]) -> DayRows:
-        """Read the rows of stretches, each in one or more parts, together with their origins."""
+    def read(self, segments: Iterable[Segment]) -> DayRows:
+        """Read the rows of segments, each in one or more parts, together with their origins."""
 
-    def stretches(self, first_row: int, stop_row: int) -> list[Stretch]:
+    def segments(self, first_row: int, stop_row: int) -> list[Segment]:
         """Split rows ``first_row`` to ``stop_row`` at unit boundaries."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
-        return [Stretch(start, stop - start) for start, stop in pairwise(edges) if start < stop]
+        return [Segment(start, stop - start) for start, stop in pairwise(edges) if start < stop]
 
 
 def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
@@ -185,9 +185,9 @@ class NpyDay(Day):
             edges.update(array[:_EDGE].tobytes() + array[-_EDGE:].tobytes())
         return {"rows": self.identity(), "edges": edges.hexdigest()}
 
-    def read(self, stretches: Iterable[Stretch]) -> DayRows:
-        for stretch in stretches:
-            rows = slice(stretch.first_row, stretch.first_row + stretch.num_rows)
+    def read(self, segments: Iterable[Segment]) -> DayRows:
+        for segment in segments:
+            rows = slice(segment.first_row, segment.first_row + segment.num_rows)
             dense = np.ascontiguousarray(self._dense[rows].T)
             if dense.dtype.kind != "f":
                 dense = dense.astype(np.int64)
@@ -196,7 +196,7 @@ class NpyDay(Day):
                 sparse = sparse.view(np.uint32)
             ids = sparse.astype(np.int64, copy=False)
             labels = self._labels[rows].reshape(-1)
-            origin = Origin(str(self._path), stretch.first_row, stretch.num_rows)
+            origin = Origin(str(self._path), segment.first_row, segment.num_rows)
             yield RawRows(labels, list(dense), list(ids)), (origin,)
 
 
@@ -246,13 +246,13 @@ class ParquetDay(Day):
     def contents(self) -> dict[str, Any]:
         return self._table.contents()
 
-    def read(self, stretches: Iterable[Stretch]) -> DayRows:
-        for rows in self._table.read(self._pieces(stretches), self._schema):
+    def read(self, segments: Iterable[Segment]) -> DayRows:
+        for rows in self._table.read(self._pieces(segments), self._schema):
             label, *columns = [rows.data.column(name).to_numpy() for name in COLUMNS]
             yield RawRows(label, columns[:13], columns[13:]), rows.origins
 
-    def _pieces(self, stretches: Iterable[Stretch]) -> Iterator[Piece]:
-        for stretch in stretches:
-            unit = int(np.searchsorted(self.starts, stretch.first_row, "right")) - 1
-            skip = stretch.first_row - int(self.starts[unit])
-            yield Piece(self._table.units[unit], skip, stretch.num_rows)
+    def _pieces(self, segments: Iterable[Segment]) -> Iterator[Piece]:
+        for segment in segments:
+            unit = int(np.searchsorted(self.starts, segment.first_row, "right")) - 1
+            skip = segment.first_row - int(self.starts[unit])
+            yield Piece(self._table.units[unit], skip, segment.num_rows)

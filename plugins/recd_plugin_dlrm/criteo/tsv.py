@@ -22,7 +22,7 @@ from recd_plugin_dlrm.criteo.days import (
     Day,
     DayRows,
     RawRows,
-    Stretch,
+    Segment,
     even_starts,
 )
 from recd_plugins.api import DataError, Origin, file_utils, progress_bars
@@ -302,19 +302,19 @@ class TsvDay(Day):
     def identity(self) -> list[Any]:
         return [self.name, self.num_rows, self._index.checksum]
 
-    def read(self, stretches: Iterable[Stretch]) -> DayRows:
+    def read(self, segments: Iterable[Segment]) -> DayRows:
         index = self._index
         if stamp(self._path) != (index.size, index.mtime_ns):
             raise DataError(f"{self._path} was replaced while it was in use; start anew")
         # The index has already counted bad lines.
         with closing(TsvStream(self._path, BadLines(sys.maxsize))) as stream:
             row = 0
-            for stretch in stretches:
-                unit = stretch.first_row // UNIT_ROWS
-                if not unit * UNIT_ROWS <= row <= stretch.first_row:
+            for segment in segments:
+                unit = segment.first_row // UNIT_ROWS
+                if not unit * UNIT_ROWS <= row <= segment.first_row:
                     stream.seek(index.offsets[unit])
                     row = unit * UNIT_ROWS
-                stream.read(stretch.first_row - row)
-                rows = stream.read(stretch.num_rows)
-                row = stretch.first_row + stretch.num_rows
-                yield rows, (Origin(str(self._path), stretch.first_row, stretch.num_rows),)
+                stream.read(segment.first_row - row)
+                rows = stream.read(segment.num_rows)
+                row = segment.first_row + segment.num_rows
+                yield rows, (Origin(str(self._path), segment.first_row, segment.num_rows),)

@@ -195,7 +195,7 @@ class EqualGradients(Zipf):
         return replace(super().profile(), gradients={table.name: known for table in TABLES})
 
 
-def test_copies_pay_later_where_equal_gradients_travel_once(setting: PlanContext) -> None:
+def test_copies_pay_later_with_gradient_dedup(setting: PlanContext) -> None:
     on_gpu = replace(setting, data=EqualGradients())
     by_gloo = replace(on_gpu, device_type="cpu")
     once, all_sent = planned(TwoTier, by_gloo), planned(TwoTier, on_gpu)

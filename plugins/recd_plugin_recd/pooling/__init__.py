@@ -157,7 +157,7 @@ class SumPooling(_Reduction):
 
     name = "recd.sum"
     mode = "sum"
-    equal_gradients = True
+    gradient_dedup = True
 
 
 class MeanPooling(_Reduction):
@@ -165,7 +165,7 @@ class MeanPooling(_Reduction):
 
     name = "recd.mean"
     mode = "mean"
-    equal_gradients = True
+    gradient_dedup = True
 
 
 class MaxPooling(_Reduction):

@@ -19,8 +19,8 @@ from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.tests.cache_cases import train_each, write_registry
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.assembly import assemble
 from recd_plugins.training.result import Result
+from recd_plugins.training.sharded_model import build_sharded_model
 from recd_plugins.training.trainer import Job
 
 #: Of a step: the group of all ranks' batches or "", calls of the mover, and bytes that moved.
@@ -29,7 +29,7 @@ Step = tuple[str, int, int]
 
 def count_moves(rank: int, world_size: int, path: Path) -> list[Step]:
     registry = load_registry(path)
-    parts = assemble(registry, "plugins", torch.device("cpu"))
+    parts = build_sharded_model(registry, "plugins", torch.device("cpu"))
     calls: list[str] = []
 
     def counted(name: str) -> Any:

@@ -54,7 +54,7 @@ def seconds_of(candidate: ShardableModel, spec: TopologySpec) -> float:
         batch_size=256,
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
-        parts=candidate.prepared.checked_parts,
+        parts=candidate.prepared.plugin_strategies,
     )
     return predict_stages(works, spec.least_costs).total
 

@@ -37,9 +37,9 @@ from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
 
 if TYPE_CHECKING:
-    from recd_plugins.training.assembly import Variant
     from recd_plugins.training.result import Result
     from recd_plugins.training.session import Session
+    from recd_plugins.training.sharded_model import Variant
 
 
 #: Folder for the registry files that are generated for tables.

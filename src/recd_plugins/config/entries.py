@@ -128,7 +128,7 @@ def matched(pattern: str, names: Collection[str]) -> list[str]:
 T = TypeVar("T")
 
 
-class CheckedPart(TableStrategy):
+class PluginStrategy(TableStrategy):
     """Table strategy of an entry, limited to the entry's tables. Its errors name the entry."""
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
@@ -159,15 +159,15 @@ class CheckedPart(TableStrategy):
             return tuple(result) if isinstance(result, Iterator) else result
 
 
-def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[CheckedPart]]:
+def by_class(parts: Iterable[PluginStrategy]) -> dict[type[TableStrategy], list[PluginStrategy]]:
     """Group strategies by class, in the order of the file."""
-    found: dict[type[TableStrategy], list[CheckedPart]] = {}
+    found: dict[type[TableStrategy], list[PluginStrategy]] = {}
     for part in parts:
         found.setdefault(type(part.part), []).append(part)
     return found
 
 
-def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
+def call_class(parts: Sequence[PluginStrategy], method: str, *arguments: Any) -> Any:
     """Call a class method of a strategy class with all of its strategies."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
@@ -197,12 +197,12 @@ _OF_A_TABLE = {
 
 
 def _delegate(method: str) -> Callable[..., Any]:
-    def of_table(part: CheckedPart, table: Any, *others: Any) -> Any:
+    def of_table(part: PluginStrategy, table: Any, *others: Any) -> Any:
         if part.claims(table if isinstance(table, str) else table.name):
             return part.call_plugin(method, table, *others)
         return getattr(TableStrategy(), method)(table, *others)
 
-    def of_all(part: CheckedPart, *arguments: Any) -> Any:
+    def of_all(part: PluginStrategy, *arguments: Any) -> Any:
         return part.call_plugin(method, *arguments)
 
     return of_table if method in _OF_A_TABLE else of_all
@@ -210,4 +210,4 @@ def _delegate(method: str) -> Callable[..., Any]:
 
 for _method, _function in vars(TableStrategy).items():
     if not _method.startswith("_") and not isinstance(_function, classmethod):
-        setattr(CheckedPart, _method, _delegate(_method))
+        setattr(PluginStrategy, _method, _delegate(_method))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 import numpy as np
 
 from recd_plugins.config import Entry, RunConfig, at_entry
-from recd_plugins.config.entries import CheckedPart, by_class, call_class
+from recd_plugins.config.entries import PluginStrategy, by_class, call_class
 from recd_plugins.interfaces import (
     Choice,
     Dataset,
@@ -135,19 +135,20 @@ class PreparedModel:
         return tuple(self.parts.values())
 
     @property
-    def checked_parts(self) -> tuple[CheckedPart, ...]:
+    def plugin_strategies(self) -> tuple[PluginStrategy, ...]:
         """Return the table strategies, wrapped so that errors name their entries."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(
-            CheckedPart(registry.path, entries[field], part) for field, part in self.parts.items()
+            PluginStrategy(registry.path, entries[field], part)
+            for field, part in self.parts.items()
         )
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
         """Return the lookup kernels that replace TorchRec's; caches come first."""
         caches = {entry.field for entry in self.registry.cache}
-        parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
+        parts = sorted(self.plugin_strategies, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
         return tuple(kernels for kernels in found if kernels is not None)
 

@@ -20,9 +20,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
 from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.rank_agreement import tell_all
+from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.batch_form import BatchForm, takes_stored_rows
+from recd_plugins.sharding.batch_form import BatchForm, accepts_deduplicated
 from recd_plugins.sharding.other_sharders import why_plain
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.unique_groups import deduplicate
@@ -68,7 +68,7 @@ class PooledFeatures:
             features = {feature for table in module.tables for feature in table.features}
             if module.is_subclass:
                 why = module.why_left
-            elif takes_stored_rows(module.shardable):
+            elif accepts_deduplicated(module.shardable):
                 why, sequences = "", sequences | features
             elif isinstance(module.shardable, EmbeddingCollection):
                 why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
@@ -212,7 +212,7 @@ class Dedup:
         )
         replace_kjts(batch, look)
         group = self._group or self._sharded_over()
-        told = tell_all(
+        told = all_gather_object(
             "the first batch of dedup(loader)",
             (batch is not None, look.counted, look.left, look.looked_up),
             group,

@@ -19,8 +19,8 @@ from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
     TableLine,
+    describe_optimizer,
     left_alone,
-    optimizer_in_words,
 )
 
 
@@ -79,7 +79,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
 def _optimizer(optimizer: TableOptimizer) -> str:
     if optimizer.in_backward:
         return f"{optimizer.in_backward}, in backward"
-    return optimizer_in_words(optimizer.fused_params)
+    return describe_optimizer(optimizer.fused_params)
 
 
 def model_of(name: str) -> nn.Module:

@@ -16,10 +16,10 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.batch_form import (
-    gives_stored_rows,
+    accepts_deduplicated,
     keep_inverse_indices,
-    set_takes_stored_rows,
-    takes_stored_rows,
+    returns_unique_rows,
+    set_accepts_deduplicated,
 )
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
@@ -85,7 +85,7 @@ class PooledSequences(nn.Module):
                 f"looks up {shortened(looked_up)}: pool each feature of it, and look each up in "
                 "one table; give others an EmbeddingCollection of their own"
             )
-        set_takes_stored_rows(sequences)
+        set_accepts_deduplicated(sequences)
         self.sequences = sequences
         dims = {f: c.embedding_dim for c in sequences.embedding_configs() for f in c.feature_names}
         # A separate module, because train pipelines trace the module that calls the tables.
@@ -100,8 +100,8 @@ class PooledSequences(nn.Module):
             ExactnessError: ``features`` is deduplicated, but its rows cannot be restored, because
                 of the sharder of ``sequences`` or because inverse indices are missing.
         """
-        stored = takes_stored_rows(self.sequences)
-        unique = gives_stored_rows(self.sequences)
+        stored = accepts_deduplicated(self.sequences)
+        unique = returns_unique_rows(self.sequences)
         pooled: dict[Pooled, Tensor] = self.pooling(
             self.sequences(features), features, stored, unique
         )

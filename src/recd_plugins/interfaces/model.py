@@ -82,7 +82,7 @@ class Pooling(Plugin, ABC):
     always_trained: ClassVar[bool] = False
 
     #: Whether all rows of a sequence get bit-equal gradients, as with sum and mean; for planning.
-    equal_gradients: ClassVar[bool] = False
+    gradient_dedup: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, embedding_dim: int) -> nn.Module:

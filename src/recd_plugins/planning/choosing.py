@@ -337,7 +337,7 @@ class RegistrySearch(SearchContext):
             profile,
             # The model's own activations are the same for all candidates.
             activations_of_parts(
-                prepared.checked_parts, tables_of(prepared.model), profile, setting.batch_size
+                prepared.plugin_strategies, tables_of(prepared.model), profile, setting.batch_size
             ),
             replicate=registry.has_model,
         )
@@ -361,7 +361,7 @@ class RegistrySearch(SearchContext):
                 batch_size=setting.batch_size,
                 world_size=setting.world_size,
                 local_world_size=setting.ranks_per_node,
-                parts=prepared.checked_parts,
+                parts=prepared.plugin_strategies,
                 wire=prepared.registry.training.wire,
                 overlapped=overlapped,
                 gloo=setting.device_type == "cpu",
@@ -491,7 +491,7 @@ def activation_bytes(
     """Return a rank's activation bytes, without sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
-    of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
+    of_parts = activations_of_parts(prepared.plugin_strategies, tables, profile, batch_size)
     return round(kept.rest_saved_bytes * batch_size + kept.pooling_saved_bytes * pooled + of_parts)
 
 

@@ -138,7 +138,7 @@ def table_constraints(
     sharded = _not_replicated(prepared, [*tables, *others], profile, replicated, device_type, exact)
     sharded |= {table.name for table in others}
     for table in (*tables, *others):
-        share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
+        share = math.prod(part.sharded_share(table.name) for part in prepared.plugin_strategies)
         # Data-parallel kernels receive all rows.
         fed = profile.plain() if table.name in replicated else profile
         found = merged.get(table.name, _UNSET)

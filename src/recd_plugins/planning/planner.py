@@ -113,7 +113,7 @@ class RegistryPlanner(ShardingPlanner):
     ) -> None:
         self._prepared, self._topology, self._profile = prepared, topology, profile
         self._training = prepared.registry.training
-        self._parts = prepared.checked_parts
+        self._parts = prepared.plugin_strategies
         self._activation_bytes = activation_bytes
         self._wishes, self._replicate = wishes or {}, replicate
 

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.config import Entry, RunConfig, at_entry
-from recd_plugins.config.entries import CheckedPart, call_class
+from recd_plugins.config.entries import PluginStrategy, call_class
 from recd_plugins.data.prepared import PreparedModel, placement_of
 from recd_plugins.data.preprocess import refuse_ids_apart
 from recd_plugins.interfaces import (
@@ -37,7 +37,7 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
-from recd_plugins.sharding.batch_form import set_takes_stored_rows, takes_stored_rows
+from recd_plugins.sharding.batch_form import accepts_deduplicated, set_accepts_deduplicated
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
 from recd_plugins.sharding.guards import guard
 
@@ -266,7 +266,7 @@ def prepare_parts(
         claimed = [table for table in tables if sharded.get(table.name) is entry]
         if (part := _part(registry.path, entry, claimed, setting)) is not None:
             parts[entry.field] = part
-            why |= CheckedPart(registry.path, entry, part).needs_stock_kernels()
+            why |= PluginStrategy(registry.path, entry, part).needs_stock_kernels()
     for cache in registry.cache:
         claimed = [table for table in tables if cached.get(table.name) is cache]
         if (part := _part(registry.path, cache, claimed, setting)) is not None:
@@ -316,14 +316,14 @@ def _rewritten(
     tables: list[Table],
     setting: PlanContext,
 ) -> nn.Module:
-    pooled = [name for name, module in model.named_modules() if takes_stored_rows(module)]
+    pooled = [name for name, module in model.named_modules() if accepts_deduplicated(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
         rewritten = entry.plugin.rewrite(model, tables, setting)
     # A module that replaces a collection of PooledSequences gets the stored rows, too.
     by_name = dict(rewritten.named_modules())
     for name in pooled:
         if name in by_name:
-            set_takes_stored_rows(by_name[name])
+            set_accepts_deduplicated(by_name[name])
     return rewritten
 
 
@@ -342,7 +342,7 @@ def _check_kernels(
     why: Mapping[str, str],
 ) -> None:
     """Refuse custom kernels for tables that are on every rank or need TorchRec's kernels."""
-    kernels = call_class([CheckedPart(path, entry, part)], "kernels")
+    kernels = call_class([PluginStrategy(path, entry, part)], "kernels")
     if kernels is None:
         return
     for table in kernels.tables:

@@ -266,14 +266,14 @@ def _distinct(parts: Sequence[_Ids]) -> _Ids:
     return ids[first]
 
 
-def equal_gradients_pay(costs: StageCosts | None) -> bool:
+def gradient_dedup_pays(costs: StageCosts | None) -> bool:
     """Return whether gradient deduplication saves time; True without ``costs``."""
     return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
 
 
 def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
     """Return the profile, without distinct gradients if a run does not deduplicate them."""
-    return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
+    return profile if gradient_dedup_pays(costs) else replace(profile, gradients={})
 
 
 def gradients_sent_once(setting: PlanContext) -> Mapping[str, DistinctGradients]:
@@ -291,7 +291,7 @@ def pooled_alike(registry: RunConfig) -> set[str]:
     alike = set()
     for feature in registry.dataset.schema().sparse:
         plugins = [entry.plugin for entry in registry.pooling if entry.matches(feature)]
-        if plugins and plugins[0].equal_gradients:
+        if plugins and plugins[0].gradient_dedup:
             alike.add(feature)
     return alike
 

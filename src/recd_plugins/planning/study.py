@@ -303,7 +303,7 @@ def report_side(
             batch_size=batch_size,
             world_size=spec.world_size,
             local_world_size=spec.ranks_per_node,
-            parts=prepared.checked_parts,
+            parts=prepared.plugin_strategies,
             wire=prepared.registry.training.wire,
             overlapped=overlapped,
             gloo=spec.device == "cpu",
@@ -330,7 +330,7 @@ def _tables(
     candidate: ShardableModel, planned: Planned, batch_size: int
 ) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
-    parts, profile = candidate.prepared.checked_parts, candidate.profile
+    parts, profile = candidate.prepared.plugin_strategies, candidate.profile
     uncoalesced = replace(profile, distinct={})
     found = []
     for table in candidate.tables:
@@ -382,7 +382,7 @@ def _memory(
 ) -> dict[str, NDArray[np.int64]]:
     training = candidate.prepared.registry.training
     on_gpu = spec.device == "cuda"
-    of_entries = candidate.prepared.checked_parts
+    of_entries = candidate.prepared.plugin_strategies
     beside = memory_of_parts(of_entries, spec.ranks_per_node, training.optimizer)
     names = ("embeddings", "optimizer", *beside, *COMPONENTS)
     parts = {name: np.zeros(spec.world_size, np.int64) for name in names}

@@ -115,13 +115,13 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
 @contextmanager
-def lasting_output() -> Iterator[None]:
+def persistent_output() -> Iterator[None]:
     """Redirect output to /dev/null in this context if the process that reads it has ended.
 
     A Ctrl-C that ends a run also ends ``tee``. Printing would then fail.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_lasting, before, (sys.__stdout__, sys.__stderr__))
+    sys.stdout, sys.stderr = map(_persistent, before, (sys.__stdout__, sys.__stderr__))
     try:
         yield
     finally:
@@ -144,15 +144,15 @@ class _Lasting(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _lasting(stream: TextIO, of_process: TextIO | None) -> TextIO:
+def _persistent(stream: TextIO, of_process: TextIO | None) -> TextIO:
     if stream is not of_process or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    lasting = io.TextIOWrapper(
+    persistent = io.TextIOWrapper(
         io.BufferedWriter(_Lasting(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=True,
     )
-    show_controls(lasting)
-    return lasting
+    show_controls(persistent)
+    return persistent

@@ -17,7 +17,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from recd_plugins.report.output import lasting_output
+from recd_plugins.report.output import persistent_output
 from recd_plugins.runtime.errors import RankError, RecdError, SetupError, in_a_line, on_rank
 from recd_plugins.runtime.machine import threads_of_a_rank
 from recd_plugins.runtime.processes import (
@@ -327,7 +327,7 @@ def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
     end_with_parent()
     share_fork_server()
     adopt_environ(setup.environ)
-    with lasting_output():
+    with persistent_output():
         try:
             _join_process_group(rank, setup)
         except Exception as error:

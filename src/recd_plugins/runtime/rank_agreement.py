@@ -26,7 +26,7 @@ Place = tuple[str | int, ...]
 
 
 @torch.compiler.disable
-def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+def all_gather_object(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Gather a pickled value from every rank. Collective, but byte counters do not see it.
 
     Args:
@@ -122,11 +122,11 @@ def check_agreement(
     plain = {what: _plain(value) for what, value in decided.items()}
     texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
     digests = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in texts.items()}
-    told = tell_all(step, digests, group)
+    told = all_gather_object(step, digests, group)
     differing = [what for what in told[0] if any(each.get(what) != told[0][what] for each in told)]
     if not differing:
         return
-    values = tell_all(step, {what: plain[what] for what in differing}, group)
+    values = all_gather_object(step, {what: plain[what] for what in differing}, group)
     said = []
     for what in differing:
         rank = next(r for r, each in enumerate(told) if each.get(what) != told[0][what])

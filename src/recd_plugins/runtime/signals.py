@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Self
 
-from recd_plugins.report.output import lasting_output
+from recd_plugins.report.output import persistent_output
 from recd_plugins.runtime.errors import RunInterrupted, SetupError
 
 #: Signals of Ctrl-C, of systemd and Slurm, and of a closed terminal.
@@ -76,7 +76,7 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
         if handler is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, receive)
     try:
-        with lasting_output():
+        with persistent_output():
             yield
     finally:
         for number, handler in before.items():

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recd_plugins.compat.mean_pooling import refuse_weighted_mean, with_inverse_indices_of
 from recd_plugins.data.lower import plain_kjt
 from recd_plugins.runtime.errors import ExactnessError, SetupError
-from recd_plugins.runtime.rank_agreement import tell_all
+from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, refuse_at_signs
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
@@ -33,7 +33,7 @@ from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
 logger = logging.getLogger(__name__)
 
 # an attribute, so that copies of the module keep it
-_MARK = "recd_takes_stored_rows"
+_MARK = "recd_accepts_deduplicated"
 
 
 class BatchForm:
@@ -119,7 +119,7 @@ class BatchForm:
         variable = features.variable_stride_per_key() and not self.plain_only
         if self._group is not None and not self.plain_only:
             step = f"the form of the first batch of {self.name}"
-            forms = tell_all(step, (variable, features.values().dtype), self._group)
+            forms = all_gather_object(step, (variable, features.values().dtype), self._group)
             variable = any(each for each, _ in forms)
             if len(types := {kind for _, kind in forms}) > 1:
                 raise SetupError(
@@ -166,17 +166,17 @@ class StoredRows(BatchForm):
         return features.permute([keys.index(key) for key in chosen])
 
 
-def set_takes_stored_rows(module: nn.Module) -> None:
+def set_accepts_deduplicated(module: nn.Module) -> None:
     """Mark an EmbeddingCollection whose consumers all accept the stored (unique) rows."""
     setattr(module, _MARK, True)
 
 
-def takes_stored_rows(module: Any) -> bool:
-    """Return whether ``set_takes_stored_rows`` marked the module, also before it was sharded."""
-    return getattr(module, _MARK, False) or gives_stored_rows(module)
+def accepts_deduplicated(module: Any) -> bool:
+    """Return whether ``set_accepts_deduplicated`` marked the module, also before it was sharded."""
+    return getattr(module, _MARK, False) or returns_unique_rows(module)
 
 
-def gives_stored_rows(module: Any) -> bool:
+def returns_unique_rows(module: Any) -> bool:
     """Return whether a sharded module returns the unique rows of a deduplicated batch."""
     return isinstance(getattr(module, "form", None), StoredRows)
 
@@ -287,7 +287,7 @@ def fit_batches(
         return input_dist(ctx, features, *args, **kwargs)
 
     def computed(ctx: Any, features: Any) -> Any:
-        set_stored_rows(ctx, features)
+        set_unique_strides(ctx, features)
         return look_up(ctx, features)
 
     sharded.form = form
@@ -377,7 +377,7 @@ class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
             EmbeddingCollectionContext.__init__(self)
 
 
-def set_stored_rows(ctx: Any, features: KJTList) -> None:
+def set_unique_strides(ctx: Any, features: KJTList) -> None:
     """Set how many rows of a deduplicated batch each rank sent.
 
     In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline creates a new context for batches that

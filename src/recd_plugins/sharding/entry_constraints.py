@@ -27,7 +27,7 @@ class EntryConstraints:
 def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[EntryConstraints]:
     """Return the constraints of each sharding and cache entry, in the order of the file."""
     registry = prepared.registry
-    of_parts = {part.entry.field: part for part in prepared.checked_parts}
+    of_parts = {part.entry.field: part for part in prepared.plugin_strategies}
     found = []
     for entry in (*registry.sharding, *registry.cache):
         own = [table for table in tables if entry.matches(table.name)]

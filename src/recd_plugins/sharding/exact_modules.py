@@ -51,12 +51,12 @@ from recd_plugins.sharding.batch_form import (
     ExactSequenceContext,
     IdWeights,
     StoredRows,
+    accepts_deduplicated,
     keep_inverse_indices,
     num_rows,
     pooled_without_rows,
     refuse_inverse_indices,
-    set_stored_rows,
-    takes_stored_rows,
+    set_unique_strides,
     with_an_empty_row,
     without_rows,
 )
@@ -227,7 +227,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         """Look up rows and send embeddings; train pipelines call this method too."""
         if self._groups is None:  # weights of coalesced tables stay on their rank
             self._id_weights.check_sent(input)
-        set_stored_rows(ctx, input)
+        set_unique_strides(ctx, input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, self.look_up(ctx, input))
 
@@ -238,7 +238,7 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        set_stored_rows(ctx, dist_input)
+        set_unique_strides(ctx, dist_input)
         return super().compute(ctx, dist_input)
 
     def output_dist(
@@ -316,7 +316,7 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
         self._groups = feature_groups(module.embedding_configs(), coalesced)
         super().__init__(module, plan, env, fused_params, device, **arguments)
         self._on_cpu = device is None or device.type == "cpu"
-        form = StoredRows if takes_stored_rows(module) else BatchForm
+        form = StoredRows if accepts_deduplicated(module) else BatchForm
         self.form = form(
             arguments.get("module_fqn") or "an EmbeddingCollection",
             self._why_plain(),

@@ -17,7 +17,7 @@ from recd_plugins.compat.row_updates import check_deduplicated
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import left_modules
 from recd_plugins.runtime.errors import ExactnessError
-from recd_plugins.sharding.batch_form import refuse_inverse_indices, takes_stored_rows
+from recd_plugins.sharding.batch_form import accepts_deduplicated, refuse_inverse_indices
 
 
 def guard(model: nn.Module) -> None:
@@ -29,7 +29,7 @@ def guard(model: nn.Module) -> None:
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
-        if isinstance(module, EmbeddingCollection) and not takes_stored_rows(module):
+        if isinstance(module, EmbeddingCollection) and not accepts_deduplicated(module):
             module.register_forward_pre_hook(_check_input, with_kwargs=True)
 
 

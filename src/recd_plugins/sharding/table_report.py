@@ -109,12 +109,12 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
                 table.embedding_dim,
                 planned.sharding_type,
                 planned.compute_kernel,
-                DENSE if dense else optimizer_in_words(group.fused_params or {}),
+                DENSE if dense else describe_optimizer(group.fused_params or {}),
                 by,
             )
 
 
-def optimizer_in_words(params: Mapping[str, Any]) -> str:
+def describe_optimizer(params: Mapping[str, Any]) -> str:
     """Describe FBGEMM's optimizer with its learning rate, or its defaults."""
     defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     optimizer, rate = (

@@ -28,7 +28,7 @@ from torch import nn
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from recd_plugins.config.entries import CheckedPart, by_class, call_class
+from recd_plugins.config.entries import PluginStrategy, by_class, call_class
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
 from recd_plugins.interfaces.step_cost import STAGES, Channel, Stage, StageTimes, stage_of
@@ -452,7 +452,7 @@ class Measurement:
     def __init__(
         self,
         dmp: DistributedModelParallel,
-        parts: Sequence[CheckedPart],
+        parts: Sequence[PluginStrategy],
         device: torch.device,
         first_step: int,
         *,
@@ -544,7 +544,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def sections_of(
-    parts: Sequence[CheckedPart], run: TrainedRun, ranks: Sequence[RankFigures]
+    parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
     """Return a map from name to report section of the table plugins.
 

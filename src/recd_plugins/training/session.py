@@ -51,7 +51,7 @@ from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, checkpoints_of, train
 
 if TYPE_CHECKING:
-    from recd_plugins.training.assembly import Assembled, Variant
+    from recd_plugins.training.sharded_model import ShardedModel, Variant
 
 #: File next to the checkpoints with the topology that the run was planned for.
 KEPT = "topology.yaml"
@@ -365,7 +365,7 @@ def calibration_job(
 
 
 def steps_in_turns(
-    parts: Assembled,
+    parts: ShardedModel,
     rank: int,
     world_size: int,
     device: torch.device,
@@ -378,7 +378,7 @@ def steps_in_turns(
     """Yield a step function to measure and its batch size. Call each before the next one.
 
     Args:
-        parts: an assembled model.
+        parts: a sharded model, from `build_sharded_model`.
         rank: rank of this process.
         world_size: number of ranks.
         device: device of the model.

@@ -42,12 +42,12 @@ from recd_plugins.runtime.launch import (
 )
 from recd_plugins.runtime.rank_agreement import check_started_alike, from_rank_0, together
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
-from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_dcp import load_weights
 from recd_plugins.training.checkpoint_files import check_whole
 from recd_plugins.training.evaluation import Measured, evaluate, steps
 from recd_plugins.training.identity import check_scores, load_fitted, read_kinds, read_schema
+from recd_plugins.training.sharded_model import ShardedModel, build_sharded_model
 
 J = TypeVar("J", bound="TrainedJob")
 R = TypeVar("R", bound=RunConfig)
@@ -105,7 +105,7 @@ class Trained:
         checkpoint: the checkpoint.
     """
 
-    parts: Assembled
+    parts: ShardedModel
     registry: RunConfig
     device: torch.device
     step: int
@@ -149,7 +149,7 @@ def load_trained(job: TrainedJob) -> Trained:
     planned = job.planned_by(registry)
     # Nothing is trained, and FBGEMM may support a table's optimizer only on another device.
     planned = replace(planned, further={**planned.further, "optimizer": ()})
-    parts = assemble(planned, "plugins", device)
+    parts = build_sharded_model(planned, "plugins", device)
     fit_converter(parts.prepared.registry)
     # The data used here to place tables does not change the model.
     registry = replace(

@@ -26,7 +26,7 @@ from recd_plugins.interfaces import Section, TrainedRun
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.report.output import lasting_output
+from recd_plugins.report.output import persistent_output
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import RecdError, RunInterrupted
 from recd_plugins.runtime.generators import generators_kept, seed_generators
@@ -34,7 +34,6 @@ from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
-from recd_plugins.training.assembly import Variant, assemble, resume_choice
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
@@ -50,6 +49,7 @@ from recd_plugins.training.optimizer import LearningRates
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.result import Result, StallReport
+from recd_plugins.training.sharded_model import Variant, build_sharded_model, resume_choice
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Job:
 
 def train(rank: int, world_size: int, job: Job) -> Result:
     """Train the registry's model in an existing process group. Collective."""
-    with lasting_output(), Interrupts(rank, world_size) as interrupts:
+    with persistent_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         silence_upstream()
         trainer = Trainer(rank, world_size, job, interrupts)
@@ -198,7 +198,7 @@ class Trainer:
 
         # Model, pipeline and data.
         self.device = device = device_of_rank(job.device)
-        self.parts = parts = assemble(registry, job.side, device, topology=job.topology)
+        self.parts = parts = build_sharded_model(registry, job.side, device, topology=job.topology)
         self.dmp, self.registry = parts.dmp, parts.prepared.registry
         self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
@@ -233,7 +233,7 @@ class Trainer:
         self.source = BatchSource(self.loader, start, training.epochs, self.ends_at)
         self.measurement = Measurement(
             parts.dmp,
-            parts.prepared.checked_parts,
+            parts.prepared.plugin_strategies,
             device,
             self.first_step,
             breakdown=job.breakdown,
@@ -424,7 +424,7 @@ class Trainer:
             run = TrainedRun(
                 self.dmp.module, self.dmp.plan, parts.tables, parts.setting, sent, observed=()
             )
-            sections |= sections_of(parts.prepared.checked_parts, run, ranks)
+            sections |= sections_of(parts.prepared.plugin_strategies, run, ranks)
         result = Result(
             samples_per_second=self.step_samples * len(seconds) / sum(seconds) if seconds else None,
             step_seconds=statistics.median(seconds) if seconds else None,

@@ -58,8 +58,8 @@ def test_rows_by_rank_and_the_tail_by_number() -> None:
     )
     assert demand.length == pytest.approx(1.8)
     assert demand.accesses(3) == pytest.approx(1.5)
-    for stretch, rows in (((0, 2), [4, 1]), ((1, 4), [1, 0, 2]), ((3, 6), [2, 3, 5]), ((2, 2), [])):
-        assert demand.ids(*stretch).tolist() == rows
+    for segment, rows in (((0, 2), [4, 1]), ((1, 4), [1, 0, 2]), ((3, 6), [2, 3, 5]), ((2, 2), [])):
+        assert demand.ids(*segment).tolist() == rows
     assert TableDemand("t", 6, 4, np.ones(6)).ids(1, 3).tolist() == [1, 2]
     binned = TableDemand("t", 10, 4, np.array([1.0, 0.5]), repeats=np.array([3, 5]), tail_rows=2)
     assert [binned.accesses(rows) for rows in (0, 2, 3, 5, 8, 10)] == [0, 2, 3, 4, 5.5, 5.5]

@@ -32,7 +32,7 @@ from recd_plugins.planning.topologies import load_topology
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.assembly import assemble
+from recd_plugins.training.sharded_model import build_sharded_model
 
 # Sent 10 times by a batch of 10 samples: 8 + 8 + 2 * 4 * .5 + 5 * .1 in all.
 DEMAND = TableDemand(
@@ -92,7 +92,7 @@ class Seen(NamedTuple):
 def all_batches(rank: int, world_size: int, registry: Path, sends_all: bool) -> Seen:
     device = torch.device("cpu")
     with all_gradients_sent() if sends_all else nullcontext():
-        parts = assemble(load_registry(registry), "plugins", device)
+        parts = build_sharded_model(load_registry(registry), "plugins", device)
     names = tier_groups().names
     sent: Counter[tuple[str, str]] = Counter()
     lists = 0

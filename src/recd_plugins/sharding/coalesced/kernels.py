@@ -22,16 +22,16 @@ def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, coun
 
     Args:
         ids: ``[n]``, segment by segment.
-        sizes: int64 ``[num_stretches]``, ids in each segment.
+        sizes: int64 ``[num_segments]``, ids in each segment.
         slots: int32, a power of two that is at least twice the largest of ``sizes``; scratch.
         unique: ``[n]`` of the dtype of ``ids``, out: distinct ids, segment by segment.
         inverse: int64 ``[n]``, out: the number of each id in its segment.
-        counts: int64 ``[num_stretches]``, out: number of distinct ids per segment.
+        counts: int64 ``[num_segments]``, out: number of distinct ids per segment.
     """
     start = 0
     first = 0
-    for stretch in range(len(sizes)):
-        size = sizes[stretch]
+    for segment in range(len(sizes)):
+        size = sizes[segment]
         # Use only as many slots as this segment needs, so that clearing them stays cheap.
         num_slots = 2
         while num_slots < 2 * size:
@@ -54,7 +54,7 @@ def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, coun
                     break
                 slot = (slot + u64(1)) & mask
             inverse[position] = number
-        counts[stretch] = count
+        counts[segment] = count
         start += size
         first += count
 

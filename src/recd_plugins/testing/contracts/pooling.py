@@ -115,8 +115,8 @@ class PoolingContract(_AnyPoolingContract):
         _assert_trained(module, values)
         assert values.grad is not None
         for row, each in enumerate(torch.split(values.grad, [len(row) for row in rows])):
-            assert not plugin.equal_gradients or torch.equal(each, each[:1].expand_as(each)), (
-                f"equal_gradients is set, and gradients within row {row} differ"
+            assert not plugin.gradient_dedup or torch.equal(each, each[:1].expand_as(each)), (
+                f"gradient_dedup is set, and gradients within row {row} differ"
             )
 
 

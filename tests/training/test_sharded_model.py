@@ -20,8 +20,8 @@ from recd_plugins.planning.step_cost import NO_COMPUTE
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import NoPlanError, PluginError
-from recd_plugins.training import assembly
-from recd_plugins.training.assembly import assemble
+from recd_plugins.training import sharded_model
+from recd_plugins.training.sharded_model import build_sharded_model
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
     candidate = candidate if side == "plugins" else candidate.as_plain()
     kept = candidate.activation_bytes(measure_compute(registry), 16)
     planned = candidate.plan(this_machine(1).to_torchrec(), 16, kept).sharding
-    assert str(assemble(registry, side, CPU).dmp.plan) == str(planned)
+    assert str(build_sharded_model(registry, side, CPU).dmp.plan) == str(planned)
 
 
 @pytest.mark.parametrize("side", ["plugins", "baseline"])
@@ -62,18 +62,18 @@ def test_activations_that_do_not_fit_leave_no_plan(
     registry: Any, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = replace(NO_COMPUTE, rest_saved_bytes=1e12)
-    monkeypatch.setattr(assembly, "measure_compute", lambda _: kept)
+    monkeypatch.setattr(sharded_model, "measure_compute", lambda _: kept)
     with pytest.raises(NoPlanError):
-        assemble(registry, side, CPU)
+        build_sharded_model(registry, side, CPU)
 
 
 def test_planning_draws_nothing(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def counted() -> torch.Tensor:
-        assemble(registry, "plugins", CPU)
+        build_sharded_model(registry, "plugins", CPU)
         return torch.rand(3)
 
     after = counted()
-    monkeypatch.setattr(assembly, "measure_compute", lambda _: NO_COMPUTE)
+    monkeypatch.setattr(sharded_model, "measure_compute", lambda _: NO_COMPUTE)
     assert torch.equal(counted(), after)
 
 
@@ -104,8 +104,10 @@ def test_a_model_that_uses_its_tables_is_made_whole(
             use(model)
         return model
 
-    monkeypatch.setattr(assembly, "build_model", built)
-    table = assemble(registry, "plugins", CPU).dmp.state_dict()["bags.embedding_bags.t_a.weight"]
+    monkeypatch.setattr(sharded_model, "build_model", built)
+    table = build_sharded_model(registry, "plugins", CPU).dmp.state_dict()[
+        "bags.embedding_bags.t_a.weight"
+    ]
     tensor = table.local_shards()[0].tensor if isinstance(table, ShardedTensor) else table
     assert on_meta == ([True] if use is None else [True, False])
     assert bool(tensor.any()) is (use is not _sets)

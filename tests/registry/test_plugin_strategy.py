@@ -12,7 +12,7 @@ from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, T
 from recd_plugins.config import Entry
 from recd_plugins.config.entries import (
     _OF_A_TABLE,
-    CheckedPart,
+    PluginStrategy,
     by_class,
     call_class,
     one_answer,
@@ -34,11 +34,11 @@ class Part(TableStrategy):
     """Of which each test has one method."""
 
 
-def checked(part: TableStrategy) -> CheckedPart:
-    return CheckedPart(Path("registry.yaml"), Entry(PLUGIN, ("t",), "sharding[1]", 7), part)
+def checked(part: TableStrategy) -> PluginStrategy:
+    return PluginStrategy(Path("registry.yaml"), Entry(PLUGIN, ("t",), "sharding[1]", 7), part)
 
 
-def with_method(method: str, does: Any) -> CheckedPart:
+def with_method(method: str, does: Any) -> PluginStrategy:
     return checked(type("Part", (Part,), {method: does})())
 
 
@@ -88,7 +88,7 @@ def test_a_class_is_asked_for_all_of_its_parts() -> None:
 def test_two_answers_for_one_table_are_refused() -> None:
     one, none = with_method("fetch_bandwidth", lambda *_: 5.0), checked(TableStrategy())
 
-    def ask(*parts: CheckedPart) -> float | None:
+    def ask(*parts: PluginStrategy) -> float | None:
         return one_answer(parts, "t", "fetch_bandwidth", lambda part: part.fetch_bandwidth("t"))
 
     assert ask(none, none) is None

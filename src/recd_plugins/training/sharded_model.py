@@ -31,12 +31,12 @@ from recd_plugins.planning.choosing import (
 )
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.prepared import Prepared, prepare_parts
-from recd_plugins.planning.profile import equal_gradients_pay
+from recd_plugins.planning.profile import gradient_dedup_pays
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
-from recd_plugins.runtime.rank_agreement import check_agreement, tell_all
+from recd_plugins.runtime.rank_agreement import all_gather_object, check_agreement
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
@@ -59,7 +59,7 @@ Variant = Literal["plugins", "baseline"]
 
 
 @dataclass(frozen=True)
-class Assembled:
+class ShardedModel:
     """A sharded model with its optimizer and plan context."""
 
     prepared: Prepared
@@ -69,14 +69,14 @@ class Assembled:
     setting: PlanContext | None
 
 
-def assemble(
+def build_sharded_model(
     registry: RunConfig,
     side: Variant,
     device: torch.device,
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
     topology: TopologySpec | None = None,
-) -> Assembled:
+) -> ShardedModel:
     """Build, prepare, plan and shard the model. Collective.
 
     Both variants start from the same seeded weights, whatever their plans. The baseline trains the
@@ -101,7 +101,6 @@ def assemble(
     tables = tuple(tables_of(model))  # sharding replaces its modules in place
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
-    tables = tuple(tables_of(model))  # the sharded model has none
     profile = prepared.measured_profile() if setting is None else setting.data.profile()
 
     def activations() -> int:
@@ -128,7 +127,7 @@ def assemble(
     if topology is None and registry.training.topology is not None:
         topology = machine_of(registry.training, device=device)
     costs = None if topology is None else topology.costs
-    pays = tell_all("sharding the model", equal_gradients_pay(costs))[0]
+    pays = all_gather_object("sharding the model", gradient_dedup_pays(costs))[0]
     with nullcontext() if pays else all_gradients_sent():
         dmp = DistributedModelParallel(
             module=model,
@@ -148,7 +147,7 @@ def assemble(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return Assembled(prepared, dmp, optimizer, tables, setting)
+    return ShardedModel(prepared, dmp, optimizer, tables, setting)
 
 
 def _prepared(
