@@ -23,7 +23,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks._measure import from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
-from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableDemand
 from recd_plugin_flexshard.runtime import (
     RowTiers,
@@ -31,6 +30,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
+from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugins.api import Pooling
 from recd_plugins.config import ModelSpec, TrainingSpec
 from recd_plugins.config.from_file import load_registry
@@ -217,7 +217,7 @@ def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Tra
         parts.dmp.train()
         pipeline = build_train_pipeline(parts.dmp, parts.optimizer, _CPU)
         trainers[name] = RankTrainer(pipeline, list(islice(loader, job.num_batches)), _CPU)
-        tiered = (part for part in parts.prepared.table_parts if isinstance(part, TieredPart))
+        tiered = (part for part in parts.prepared.table_parts if isinstance(part, TieredStrategy))
         tables = [table for part in tiered for table in part.plan.tables]
         trained[name] = Trained(
             hot=sum(table.hot for table in tables), flex=sum(table.flex for table in tables)

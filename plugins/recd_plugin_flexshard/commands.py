@@ -35,13 +35,13 @@ class PlannedTiers:
 
 def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> PlannedTiers:
     """Prepare data and model for the ranks of ``spec``; raise RecdError if no entry has tiers."""
-    from recd_plugin_flexshard.part import TieredPart
+    from recd_plugin_flexshard.strategy import TieredStrategy
     from recd_plugins.api import study, wrapped_dataset
 
     wrapped_dataset(registry).prepare()
     candidate = study.with_plugins(registry, spec)
     parts = candidate.prepared.parts.items()
-    plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
+    plans = {field: part.plan for field, part in parts if isinstance(part, TieredStrategy)}
     if plans:
         return PlannedTiers(candidate, plans)
     raise RecdError(

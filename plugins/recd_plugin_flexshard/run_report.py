@@ -187,20 +187,20 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
     tables = [table for table in run.tables if table.name in shardings]
     if not tables:
         return TierReport.of(plans, run.sent, retierings=retierings)
-    setting, profile = run.setting, run.setting.data.profile()
+    context, profile = run.context, run.context.data.profile()
 
     def sent(known: DataProfile) -> float:
         by_table = step_costs.bytes_of_tables(
             tables,
             shardings,
             known,
-            batch_size=setting.batch_size,
-            world_size=setting.world_size,
-            wire_bytes=setting.wire_bytes,
+            batch_size=context.batch_size,
+            world_size=context.world_size,
+            wire_bytes=context.wire_bytes,
         )
         return sum(by_table.values())
 
-    deduplicated = replace(profile, gradients=gradients_sent_once(setting))
+    deduplicated = replace(profile, gradients=gradients_sent_once(context))
     names = tuple(table.name for table in tables)
     others = OtherTables(names, sent(deduplicated), sent(profile.plain()))
     return TierReport.of(plans, run.sent, others, retierings)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-    from recd_plugin_flexshard.part import TieredPart
     from recd_plugin_flexshard.planning import TierPlan
+    from recd_plugin_flexshard.strategy import TieredStrategy
 
 
 class TieredSharding(Sharding):
     """Base of the tier plugins: row-wise tables, with copies of hot and flex rows."""
 
-    strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
+    tier_strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
 
     class Options(TierOptions):
         """Options of all tier plugins."""
@@ -34,22 +34,22 @@ class TieredSharding(Sharding):
     def coalesces(self) -> bool:
         return self.options.coalesce
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
         from recd_plugin_flexshard.runtime.collection import RowTiers, with_tiers
 
-        plan = self._plan(tables, setting)
+        plan = self._plan(tables, context)
         if plan is None:
             return model
         rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
         return with_tiers(model, rows, self.options.retier_every, plan.syncs.sparse)
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TieredPart | None:
-        from recd_plugin_flexshard.part import TieredPart
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TieredStrategy | None:
+        from recd_plugin_flexshard.strategy import TieredStrategy
 
-        plan = self._plan(tables, setting)
-        return None if plan is None else TieredPart(plan)
+        plan = self._plan(tables, context)
+        return None if plan is None else TieredStrategy(plan)
 
-    def _plan(self, tables: Sequence[Table], setting: PlanContext) -> TierPlan | None:
+    def _plan(self, tables: Sequence[Table], context: PlanContext) -> TierPlan | None:
         """Plan the tiers, once per context."""
         if not tables:
             return None
@@ -62,11 +62,11 @@ class TieredSharding(Sharding):
                 f"{self.name} is for tables of sequences, but bags look up {names}: name "
                 f"{features} in a pooling: entry if these are sequences, or use torchrec.row_wise"
             )
-        key = (tuple(tables), setting)
+        key = (tuple(tables), context)
         if self._planned is None or self._planned[0] != key:
             from recd_plugin_flexshard.table_plan import plan_tables
 
-            self._planned = key, plan_tables(self.strategy, self.options, tables, setting)
+            self._planned = key, plan_tables(self.tier_strategy, self.options, tables, context)
         return self._planned[1]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
@@ -94,14 +94,14 @@ class TwoTier(TieredSharding):
     """Replicates frequently read rows of sequence tables, shards the rest row-wise (FlexShard)."""
 
     name = "flexshard.two_tier"
-    strategy: ClassVar[Literal["two_tier"]] = "two_tier"
+    tier_strategy: ClassVar[Literal["two_tier"]] = "two_tier"
 
 
 class ThreeTier(TieredSharding):
     """Places rows of sequence tables on every rank, in every node, or row-wise (FlexShard)."""
 
     name = "flexshard.three_tier"
-    strategy: ClassVar[Literal["three_tier"]] = "three_tier"
+    tier_strategy: ClassVar[Literal["three_tier"]] = "three_tier"
 
     class Options(TierOptions):
         """Options of this plugin."""
@@ -122,14 +122,14 @@ class Joint(TieredSharding):
     """Chooses the best two or three tiers of rows for the topology and deduplicated data."""
 
     name = "flexshard.joint"
-    strategy: ClassVar[Literal["joint"]] = "joint"
+    tier_strategy: ClassVar[Literal["joint"]] = "joint"
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
-        if setting.world_size == 1 or any(table.pooled for table in tables):
+    def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
+        if context.world_size == 1 or any(table.pooled for table in tables):
             return []
         offers: list[dict[str, Any]] = [{}, {"coalesce": True}]
-        if setting.nodes > 1:
+        if context.nodes > 1:
             # A coalesced table may need more memory than a plain one even without copied rows.
             offers += [{**each, "budget": "2x"} for each in offers]
         return offers

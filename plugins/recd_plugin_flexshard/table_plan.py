@@ -61,21 +61,21 @@ def collectives_of(rates: stage_costs.CollectiveRates) -> Collectives:
     )
 
 
-def cluster_of(setting: PlanContext) -> ClusterShape:
-    rates = collectives_of(setting.rates)
-    return ClusterShape(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)
+def cluster_of(context: PlanContext) -> ClusterShape:
+    rates = collectives_of(context.rates)
+    return ClusterShape(context.nodes, context.ranks_per_node, context.batch_size, rates)
 
 
 def plan_tables(
-    strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: PlanContext
+    strategy: Strategy, options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> TierPlan:
     """Plan the tiers of ``tables`` together."""
     from recd_plugins.api import gradients_sent_once
 
-    here, other = cluster_of(setting), options.plan_for
-    cluster, memory = (here, memory_of(setting)) if other is None else _other(other, setting)
+    here, other = cluster_of(context), options.plan_for
+    cluster, memory = (here, memory_of(context)) if other is None else _other(other, context)
     for one, remedy in (
-        (setting.nodes == 1, "training.ranks_per_node, or --nodes of recd plan and recd simulate"),
+        (context.nodes == 1, "training.ranks_per_node, or --nodes of recd plan and recd simulate"),
         (cluster.nodes == 1, "plan_for.nodes"),
     ):
         if one and strategy == "three_tier":
@@ -84,16 +84,16 @@ def plan_tables(
                 f"flexshard.two_tier, or flexshard.joint, which takes two tiers there; or set "
                 f"{remedy}"
             )
-    demands = _demands(options, tables, setting)
-    costs = _costs(options, memory, cluster.world_size, setting.wire_bytes)
-    known = gradients_sent_once(setting)
+    demands = _demands(options, tables, context)
+    costs = _costs(options, memory, cluster.world_size, context.wire_bytes)
+    known = gradients_sent_once(context)
     try:
         plan = plan_tiers(demands, cluster, strategy, costs)
         if other is not None:
             plan = on_cluster(plan, here)
-            return on_cluster(plan, here, _gradient_share(known, plan, setting.world_size))
+            return on_cluster(plan, here, _gradient_share(known, plan, context.world_size))
         for _ in range(_ROUNDS):
-            share = _gradient_share(known, plan, setting.world_size)
+            share = _gradient_share(known, plan, context.world_size)
             if share == plan.options.gradient_share:
                 break
             plan = plan_tiers(demands, cluster, strategy, replace(costs, gradient_share=share))
@@ -136,7 +136,7 @@ def _costs(
     return CostOptions(wire_bytes=wire_bytes, **values, **options.cost_options())
 
 
-def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
+def _other(other: OtherCluster, context: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
     from recd_plugins.api import topologies
 
     try:
@@ -144,27 +144,27 @@ def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, Tie
             other.topology,
             nodes=other.nodes,
             ranks_per_node=other.ranks_per_node,
-            ranks=setting.ranks_per_node,
-            device=setting.device_type,
+            ranks=context.ranks_per_node,
+            device=context.device_type,
         )
     except RecdError as error:  # without the file's line numbers, which are not the entry's
         raise SetupError(f"the option plan_for: {error}") from error
-    batch_size = other.batch_size or setting.batch_size
+    batch_size = other.batch_size or context.batch_size
     rates = collectives_of(spec.collective_rates)
     return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)
 
 
 def _demands(
-    options: TierOptions, tables: Sequence[Table], setting: PlanContext
+    options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> list[TableDemand]:
-    profile = options.accesses(tables, setting, deduplicated=options.dedupe == "data")
+    profile = options.accesses(tables, context, deduplicated=options.dedupe == "data")
     counts_distinct = options.coalesce or options.sync != "dense"
-    distinct = setting.data.distinct(tables) if counts_distinct else {}
+    distinct = context.data.distinct(tables) if counts_distinct else {}
     demands = []
     for table in tables:
         access = profile.covering(table.name, table.num_embeddings)
         if access.batch_size is None or options.dedupe != "data":
-            factor = _dedupe_factor(options, table, setting)
+            factor = _dedupe_factor(options, table, context)
         else:  # counted after deduplication
             factor = access.dedupe_factor
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
@@ -174,12 +174,12 @@ def _demands(
     return demands
 
 
-def _dedupe_factor(options: TierOptions, table: Table, setting: PlanContext) -> float:
+def _dedupe_factor(options: TierOptions, table: Table, context: PlanContext) -> float:
     """Return the ids of a table's features divided by the ids that are looked up."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe
-    known = setting.data.profile()
+    known = context.data.profile()
     features = [known.of(name) for name in table.features]
     ids = sum(feature.length for feature in features)
-    unique = sum(f.length / f.dedupe_factor(setting.batch_size, pooled=False) for f in features)
+    unique = sum(f.length / f.dedupe_factor(context.batch_size, pooled=False) for f in features)
     return ids / unique if unique else 1.0

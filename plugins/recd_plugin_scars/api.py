@@ -1,14 +1,14 @@
 """The API of cached tables, for packages that build caches of their own."""
 
-from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
 from recd_plugin_scars.runtime.policies import RowPolicy, ShardRows, Slots, TableCache
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.strategy import CacheStrategy
 
 __all__ = [
-    "CachePart",
     "CachePlan",
+    "CacheStrategy",
     "CacheTraffic",
     "CachedKernels",
     "RowPolicy",

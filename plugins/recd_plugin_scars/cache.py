@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from recd_plugin_scars.part import CachePart
     from recd_plugin_scars.planning import CachePlan, TableLoad
+    from recd_plugin_scars.strategy import CacheStrategy
 
 # Share of the free memory for caches without a given size.
 _SHARE_OF_MEMORY = 0.5
@@ -39,12 +39,12 @@ class ScarsCache(Cache):
                 "there too"
             )
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> CachePart | None:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> CacheStrategy | None:
         """Return the planned caches, or None with the policy uvm, which uses TorchRec's kernel."""
-        from recd_plugin_scars.part import CachePart
         from recd_plugin_scars.runtime.policies import TableCache
+        from recd_plugin_scars.strategy import CacheStrategy
 
-        plan = self._plan(tables, setting)
+        plan = self._plan(tables, context)
         if plan is None or self.options.policy == "uvm":
             return None
         caches = {
@@ -58,18 +58,18 @@ class ScarsCache(Cache):
             )
             for name, table in plan.tables.items()
         }
-        return CachePart(caches, plan)
+        return CacheStrategy(caches, plan)
 
-    def _plan(self, tables: Sequence[Table], setting: PlanContext) -> CachePlan | None:
+    def _plan(self, tables: Sequence[Table], context: PlanContext) -> CachePlan | None:
         if not tables:
             return None
-        if self.options.policy == "uvm" and setting.device_type != "cuda":
+        if self.options.policy == "uvm" and context.device_type != "cuda":
             import torch
 
-            self.check(torch.device(setting.device_type))
-        key = (tuple(tables), setting)
+            self.check(torch.device(context.device_type))
+        key = (tuple(tables), context)
         if self._planned is None or self._planned[0] != key:
-            self._planned = key, plan_caches(self.options, tables, setting)
+            self._planned = key, plan_caches(self.options, tables, context)
         return self._planned[1]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
@@ -95,7 +95,7 @@ class ScarsCache(Cache):
         return found
 
 
-def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanContext) -> CachePlan:
+def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanContext) -> CachePlan:
     """Size the caches of ``tables`` together, and predict their traffic.
 
     Raises:
@@ -103,7 +103,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
     """
     from recd_plugin_scars.planning import CachePlan, TableLoad
 
-    profile = options.accesses(tables, setting)
+    profile = options.accesses(tables, context)
     loads = {
         table.name: TableLoad(
             profile.covering(table.name, table.num_embeddings), table.embedding_dim
@@ -111,31 +111,31 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanCon
         for table in tables
     }
     step: Any = {
-        "batch_size": setting.batch_size * setting.world_size,
-        "optimizer": setting.optimizer,
+        "batch_size": context.batch_size * context.world_size,
+        "optimizer": context.optimizer,
         "held": int(options.lookahead),
         # FBGEMM's own cache also keeps the last used rows.
         "policy": "lru" if options.policy == "uvm" else options.policy,
     }
-    memory = None if setting.memory_bytes is None else setting.memory_bytes * setting.world_size
+    memory = None if context.memory_bytes is None else context.memory_bytes * context.world_size
     if options.rows is not None or options.share is not None:
         plan = CachePlan.of(loads, _sizes(options, tables), **step)
     elif options.bytes is not None:
         plan = CachePlan.within(loads, text_utils.read_bytes(options.bytes), **step)
     else:
-        plan = CachePlan.within(loads, _room(options, loads, setting, memory), **step)
+        plan = CachePlan.within(loads, _room(options, loads, context, memory), **step)
     if memory is not None and plan.cached_bytes > memory:
         raise SetupError(
             f"the caches of {text_utils.shortened(list(plan.tables))} take "
             f"{_gib(plan.cached_bytes)}, and the "
-            f"{setting.device_type} memory of all {setting.world_size} ranks is {_gib(memory)}: "
+            f"{context.device_type} memory of all {context.world_size} ranks is {_gib(memory)}: "
             "lower rows, share or bytes, or leave them out, which caches what pays"
         )
     return plan
 
 
 def _room(
-    options: CacheOptions, loads: Mapping[str, TableLoad], setting: PlanContext, memory: int | None
+    options: CacheOptions, loads: Mapping[str, TableLoad], context: PlanContext, memory: int | None
 ) -> float | None:
     """Return the bytes for caches without a given size: half of the free memory, if known."""
     from recd_plugin_scars.planning import row_bytes
@@ -143,9 +143,9 @@ def _room(
     if memory is None:
         return None
     room = float(memory)
-    if setting.device_type == "cpu" and options.folder is None:
+    if context.device_type == "cpu" and options.folder is None:
         room -= sum(
-            load.num_embeddings * row_bytes(load.embedding_dim, setting.optimizer)
+            load.num_embeddings * row_bytes(load.embedding_dim, context.optimizer)
             for load in loads.values()
         )
     return max(0.0, _SHARE_OF_MEMORY * room)

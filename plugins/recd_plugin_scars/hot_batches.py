@@ -24,7 +24,7 @@ from recd_plugins.api import (
 
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
-    from recd_plugin_scars.part import CachePart
+    from recd_plugin_scars.strategy import CacheStrategy
     from recd_plugins.api import AccessProfile
 
 Count = Annotated[StrictInt, Field(gt=0)]
@@ -167,7 +167,7 @@ class HotBatches(DatasetWrapper):
 
     def _cached_tables(self) -> dict[str, HotTable]:
         from recd_plugin_scars.hot_rows import HotTable
-        from recd_plugin_scars.part import all_caches
+        from recd_plugin_scars.strategy import all_caches
 
         caches = all_caches(_cache_parts(self.lookups))
         if not caches:
@@ -197,10 +197,10 @@ class HotBatches(DatasetWrapper):
         }
 
 
-def _cache_parts(lookups: Lookups) -> list[CachePart]:
-    from recd_plugin_scars.part import CachePart
+def _cache_parts(lookups: Lookups) -> list[CacheStrategy]:
+    from recd_plugin_scars.strategy import CacheStrategy
 
-    return [part for part in lookups.parts if isinstance(part, CachePart)]
+    return [part for part in lookups.parts if isinstance(part, CacheStrategy)]
 
 
 class _HotOrder:

@@ -49,14 +49,14 @@ class CoalescingSharding(TypedSharding):
         return self.options.coalesce
 
 
-def _saves(tables: Sequence[Table], setting: PlanContext) -> bool:
+def _saves(tables: Sequence[Table], context: PlanContext) -> bool:
     """Return whether coalescing may send less. Only for pooled tables with fewer rows than sums."""
-    profile, batch_size = setting.data.profile(), setting.batch_size
+    profile, batch_size = context.data.profile(), context.batch_size
     uncoalesced = replace(profile, distinct={})
 
     def sent(table: Table) -> float:
         ids = uncoalesced.ids(table, batch_size)
-        sums = setting.world_size * uncoalesced.rows(table, batch_size)
+        sums = context.world_size * uncoalesced.rows(table, batch_size)
         return min(ids, sums) if table.pooled else ids
 
     known = [table for table in tables if table.name in profile.distinct]
@@ -70,19 +70,19 @@ class TableWise(CoalescingSharding):
     sharding_type = "table_wise"
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Offer sequences on CPUs, whose rows the planner splits.
 
         Ranks without a table call no kernel. The bytes sent leave tables to one rank; where
         processors take the time, they count less.
         """
-        costs = setting.costs
-        if setting.world_size == 1 or costs is None or not costs.lookup.lookups:
+        costs = context.costs
+        if context.world_size == 1 or costs is None or not costs.lookup.lookups:
             return []
         sequences = [table for table in tables if not table.pooled]
-        if setting.device_type != "cpu" or not sequences:
+        if context.device_type != "cpu" or not sequences:
             return []
-        return [{}, {"coalesce": True}] if _saves(sequences, setting) else [{}]
+        return [{}, {"coalesce": True}] if _saves(sequences, context) else [{}]
 
 
 class RowWise(CoalescingSharding):
@@ -161,33 +161,33 @@ class Planner(CoalescingSharding):
         return cast(Planner.Options, self.options).replicate
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Offer coalesced tables or tables on every rank, if that may send less."""
-        offered = [{"coalesce": True}] if _saves(tables, setting) else []
-        return [*offered, {"replicate": True}] if _some_are_small(tables, setting) else offered
+        offered = [{"coalesce": True}] if _saves(tables, context) else []
+        return [*offered, {"replicate": True}] if _some_are_small(tables, context) else offered
 
 
-def _some_are_small(tables: Sequence[Table], setting: PlanContext) -> bool:
+def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
     """Whether summing gradients may take less time than sending embeddings.
 
     That of one table, or of all tables within the latency of the collectives that this spares.
     """
-    if setting.device_type != "cpu" or setting.world_size == 1:
+    if context.device_type != "cpu" or context.world_size == 1:
         return False
-    profile, batch_size = replace(setting.data.profile(), distinct={}), setting.batch_size
+    profile, batch_size = replace(context.data.profile(), distinct={}), context.batch_size
 
     def sent(table: Table) -> float:
         return (profile.rows if table.pooled else profile.ids)(table, batch_size)
 
     if any(table.num_embeddings < sent(table) for table in tables):
         return True
-    if setting.costs is None:
+    if context.costs is None:
         return False
     from recd_plugins.api import step_costs
 
     reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
-    latency = step_costs.COLLECTIVES * setting.costs.all_to_all.collectives
-    return reduced * setting.costs.all_reduce.bytes_reduced < latency
+    latency = step_costs.COLLECTIVES * context.costs.all_to_all.collectives
+    return reduced * context.costs.all_reduce.bytes_reduced < latency
 
 
 class Uvm(Cache):

@@ -104,7 +104,7 @@ class Group:
 def groups_of(question: choosing.SearchContext) -> list[Group]:
     """Group similar tables, ordered by the first table of each group."""
     alike: dict[tuple[Any, ...], list[Table]] = {}
-    profile = question.setting.data.profile()
+    profile = question.context.data.profile()
     for table in question.tables:
         alike.setdefault(_key(table, profile), []).append(table)
     return [Group(tuple(some), tuple(question.offers(some))) for some in alike.values()]
@@ -382,8 +382,8 @@ class Chosen(choosing.Choice):
     def _table(self, run: str) -> TextTable:
         from recd_plugins.api import text_table
 
-        side = "" if run == self.name else run
-        title = f"{side} auto: what was chosen, for tables that are alike".strip()
+        variant = "" if run == self.name else run
+        title = f"{variant} auto: what was chosen, for tables that are alike".strip()
         others = "others, and ms of a step with them" if self.measured else "others, the best first"
         table = text_table(title, ["tables", "chosen", others])
         for each in self.groups:
@@ -450,7 +450,7 @@ def _chosen(
         None if start.seconds is None else start.total,
         question.costs,
         len(made),
-        measured=question.setting.measured,
+        measured=question.context.measured,
     )
 
 

@@ -89,8 +89,10 @@ class ScalingReport:
             "batch_size": self.batch_size,
             "global_batch": self.global_batch,
             **{
-                kind: {name: [each.as_json() for each in points] for name, points in sides.items()}
-                for kind, sides in self.points.items()
+                kind: {
+                    name: [each.as_json() for each in points] for name, points in variants.items()
+                }
+                for kind, variants in self.points.items()
             },
         }
 
@@ -115,10 +117,10 @@ def study_scaling(
     Plain TorchRec trains the first registry's model. Weak scaling keeps the first registry's
     ``training.batch_size`` per rank, strong scaling divides ``global_batch``.
     """
-    sides = _sides(registries, say)
+    variants = _sides(registries, say)
     batch_size = next(iter(registries.values())).training.batch_size
     found: dict[Scaling, dict[str, list[ScalingPoint]]] = {
-        kind: {name: [] for name in sides} for kind in ("weak", "strong")
+        kind: {name: [] for name in variants} for kind in ("weak", "strong")
     }
     powers = (2**power for power in range(spec.nodes.bit_length()))
     for nodes in dict.fromkeys([*powers, spec.nodes]):
@@ -128,34 +130,34 @@ def study_scaling(
             "strong": max(1, global_batch // some.world_size),
         }
         for kind, points in found.items():
-            for name, side in sides.items():
+            for name, variant in variants.items():
                 say(f"planning {name}, {kind} scaling, on {some.world_size:,} ranks")
-                points[name].append(_point(side, some, rows[kind]))
+                points[name].append(_point(variant, some, rows[kind]))
     return ScalingReport(topology, spec, batch_size, global_batch, found)
 
 
 def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> dict[str, _Side]:
-    sides = {}
+    variants = {}
     for name, registry in registries.items():
         say(f"counting what the model of {name} computes")
         wrapped_dataset(registry).prepare()
-        sides[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
-    first = next(iter(sides.values()))
+        variants[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
+    first = next(iter(variants.values()))
     plain = replace(first.registry, sharding=(), cache=())
-    return {STOCK: replace(first, registry=plain, is_plain=True), **sides}
+    return {STOCK: replace(first, registry=plain, is_plain=True), **variants}
 
 
-def _point(side: _Side, spec: topologies.TopologySpec, batch_size: int) -> ScalingPoint:
-    registry = side.registry.with_training({"batch_size": batch_size})
+def _point(variant: _Side, spec: topologies.TopologySpec, batch_size: int) -> ScalingPoint:
+    registry = variant.registry.with_training({"batch_size": batch_size})
     try:
-        candidate = study.with_plugins(registry, spec, side.data)
-        if side.is_plain:
+        candidate = study.with_plugins(registry, spec, variant.data)
+        if variant.is_plain:
             candidate = candidate.as_plain()
-        kept = candidate.activation_bytes(side.compute, batch_size)
+        kept = candidate.activation_bytes(variant.compute, batch_size)
         planned = candidate.plan(spec.to_torchrec(), batch_size, kept)
     except RecdError as error:  # no plan fits, or it needs several nodes
         return ScalingPoint(spec.world_size, batch_size, problem=str(error))
-    costs, compute = _costs(spec), side.compute
+    costs, compute = _costs(spec), variant.compute
     report = study.report_side(
         candidate, planned, spec, batch_size=batch_size, compute=compute, costs=costs
     )
@@ -186,8 +188,8 @@ def render(report: ScalingReport) -> RenderableType:
 
 def _problems(report: ScalingReport) -> Iterator[Text]:
     """Yield the first problem of each variant."""
-    for kind, sides in report.points.items():
-        for name, points in sides.items():
+    for kind, variants in report.points.items():
+        for name, points in variants.items():
             for point in points:
                 if point.problem is not None:
                     said = f"{name}, {kind}, {point.ranks:,} ranks: {point.problem}"
@@ -204,9 +206,9 @@ def _words(report: ScalingReport, kind: Scaling) -> str:
 
 
 def _table(report: ScalingReport, kind: Scaling) -> Table:
-    sides = report.points[kind]
-    table = text_table(_words(report, kind), [], ["ranks", "rows a rank", *sides])
-    for points in zip(*sides.values(), strict=True):
+    variants = report.points[kind]
+    table = text_table(_words(report, kind), [], ["ranks", "rows a rank", *variants])
+    for points in zip(*variants.values(), strict=True):
         times = (point.milliseconds for point in points)
         table.add_row(
             f"{points[0].ranks:,}",
@@ -223,12 +225,12 @@ def plot(report: ScalingReport, path: Path) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     figure = Figure(figsize=(8, 4), layout="constrained")
-    for axes, (kind, sides) in zip(figure.subplots(1, 2), report.points.items(), strict=True):
-        for name, points in sides.items():
+    for axes, (kind, variants) in zip(figure.subplots(1, 2), report.points.items(), strict=True):
+        for name, points in variants.items():
             shown = [(each.ranks, ms) for each in points if (ms := each.milliseconds) is not None]
             color = {"color": plots.GREY} if name == STOCK else {}
             axes.plot(*zip(*shown, strict=True), marker="o", markersize=4, label=name, **color)
-        ranks = [each.ranks for each in next(iter(sides.values()))]
+        ranks = [each.ranks for each in next(iter(variants.values()))]
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(ranks, [f"{each:,}" for each in ranks], fontsize="small", rotation=45)

@@ -36,7 +36,7 @@ from recd_plugins.api import (
     wrapped_dataset,
 )
 
-SIDES: tuple[Variant, ...] = ("baseline", "plugins")
+VARIANTS: tuple[Variant, ...] = ("baseline", "plugins")
 # Predictions are checked for stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
 # Steps per batch size in a round: warm-up steps, then measured steps.
@@ -51,14 +51,14 @@ class CalibrationPoint:
     """A measurement of a variant and batch size.
 
     Attributes:
-        side: with or without plugins.
+        variant: with or without plugins.
         batch_size: rows per rank.
         works: work of each rank.
         ranks: measured seconds of each rank.
         fitted: whether costs are fitted to it; else it checks them.
     """
 
-    side: Variant
+    variant: Variant
     batch_size: int
     works: Sequence[StepCost]
     ranks: Sequence[stage_costs.StageTimes]
@@ -97,7 +97,7 @@ class Calibration:
             "worst_factor": self.worst_factor,
             "points": [
                 {
-                    "side": point.side,
+                    "variant": point.variant,
                     "batch_size": point.batch_size,
                     "fitted": point.fitted,
                     "measured_seconds": point.measured.as_dict(),
@@ -117,7 +117,7 @@ class Calibration:
             f"stages of at least {MEANINGFUL_SHARE:.0%} of a step agree within a factor of "
             f"{self.worst_factor:.2f}; costs were fitted to other batch sizes"
         )
-        headings = [f"{point.side}, batch {point.batch_size}" for point in points]
+        headings = [f"{point.variant}, batch {point.batch_size}" for point in points]
         title = "milliseconds of a step: predicted / measured"
         table = text_table(title, ["stage"], headings, caption=caption)
         for stage in stage_costs.STAGES:
@@ -150,13 +150,13 @@ def calibrate(
     compute = measure_compute(registry)
     measured = [
         CalibrationPoint(
-            side,
+            variant,
             size,
-            works_of(candidates[side], by_rank[0][side][1], compute, size, ranks, job.device),
-            [sides[side][0][size] for sides in by_rank],
+            works_of(candidates[variant], by_rank[0][variant][1], compute, size, ranks, job.device),
+            [variants[variant][0][size] for variants in by_rank],
             fitted=size != sizes[1],
         )
-        for side in SIDES
+        for variant in VARIANTS
         for size in sizes
     ]
     costs = fit([point for point in measured if point.fitted], spec.least_costs)
@@ -231,15 +231,15 @@ def _profile_sides(
     """Return stage times of this rank by batch size, and the plan, of each variant."""
     imports.silence_upstream()
     found: dict[Variant, tuple[dict[int, stage_costs.StageTimes], ShardingPlan]] = {}
-    for side in SIDES:
+    for variant in VARIANTS:
         registry = job.load().with_training({"batch_size": max(sizes)})
         device = devices.device_of_rank(job.device)
-        parts = build_sharded_model(registry, side, device)
+        parts = build_sharded_model(registry, variant, device)
         profiles = {size: measurements.StepProfile(device, warmup=0) for size in sizes}
         for size, step in sessions.steps_in_turns(
             parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED
         ):
             with profiles[size].step():
                 step()
-        found[side] = {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
+        found[variant] = {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
     return found

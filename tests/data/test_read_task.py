@@ -261,7 +261,7 @@ class Parted(Sharding):
     """Has a part."""
     name = "acme.parted"
 
-    def part(self, tables, setting): return Part() if tables else None
+    def strategy(self, tables, context): return Part() if tables else None
 
 @hookimpl
 def register_shardings(): return [Parted]

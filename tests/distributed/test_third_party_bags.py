@@ -74,7 +74,7 @@ class Seen(Sharding):
 
     name = "acme.seen"
 
-    def rewrite(self, model, tables, setting):
+    def rewrite(self, model, tables, context):
         from torchrec import EmbeddingBagCollection
 
         from .bags import SeenBags

@@ -98,7 +98,7 @@ class Sharding(api.Sharding):
 
     name = "order.sharding"
 
-    def part(self, tables, setting):
+    def strategy(self, tables, context):
         return TableStrategy()
 
 

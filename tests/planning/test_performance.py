@@ -51,9 +51,9 @@ class Model(nn.Module):
         )
 
 
-def candidate(make_registry, side: str, model: nn.Module) -> ShardableModel:
+def candidate(make_registry, variant: str, model: nn.Module) -> ShardableModel:
     plugins = with_plugins(make_registry())
-    chosen = plugins if side == "plugins" else plugins.as_plain()
+    chosen = plugins if variant == "plugins" else plugins.as_plain()
     return replace(chosen, prepared=replace(chosen.prepared, model=model))
 
 
@@ -61,10 +61,10 @@ def sharding(planned: Planned, module: str) -> Counter[str]:
     return Counter(o.sharding_type for o in planned.options if o.path == module)
 
 
-@pytest.mark.parametrize("side", ["plugins", "plain"])
-def test_tables_that_fit_stay_whole_on_cpu(make_registry, side: str) -> None:
+@pytest.mark.parametrize("variant", ["plugins", "plain"])
+def test_tables_that_fit_stay_whole_on_cpu(make_registry, variant: str) -> None:
     # So large that replicating them costs more than sending what is looked up.
-    model = candidate(make_registry, side, Model(*[20 * FEW] * 24))
+    model = candidate(make_registry, variant, Model(*[20 * FEW] * 24))
     planned = model.plan(load_topology("machine", ranks=2).to_torchrec(), 256)
     assert sharding(planned, "bags") == {"table_wise": 24}
     assert len(sharding(planned, "sequences")) == 1

@@ -26,7 +26,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.planning.setting import rows_looked_up
+from recd_plugins.planning.plan_context import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
 from recd_plugins.training.session import write_topology
@@ -128,7 +128,7 @@ class Inner(Sharding):
 
     name = "acme.inner"
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
         return model.get_submodule("left")
 
 
@@ -163,7 +163,7 @@ class Parted(Sharding):
     name = "acme.parted"
     more: ClassVar[dict[str, Any]] = {}
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy:
         return type("Part", (TableStrategy,), self.more)()
 
 
@@ -182,8 +182,8 @@ class Fast(Cache):
     def check(self, device: torch.device) -> None:
         """Runs everywhere."""
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy:
-        return type("CachePart", (TableStrategy,), self.more)()
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy:
+        return type("CacheStrategy", (TableStrategy,), self.more)()
 
 
 def kernels(made_by: str, *tables: str) -> dict[str, Any]:
@@ -210,10 +210,10 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(
     with pytest.raises(SetupError, match="dgx-h100 is of ranks on cuda, and this run trains on cp"):
         prepare(registry, model("EmbeddingBagCollection"))
     prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
-    assert prepared.setting is not None
-    assert prepared.setting.device_type == "cuda"
+    assert prepared.context is not None
+    assert prepared.context.device_type == "cuda"
     known = DataProfile({"x": FeatureProfile()})
-    prepared.planner(prepared.setting.topology, profile=known)
+    prepared.planner(prepared.context.topology, profile=known)
     prepared.planner(this_machine(8).to_torchrec(), profile=known)
     warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warned == [
@@ -253,7 +253,7 @@ def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     registry = registry_with(tmp_path, "").with_training(of_gpus)
     prepared = prepare(registry, model(nn.Identity()))
-    assert prepared.setting is not None
-    assert prepared.setting.device_type == "cuda"
+    assert prepared.context is not None
+    assert prepared.context.device_type == "cuda"
     with pytest.raises(SetupError, match="this run trains on cpu"):
         prepare(registry.with_training({"device": "cpu"}), model(nn.Identity()))

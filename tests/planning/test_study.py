@@ -88,28 +88,30 @@ def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> 
     spec = load_topology(name, nodes=nodes, ranks=2)
     made = report(make_registry(), spec)
     assert made.plain is not None
-    for side in (made.plugins, made.plain):
-        assert {table.name for table in side.tables} == {
+    for variant in (made.plugins, made.plain):
+        assert {table.name for table in variant.tables} == {
             "t_item_0", "t_usr_0", "t_usr_1", "t_seq_0_0", "t_seq_0_1", "t_seq_0_2"
         }  # fmt: skip
-        assert tuple(side.memory)[2:] == COMPONENTS
-        assert side.memory_by_rank.shape == (spec.world_size,)
-        assert side.memory_by_rank.max() <= spec.memory_bytes
-        assert all((part >= 0).all() for part in side.memory.values())
+        assert tuple(variant.memory)[2:] == COMPONENTS
+        assert variant.memory_by_rank.shape == (spec.world_size,)
+        assert variant.memory_by_rank.max() <= spec.memory_bytes
+        assert all((part >= 0).all() for part in variant.memory.values())
         weights = sum(
             4
             * t.num_embeddings
             * t.embedding_dim
             * (len(t.ranks) if t.sharding_type == "data_parallel" else 1)
-            for t in side.tables
+            for t in variant.tables
         )
-        assert side.memory["embeddings"].sum() == pytest.approx(weights, rel=0.05)
+        assert variant.memory["embeddings"].sum() == pytest.approx(weights, rel=0.05)
     for stage in ("lookup", "gemm"):
         assert getattr(made.plugins.seconds, stage) < getattr(made.plain.seconds, stage), stage
     # Stock copies every table to every rank and sends gradients alone, to 128 ranks less than rows.
     if spec.world_size < 128:
         assert made.plugins.seconds.total < made.plain.seconds.total
-    before, after = (side.memory["inputs and outputs"].sum() for side in (made.plain, made.plugins))
+    before, after = (
+        variant.memory["inputs and outputs"].sum() for variant in (made.plain, made.plugins)
+    )
     assert after < before
     assert f"{spec.world_size} ranks" in text(made)
 
@@ -140,22 +142,22 @@ def test_the_largest_batch(make_registry) -> None:
     registry = make_registry()
     made = report(registry, spec, None)
     assert made.plain is not None
-    sides = {"plugins": with_plugins(registry)}
-    sides["plain"] = sides["plugins"].as_plain()
+    variants = {"plugins": with_plugins(registry)}
+    variants["plain"] = variants["plugins"].as_plain()
     topology = spec.to_torchrec()
-    for name, candidate in sides.items():
-        side = getattr(made, name)
-        assert side.batch_size == side.largest_batch_size
+    for name, candidate in variants.items():
+        variant = getattr(made, name)
+        assert variant.batch_size == variant.largest_batch_size
         for batch_size, fits in (
-            (side.largest_batch_size, True),
-            (side.largest_batch_size + side.batch_step, False),
+            (variant.largest_batch_size, True),
+            (variant.largest_batch_size + variant.batch_step, False),
         ):
             kept = candidate.activation_bytes(COMPUTE, batch_size)
             assert candidate.fits(topology, batch_size, kept) == fits
             if not fits:
                 with pytest.raises(NoPlanError, match="no plan fits"):
                     candidate.plan(topology, batch_size, kept)
-        assert side.memory_by_rank.max() > 0.97 * spec.memory_bytes
+        assert variant.memory_by_rank.max() > 0.97 * spec.memory_bytes
     assert made.plugins.largest_batch_size
     assert made.plain.largest_batch_size
     # Per row: activations of 5000 bytes, of which poolings' are divided, and what lookups hold.
@@ -175,16 +177,17 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
     spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 10_000_000})
     made = report(registry, spec, None)
     assert made.plain is not None
-    for side in (made.plugins, made.plain):
-        assert side.batch_step is not None
-        assert side.batch_size % 3 == side.batch_step % (3 * 64) == 0
+    for variant in (made.plugins, made.plain):
+        assert variant.batch_step is not None
+        assert variant.batch_size % 3 == variant.batch_step % (3 * 64) == 0
 
 
 def test_the_plain_plan_may_not_fit(make_registry) -> None:
     fits = report(make_registry(), load_topology("machine", ranks=2), 2048)
     assert fits.plain is not None
     used = [
-        side.memory_by_rank.max() - side.memory["reserve"][0] for side in (fits.plugins, fits.plain)
+        variant.memory_by_rank.max() - variant.memory["reserve"][0]
+        for variant in (fits.plugins, fits.plain)
     ]
     between = int((used[0] + 0.2 * (used[1] - used[0])) / 0.85)
     spec = fits.spec.model_copy(update={"ddr_bytes": between})
@@ -224,13 +227,13 @@ def test_json_is_complete(make_registry) -> None:
     assert made["topology"]["world_size"] == 32
     assert made["data"]["source"] == "the first 4,096 rows"
     assert made["data"]["features"]["usr_0"]["dedupe_factor"] > 1
-    side = made["plugins"]
-    by_rank = side["memory_bytes"]["by_rank"]
-    assert side["memory_bytes"]["max"] == np.sum(list(by_rank.values()), axis=0).max()
-    assert side["seconds"]["total"] == pytest.approx(
-        sum(v for stage, v in side["seconds"].items() if stage != "total")
+    variant = made["plugins"]
+    by_rank = variant["memory_bytes"]["by_rank"]
+    assert variant["memory_bytes"]["max"] == np.sum(list(by_rank.values()), axis=0).max()
+    assert variant["seconds"]["total"] == pytest.approx(
+        sum(v for stage, v in variant["seconds"].items() if stage != "total")
     )
-    assert side["samples_per_second"] == pytest.approx(32 * 256 / side["seconds"]["total"])
+    assert variant["samples_per_second"] == pytest.approx(32 * 256 / variant["seconds"]["total"])
 
 
 def test_activations_are_counted(make_registry) -> None:
@@ -263,8 +266,8 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
         "alone": Alone(**bags("usr_1")),
     }
     prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
-    assert prepared.setting is not None
-    candidate = ShardableModel(prepared, prepared.sharders(), prepared.setting.data.profile())
+    assert prepared.context is not None
+    candidate = ShardableModel(prepared, prepared.sharders(), prepared.context.data.profile())
     spec = load_topology(MACHINE, ranks=2)
     made = report_side(
         candidate,

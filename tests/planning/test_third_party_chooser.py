@@ -76,7 +76,7 @@ class Halves(Sharding):
     name = "acme.halves"
 
     @classmethod
-    def offers(cls, tables, setting):
+    def offers(cls, tables, context):
         return [{}]
 
     def constraints(self, tables):

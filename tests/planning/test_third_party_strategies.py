@@ -41,7 +41,7 @@ class Sent(Section):
         ]
 
 
-class CountedPart(TableStrategy):
+class CountedStrategy(TableStrategy):
     """Nothing but a count."""
 
     def channels(self, model):
@@ -50,7 +50,7 @@ class CountedPart(TableStrategy):
         return {(dist.group.WORLD.group_name, "all_to_all"): "acme_all_to_all"}
 
     @classmethod
-    def sections(cls, parts: Sequence[CountedPart], run: TrainedRun) -> Sequence[Section]:
+    def sections(cls, parts: Sequence[CountedStrategy], run: TrainedRun) -> Sequence[Section]:
         return [] if run.sent is None else [Sent(run.sent)]
 
 
@@ -59,8 +59,8 @@ class Counted(Sharding):
 
     name = "acme.counted"
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> CountedPart | None:
-        return CountedPart() if tables else None
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> CountedStrategy | None:
+        return CountedStrategy() if tables else None
 
 
 @hookimpl

@@ -53,7 +53,7 @@ def test_what_a_plugin_refuses_names_its_entry() -> None:
 def test_what_is_right_passes() -> None:
     part = checked(TableStrategy())
     assert part.sharded_share("t") == 1.0
-    assert part.words("t") == ()
+    assert part.describe("t") == ()
     assert part.work("t", None, None) == ()  # type: ignore[arg-type]
     assert with_method("words", lambda *_: iter(["one"])).words("t") == ("one",)
 

@@ -290,7 +290,7 @@ class Split(Sharding):
         if self.fault == ("constrains_others" if tables else "constrains_without_tables"):
             names.append("t_other")
         return {name: ParameterConstraints() for name in names}
-    def rewrite(self, model, tables, setting):
+    def rewrite(self, model, tables, context):
         names = [table.name for table in tables]
         if self.fault == "drops_others":
             return nn.ModuleDict()
@@ -304,7 +304,7 @@ class Split(Sharding):
             if self.fault == "draws_weights" and any(each in name for each in names):
                 value.uniform_()
         return model
-    def part(self, tables, setting):
+    def strategy(self, tables, context):
         if not tables and self.fault != "part_without_tables":
             return None
         return SplitPart(self.fault, [table.name for table in tables])

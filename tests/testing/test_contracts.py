@@ -214,33 +214,33 @@ class ByRows(Sharding):
 
         return {each.name: ParameterConstraints(sharding_types=["row_wise"]) for each in tables}
 
-    def part(self, tables, setting):
+    def strategy(self, tables, context):
         return OfEachShard() if tables else None
 
 
 class TestAPartThatCountsOnItsConstraints:
     """It is asked of shards that a plan may have."""
 
-    tables, setting = ShardingContract.tables, ShardingContract.setting
+    tables, context = ShardingContract.tables, ShardingContract.context
 
-    def test_passes(self, tables, setting):
-        assert setting.world_size > 1
+    def test_passes(self, tables, context):
+        assert context.world_size > 1
         plugin = ByRows(ByRows.Options())
-        ShardingContract().test_every_rank_makes_the_same_part(plugin, tables, setting)
-        part = plugin.part(tables[:-1], setting)
-        ShardingContract().test_its_part_travels(plugin, tables, setting, part)
+        ShardingContract().test_every_rank_makes_the_same_part(plugin, tables, context)
+        part = plugin.strategy(tables[:-1], context)
+        ShardingContract().test_its_part_travels(plugin, tables, context, part)
 
 
 class TestAnOrderOfHashes:
     """The plugins above are in a process that has the hashes of its ranks."""
 
-    tables, setting = ShardingContract.tables, ShardingContract.setting
+    tables, context = ShardingContract.tables, ShardingContract.context
 
     @pytest.mark.skipif("PYTHONHASHSEED" in os.environ, reason="all processes have one order")
-    def test_is_noticed(self, tables, setting):
+    def test_is_noticed(self, tables, context):
         test = ShardingContract().test_another_process_makes_the_same_part
         with pytest.raises(AssertionError):
-            test(ByHash(ByHash.Options()), tables, setting)
+            test(ByHash(ByHash.Options()), tables, context)
 
 
 @pytest.mark.parametrize("kind", SOUND)

@@ -93,7 +93,7 @@ def differing(rank: int, world_size: int, shardings: list[str]) -> dict[str, lis
 
 
 def _differing(sharding: str, rank: int) -> list[str]:
-    sides = []
+    variants = []
     for deferred in (False, True):
         torch.manual_seed(5)
         if deferred:
@@ -107,8 +107,8 @@ def _differing(sharding: str, rank: int) -> list[str]:
         state = dmp.state_dict()
         copy_weights(state, first)
         dmp.load_state_dict(state)
-        sides.append((parts(dmp), torch.get_rng_state()))
-    (whole, after), (made, also_after) = sides
+        variants.append((parts(dmp), torch.get_rng_state()))
+    (whole, after), (made, also_after) = variants
     assert whole.keys() == made.keys()
     assert torch.equal(after, also_after), "later draws are what they were"
     return [

@@ -89,7 +89,7 @@ def sections_of(case: str) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_trains_as_stock_torchrec(case: str, make_registry: MakeRegistry) -> None:
     path = make_registry(**sections_of(case)).path
-    jobs = [Job(path, side, device=DEVICE.type) for side in ("baseline", "plugins")]
+    jobs = [Job(path, variant, device=DEVICE.type) for variant in ("baseline", "plugins")]
     (found,) = run_on_ranks(losses_of_jobs, 1, jobs)
     stock, ours = found
     if isinstance(ours, str):

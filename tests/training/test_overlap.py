@@ -132,10 +132,10 @@ def test_training_goes_on_after_a_failed_step(fails: str) -> None:
 
 def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float, ...] = ()) -> None:
     kinds: tuple[Pipeline, ...] = ("ours", "overlapped")
-    sides: list[list[Run]] = [
+    variants: list[list[Run]] = [
         run_on_ranks(run, world_size, kind, None, fails, False, rates) for kind in kinds
     ]
-    for waits, late in zip(*sides, strict=True):
+    for waits, late in zip(*variants, strict=True):
         assert (waits.pipeline, late.pipeline) == (
             "SparseDistTrainPipeline",
             "OverlappedTrainPipeline",

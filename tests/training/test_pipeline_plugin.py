@@ -46,8 +46,8 @@ def write(folder: Path, pipeline: str = "", fault: str = "", **sections: Any) ->
     )
 
 
-def trained(path: Path, side: Any = "plugins", **overrides: Any) -> Result:
-    return run_on_ranks(train, 2, Job(path, side, PLUGINS, overrides))[0]
+def trained(path: Path, variant: Any = "plugins", **overrides: Any) -> Result:
+    return run_on_ranks(train, 2, Job(path, variant, PLUGINS, overrides))[0]
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -73,7 +73,7 @@ def test_rounds_show_medians_and_spread() -> None:
     comparison = compared(first, *others)
     report = json.loads(json.dumps(comparison.as_json()))
     assert report["ratios"]["samples_per_second"] == 1.25
-    rounds = {side: found["samples_per_second"] for side, found in report["rounds"].items()}
+    rounds = {variant: found["samples_per_second"] for variant, found in report["rounds"].items()}
     assert rounds == {
         "baseline": {"value": {"median": 100.0, "least": 100.0, "most": 120.0}, "ratio": None},
         "plugins": {

@@ -48,23 +48,23 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("side", ["plugins", "baseline"])
-def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
+@pytest.mark.parametrize("variant", ["plugins", "baseline"])
+def test_a_run_has_the_plan_of_recd_plan(registry: Any, variant: Any) -> None:
     candidate = with_plugins(registry)
-    candidate = candidate if side == "plugins" else candidate.as_plain()
+    candidate = candidate if variant == "plugins" else candidate.as_plain()
     kept = candidate.activation_bytes(measure_compute(registry), 16)
     planned = candidate.plan(this_machine(1).to_torchrec(), 16, kept).sharding
-    assert str(build_sharded_model(registry, side, CPU).dmp.plan) == str(planned)
+    assert str(build_sharded_model(registry, variant, CPU).dmp.plan) == str(planned)
 
 
-@pytest.mark.parametrize("side", ["plugins", "baseline"])
+@pytest.mark.parametrize("variant", ["plugins", "baseline"])
 def test_activations_that_do_not_fit_leave_no_plan(
-    registry: Any, side: Any, monkeypatch: pytest.MonkeyPatch
+    registry: Any, variant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = replace(NO_COMPUTE, rest_saved_bytes=1e12)
     monkeypatch.setattr(sharded_model, "measure_compute", lambda _: kept)
     with pytest.raises(NoPlanError):
-        build_sharded_model(registry, side, CPU)
+        build_sharded_model(registry, variant, CPU)
 
 
 def test_planning_draws_nothing(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from recd_plugins.api import Cache, PlanContext, PluginOptions, Table
 if TYPE_CHECKING:
     import torch
 
-    from recd_plugin_tinylfu.part import TinyLfuPart
+    from recd_plugin_tinylfu.strategy import TinyLfuStrategy
 
 
 class TinyLfuCache(Cache):
@@ -30,16 +30,16 @@ class TinyLfuCache(Cache):
     def check(self, device: torch.device) -> None:
         """Runs everywhere."""
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TinyLfuPart | None:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TinyLfuStrategy | None:
         """Caches that start empty, and what is expected of the most read rows."""
         from recd_plugin_scars.api import CachePlan, TableCache, TableLoad
-        from recd_plugin_tinylfu.part import TinyLfuPart
         from recd_plugin_tinylfu.policy import TinyLfu
+        from recd_plugin_tinylfu.strategy import TinyLfuStrategy
 
         if not tables:
             return None
         share = self.options.share
-        reads = setting.data.access(tables, 65_536)
+        reads = context.data.access(tables, 65_536)
         plan = CachePlan.of(
             {
                 table.name: TableLoad(
@@ -48,10 +48,10 @@ class TinyLfuCache(Cache):
                 for table in tables
             },
             {table.name: round(share * table.num_embeddings) for table in tables},
-            batch_size=setting.batch_size * setting.world_size,
-            optimizer=setting.optimizer,
+            batch_size=context.batch_size * context.world_size,
+            optimizer=context.optimizer,
             held=1,  # with the rows of the batch before, as these look ahead
         )
         policy = partial(TinyLfu, sample=self.options.sample)
         caches = {table.name: TableCache(policy=policy, load_factor=share) for table in tables}
-        return TinyLfuPart(caches, plan)
+        return TinyLfuStrategy(caches, plan)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-    from recd_plugin_hotrows.part import HotPart
+    from recd_plugin_hotrows.strategy import HotStrategy
 
 
 class HotRows(Sharding):
@@ -34,14 +34,14 @@ class HotRows(Sharding):
 
     options: Options
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
         """Put a ``HotCollection`` where the model has an EmbeddingCollection with some of them."""
         from torchrec import EmbeddingCollection
 
         from recd_plugin_hotrows.collection import HotCollection
 
         hot = {
-            name: access.rows[: self.options.rows] for name, access in self._read(tables, setting)
+            name: access.rows[: self.options.rows] for name, access in self._read(tables, context)
         }
         for parent in list(model.modules()):
             for name, child in parent.named_children():
@@ -51,8 +51,8 @@ class HotRows(Sharding):
                     setattr(parent, name, HotCollection(child, hot))
         return model
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> HotPart | None:
-        from recd_plugin_hotrows.part import HotPart, HotTable
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> HotStrategy | None:
+        from recd_plugin_hotrows.strategy import HotStrategy, HotTable
 
         found = {
             table.name: HotTable(
@@ -60,9 +60,9 @@ class HotRows(Sharding):
                 access.covered(self.options.rows),
                 table.embedding_dim,
             )
-            for table, (_, access) in zip(tables, self._read(tables, setting), strict=True)
+            for table, (_, access) in zip(tables, self._read(tables, context), strict=True)
         }
-        return HotPart(found, setting.world_size) if found else None
+        return HotStrategy(found, context.world_size) if found else None
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         from torchrec.distributed.planner.types import ParameterConstraints
@@ -83,19 +83,19 @@ class HotRows(Sharding):
             )
         ]
 
-    def _read(self, tables: Sequence[Table], setting: PlanContext) -> list[tuple[str, Any]]:
+    def _read(self, tables: Sequence[Table], context: PlanContext) -> list[tuple[str, Any]]:
         """How often each row of a table is read, by its name."""
         if pooled := [table.name for table in tables if table.pooled]:
             raise SetupError(
                 f"{self.name} is for tables of sequences, and {', '.join(pooled)} are looked up in "
                 "bags: name their features in a pooling: entry, or take torchrec.table_wise"
             )
-        if tables and setting.optimizer != "sgd":
+        if tables and context.optimizer != "sgd":
             raise SetupError(
                 f"{self.name} trains its copies by sgd, and training.optimizer is "
-                f"{setting.optimizer}: change it, or take torchrec.table_wise"
+                f"{context.optimizer}: change it, or take torchrec.table_wise"
             )
-        profile = setting.data.access(tables, 65_536) if tables else None
+        profile = context.data.access(tables, 65_536) if tables else None
         return [
             (table.name, profile.covering(table.name, table.num_embeddings))
             for table in tables

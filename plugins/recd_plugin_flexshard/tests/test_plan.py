@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_flexshard.options import read_budget
-from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
+from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
@@ -52,7 +52,7 @@ def profile_of(tables: Any) -> AccessProfile:
 
 
 @pytest.fixture
-def setting() -> PlanContext:
+def context() -> PlanContext:
     """4 nodes of 8 ranks, as the paper has them."""
     topology = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8)
     return PlanContext(
@@ -70,9 +70,9 @@ def make(plugin: type[Sharding], **options: Any) -> Sharding:
     return plugin(plugin.Options.model_validate(options))
 
 
-def planned(plugin: type[Sharding], setting: PlanContext, **options: Any) -> TierPlan:
-    part = make(plugin, **options).part(TABLES, setting)
-    assert isinstance(part, TieredPart)
+def planned(plugin: type[Sharding], context: PlanContext, **options: Any) -> TierPlan:
+    part = make(plugin, **options).strategy(TABLES, context)
+    assert isinstance(part, TieredStrategy)
     return part.plan
 
 
@@ -80,28 +80,28 @@ def hot_and_flex(plan: TierPlan) -> tuple[int, int]:
     return sum(table.hot for table in plan.tables), sum(table.flex for table in plan.tables)
 
 
-def test_each_plugin_has_its_tiers(setting: PlanContext) -> None:
-    two, three = planned(TwoTier, setting), planned(ThreeTier, setting)
+def test_each_plugin_has_its_tiers(context: PlanContext) -> None:
+    two, three = planned(TwoTier, context), planned(ThreeTier, context)
     assert hot_and_flex(two)[0] > 0
     assert hot_and_flex(two)[1] == 0
     assert min(hot_and_flex(three)) > 0
     for plan in (two, three):
         assert plan.memory_bytes <= plan.row_wise_memory_bytes * (1 + 1e-9)
-        assert plan.cluster == cluster_of(setting)
-    least = planned(Joint, setting, minimise="bytes")
+        assert plan.cluster == cluster_of(context)
+    least = planned(Joint, context, minimise="bytes")
     assert least.a2a_reduction >= max(two.a2a_reduction, three.a2a_reduction)
 
 
-def test_more_memory_has_more_copies(setting: PlanContext) -> None:
+def test_more_memory_has_more_copies(context: PlanContext) -> None:
     rows = [
-        hot_and_flex(planned(Joint, setting, budget=budget, minimise="bytes", dedupe="none"))
+        hot_and_flex(planned(Joint, context, budget=budget, minimise="bytes", dedupe="none"))
         for budget in ("0.9x", "memory_neutral", "1.2x")
     ]
     assert rows == sorted(rows, key=sum)
     assert len(set(rows)) == 3
-    needed = planned(TwoTier, setting).row_wise_memory_bytes
-    in_bytes = planned(TwoTier, setting, budget=int(needed))
-    assert hot_and_flex(in_bytes) == hot_and_flex(planned(TwoTier, setting))
+    needed = planned(TwoTier, context).row_wise_memory_bytes
+    in_bytes = planned(TwoTier, context, budget=int(needed))
+    assert hot_and_flex(in_bytes) == hot_and_flex(planned(TwoTier, context))
 
 
 def test_budgets() -> None:
@@ -114,9 +114,9 @@ def test_budgets() -> None:
 NO_BUDGETS = ["", "0x", "1,5x", "2 bananas", 0, 1.5, True, [1]]
 
 
-def test_dedupe_factors(setting: PlanContext) -> None:
+def test_dedupe_factors(context: PlanContext) -> None:
     def factors(**options: Any) -> list[float]:
-        return [table.demand.dedupe_factor for table in planned(TwoTier, setting, **options).tables]
+        return [table.demand.dedupe_factor for table in planned(TwoTier, context, **options).tables]
 
     # Of t_b one of two features is deduplicated, 4 times.
     assert factors() == pytest.approx([4, 2 / (1 / 4 + 1)])
@@ -124,11 +124,11 @@ def test_dedupe_factors(setting: PlanContext) -> None:
     assert factors(dedupe=3) == [3, 3]
 
 
-def test_m_and_c_come_from_options_then_from_the_topology(setting: PlanContext) -> None:
+def test_m_and_c_come_from_options_then_from_the_topology(context: PlanContext) -> None:
     memory = TierMemory(memory_multiplier=2.0, saved_activations=0.5)
-    measured = replace(setting, sections={"tiers": memory})
+    measured = replace(context, sections={"tiers": memory})
     for known, options, expected in (
-        (setting, {}, (6.0, 1.0)),
+        (context, {}, (6.0, 1.0)),
         (measured, {}, (2.0 + 1 / 32, 0.5)),
         (measured, {"memory_multiplier": 4, "saved_activations": 0}, (4.0, 0.0)),
     ):
@@ -136,8 +136,8 @@ def test_m_and_c_come_from_options_then_from_the_topology(setting: PlanContext) 
         assert (costs.memory_multiplier, costs.saved_activations) == expected
 
 
-def test_a_plan_for_another_cluster(setting: PlanContext) -> None:
-    here = replace(setting, world_size=4, ranks_per_node=2, batch_size=64)
+def test_a_plan_for_another_cluster(context: PlanContext) -> None:
+    here = replace(context, world_size=4, ranks_per_node=2, batch_size=64)
     other = {
         "topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096
     }  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_plan_for_another_cluster(setting: PlanContext) -> None:
     own = planned(ThreeTier, here)
     assert moved.cluster == cluster_of(here)
     assert hot_and_flex(moved) != hot_and_flex(own)
-    assert hot_and_flex(planned(ThreeTier, setting, dedupe=2)) == hot_and_flex(
+    assert hot_and_flex(planned(ThreeTier, context, dedupe=2)) == hot_and_flex(
         planned(ThreeTier, here, plan_for=other, dedupe=2)
     )
     with pytest.raises(SetupError, match=r"set plan_for\.nodes"):
@@ -155,33 +155,33 @@ def test_a_plan_for_another_cluster(setting: PlanContext) -> None:
             planned(ThreeTier, here, plan_for={"topology": topology})
 
 
-def test_a_flex_tier_needs_nodes(setting: PlanContext) -> None:
-    one = replace(setting, world_size=8)
+def test_a_flex_tier_needs_nodes(context: PlanContext) -> None:
+    one = replace(context, world_size=8)
     with pytest.raises(SetupError, match=r"use flexshard\.two_tier, or flexshard\.joint"):
         planned(ThreeTier, one)
     assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
 
 
-def test_profiles_from_files(setting: PlanContext, tmp_path: Path) -> None:
+def test_profiles_from_files(context: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
     profile_of(TABLES).save(path)
-    found, counted = planned(TwoTier, setting, profile=path), planned(TwoTier, setting)
+    found, counted = planned(TwoTier, context, profile=path), planned(TwoTier, context)
     for a, b, table in zip(found.tables, counted.tables, TABLES, strict=True):
         np.testing.assert_array_equal(a.hot_rows, b.hot_rows)
         assert a.demand.features == b.demand.features == len(table.features)
     profile_of(TABLES[:1]).save(path)
     with pytest.raises(DataError, match="does not cover table t_b"):
-        planned(TwoTier, setting, profile=path)
+        planned(TwoTier, context, profile=path)
 
 
 def test_counts_of_unique_rows_carry_their_dedupe_factor(
-    setting: PlanContext, tmp_path: Path
+    context: PlanContext, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.parquet"
     tables = dict(profile_of(TABLES).tables)
     tables["t_a"] = tables["t_a"].of_unique_rows(4096, 2.5 * tables["t_a"].total)
     AccessProfile(tables, "x").save(path)
-    first, second = (each.demand for each in planned(Joint, setting, profile=path).tables)
+    first, second = (each.demand for each in planned(Joint, context, profile=path).tables)
     assert first.dedupe_factor == pytest.approx(2.5)
     assert first.length == pytest.approx(125)
     # t_b counts all rows, so its factor is still that of the data.
@@ -195,8 +195,8 @@ class EqualGradients(Zipf):
         return replace(super().profile(), gradients={table.name: known for table in TABLES})
 
 
-def test_copies_pay_later_with_gradient_dedup(setting: PlanContext) -> None:
-    on_gpu = replace(setting, data=EqualGradients())
+def test_copies_pay_later_with_gradient_dedup(context: PlanContext) -> None:
+    on_gpu = replace(context, data=EqualGradients())
     by_gloo = replace(on_gpu, device_type="cpu")
     once, all_sent = planned(TwoTier, by_gloo), planned(TwoTier, on_gpu)
     assert once.options.gradient_share == pytest.approx(0.2 + 2 / (16 * 4))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
+from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugins import load_registry, prepare
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.prepared import Prepared
@@ -45,7 +45,7 @@ def tiers_of(prepared: Prepared) -> dict[str, TableTiers]:
     return {
         table.name: table
         for part in prepared.table_parts
-        if isinstance(part, TieredPart)
+        if isinstance(part, TieredStrategy)
         for table in part.plan.tables
     }
 

@@ -129,7 +129,7 @@ def test_losses_are_those_without_shards_and_without_deduplication(
     tmp_path, model, converter, options
 ):
     path = write_registry(tmp_path, model, converter, **options)
-    jobs = [Job(path), Job(path, side="baseline")]
+    jobs = [Job(path), Job(path, variant="baseline")]
     plugins, baseline = run_on_ranks(train_each, 2, jobs)[0]
     alone = losses_of_one_model(path)
     np.testing.assert_allclose(plugins.losses, baseline.losses, rtol=0, atol=1e-6)
@@ -224,8 +224,8 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
     column = rows.schema.get_field_index("item")
     pq.write_table(rows.set_column(column, "item", items), tmp_path / "test.parquet")
     options = ["-k", "5", "--sampled", "2", "--json", str(tmp_path / "figures.json")]
-    setting = f"dataset.options.test_path={tmp_path}/test.parquet"
-    arguments = ["rank", str(path), setting, "--checkpoint", str(checkpoint), *options]
+    context = f"dataset.options.test_path={tmp_path}/test.parquet"
+    arguments = ["rank", str(path), context, "--checkpoint", str(checkpoint), *options]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert f"The data is not what {checkpoint} was trained on" in result.output
@@ -239,8 +239,8 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
 def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
     path, checkpoint = trained["sampled_softmax"]
     table = path.parent / "clicks.parquet"
-    setting = f"dataset.options.test_path={table}"
-    arguments = ["rank", str(path), setting, "--checkpoint", str(checkpoint), "--vectors"]
+    context = f"dataset.options.test_path={table}"
+    arguments = ["rank", str(path), context, "--checkpoint", str(checkpoint), "--vectors"]
 
     def output_of(folder: Path, *more: str) -> str:
         return CliRunner().invoke(main, [*arguments, str(folder), *more]).output.replace("\n", "")
@@ -270,8 +270,8 @@ def test_rows_without_a_user_are_not_of_one_user(tmp_path):
 
 
 def test_a_score_that_ranks_nothing_is_refused(tmp_path):
-    setting = f"dataset.options.test_path={tmp_path}/clicks.parquet"
-    registry = load_registry(write_registry(tmp_path, SASREC), settings=[setting])
+    context = f"dataset.options.test_path={tmp_path}/clicks.parquet"
+    registry = load_registry(write_registry(tmp_path, SASREC), settings=[context])
     registry.dataset.prepare()
     items = Items.of(registry.dataset, "item", ["item"])
     rows = next(_positive(registry, "label"))

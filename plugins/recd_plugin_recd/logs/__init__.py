@@ -352,7 +352,7 @@ def consume(
 
 
 def _settings(config: tuple[str, ...]) -> dict[str, str]:
-    for setting in config:
-        if "=" not in setting:
-            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--config")
+    for context in config:
+        if "=" not in context:
+            raise click.BadParameter(f"{context!r} is not KEY=VALUE", param_hint="--config")
     return {name: value for name, _, value in (each.partition("=") for each in config)}

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from recd_plugin_scars.cache import ScarsCache
-from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan
 from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.cli import main
 from recd_plugins.interfaces import PlanContext, Table
@@ -36,7 +36,7 @@ def plugin(**options: Any) -> ScarsCache:
 
 
 @pytest.fixture
-def setting() -> PlanContext:
+def context() -> PlanContext:
     """Two ranks with a GiB each, whose data reads an eighth of the rows much more often."""
     topology = this_machine(2)
     return PlanContext(
@@ -61,76 +61,76 @@ class TestContract(CacheContract):
         return plugin(**options)
 
 
-def part(setting: PlanContext, tables: Sequence[Table] = TABLES, **options: Any) -> CachePart:
-    made = plugin(**options).part(tables, setting)
+def part(context: PlanContext, tables: Sequence[Table] = TABLES, **options: Any) -> CacheStrategy:
+    made = plugin(**options).strategy(tables, context)
     assert made is not None
     return made
 
 
-def caches_of(setting: PlanContext, *tables: Any, **options: Any) -> Mapping[str, TableCache]:
-    return part(setting, *tables, **options).caches
+def caches_of(context: PlanContext, *tables: Any, **options: Any) -> Mapping[str, TableCache]:
+    return part(context, *tables, **options).caches
 
 
-def planned(setting: PlanContext, *tables: Any, **options: Any) -> CachePlan:
-    plan = part(setting, *tables, **options)._plan
+def planned(context: PlanContext, *tables: Any, **options: Any) -> CachePlan:
+    plan = part(context, *tables, **options)._plan
     assert plan is not None
     return plan
 
 
 def cached(
-    setting: PlanContext, tables: Sequence[Table] = TABLES, **options: Any
+    context: PlanContext, tables: Sequence[Table] = TABLES, **options: Any
 ) -> dict[str, int]:
-    caches = caches_of(setting, tables, **options)
+    caches = caches_of(context, tables, **options)
     return {t.name: caches[t.name].num_cached_rows(t.num_embeddings) for t in tables}
 
 
-def test_rows_and_share(setting: PlanContext) -> None:
-    assert cached(setting, rows=100) == {"t_user": 100, "t_history": 100}
-    assert cached(setting, share=0.1) == {"t_user": 100, "t_history": 50}
+def test_rows_and_share(context: PlanContext) -> None:
+    assert cached(context, rows=100) == {"t_user": 100, "t_history": 100}
+    assert cached(context, share=0.1) == {"t_user": 100, "t_history": 50}
 
 
-def test_bytes_go_to_what_is_read_most(setting: PlanContext) -> None:
-    rows = cached(setting, bytes="9000B")
+def test_bytes_go_to_what_is_read_most(context: PlanContext) -> None:
+    rows = cached(context, bytes="9000B")
     width = {"t_user": 4 * 16 + 4, "t_history": 4 * 8 + 4}  # with state
     taken = sum(count * width[name] for name, count in rows.items())
     assert 9000 - max(width.values()) < taken <= 9000
     assert rows["t_user"] + rows["t_history"] < 1000 // 8 + 500 // 8 + 100
 
 
-def test_what_pays_is_what_is_read_more_than_once(setting: PlanContext) -> None:
+def test_what_pays_is_what_is_read_more_than_once(context: PlanContext) -> None:
     """SkewedData reads every row, so that all pay where memory allows."""
-    assert cached(setting) == {"t_user": 1000, "t_history": 500}
+    assert cached(context) == {"t_user": 1000, "t_history": 500}
     tables_take = 1000 * (4 * 16 + 4) + 500 * (4 * 8 + 4)
-    small = replace(setting, memory_bytes=tables_take // 2 + 2000)
+    small = replace(context, memory_bytes=tables_take // 2 + 2000)
     beside = sum(cached(small).values())
     assert 2000 // (4 * 16 + 4) - 1 <= beside <= 2000 // (4 * 8 + 4)
     assert sum(cached(small, storage={"file": "slow"}).values()) > 10 * beside
 
 
-def test_hot_rows_are_the_most_read(setting: PlanContext) -> None:
-    cache = caches_of(setting, rows=125)["t_user"]
+def test_hot_rows_are_the_most_read(context: PlanContext) -> None:
+    cache = caches_of(context, rows=125)["t_user"]
     assert sorted(cache.first_hot_rows("t_user", 1000)) == list(range(125))
 
 
-def test_the_rest_of_the_options_arrives(setting: PlanContext) -> None:
-    cache = caches_of(setting, rows=1, lookahead=False, policy="lfu")["t_user"]
+def test_the_rest_of_the_options_arrives(context: PlanContext) -> None:
+    cache = caches_of(context, rows=1, lookahead=False, policy="lfu")["t_user"]
     assert (cache.policy, cache.lookahead, cache.folder) == ("lfu", False, None)
-    cache = caches_of(setting, rows=1, storage={"file": "f"})["t_user"]
+    cache = caches_of(context, rows=1, storage={"file": "f"})["t_user"]
     assert cache.folder == Path("f")
 
 
-def test_the_plan_predicts_traffic(setting: PlanContext) -> None:
-    plan = planned(setting, rows=125)
+def test_the_plan_predicts_traffic(context: PlanContext) -> None:
+    plan = planned(context, rows=125)
     assert plan.batch_size == 128
     user = plan.tables["t_user"].traffic
     assert 0 < user.misses < user.unique_rows
-    assert planned(setting, TABLES[:1], rows=1000, policy="lru").tables
+    assert planned(context, TABLES[:1], rows=1000, policy="lru").tables
 
 
-def test_uvm_is_a_kernel_of_torchrec(setting: PlanContext) -> None:
-    cuda = replace(setting, device_type="cuda")
+def test_uvm_is_a_kernel_of_torchrec(context: PlanContext) -> None:
+    cuda = replace(context, device_type="cuda")
     cache = plugin(share=0.1, policy="uvm")
-    assert cache.part(TABLES, cuda) is None
+    assert cache.strategy(TABLES, cuda) is None
     found = cache.constraints(TABLES)
     for table in TABLES:
         assert found[table.name].compute_kernels == ["fused_uvm_caching"]
@@ -141,22 +141,22 @@ def test_uvm_is_a_kernel_of_torchrec(setting: PlanContext) -> None:
         assert params.stats is not None
 
 
-def test_caches_larger_than_the_device(setting: PlanContext) -> None:
+def test_caches_larger_than_the_device(context: PlanContext) -> None:
     huge = (Table("t_user", ("user",), 1_000_000, 4096, pooled=True),)
     with pytest.raises(SetupError, match=r"take 15\.\d\d GiB, and the cpu memory of all 2 ranks"):
-        plugin(share=1).part(huge, setting)
+        plugin(share=1).strategy(huge, context)
 
 
-def test_a_profile_of_other_tables(setting: PlanContext, tmp_path: Path) -> None:
+def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "accesses.parquet"
-    setting.data.access(TABLES[:1], None).save(path)
+    context.data.access(TABLES[:1], None).save(path)
     with pytest.raises(DataError, match="does not cover table t_history"):
-        plugin(profile=path).part(TABLES, setting)
+        plugin(profile=path).strategy(TABLES, context)
     larger = replace(TABLES[0], num_embeddings=2000)
     with pytest.raises(DataError, match=r"1,000 rows of table t_user, the model has 2,000"):
-        plugin(profile=path).part([larger], setting)
+        plugin(profile=path).strategy([larger], context)
     counts = AccessProfile.load(path).tables["t_user"]
-    found = caches_of(setting, TABLES[:1], profile=path, rows=7)["t_user"]
+    found = caches_of(context, TABLES[:1], profile=path, rows=7)["t_user"]
     np.testing.assert_array_equal(found.first_hot_rows("t_user", 1000), counts.rows[:7])
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_scars.hot_batches import HotBatches
-from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.interfaces import (
     Dataset,
@@ -47,7 +47,7 @@ class Known(Lookups):
 
     @property
     def parts(self) -> Sequence[TableStrategy]:
-        return [CachePart(self._caches)] if self._caches else []
+        return [CacheStrategy(self._caches)] if self._caches else []
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
         found = {}

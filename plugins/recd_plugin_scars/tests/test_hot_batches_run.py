@@ -101,7 +101,7 @@ def test_both_sides_and_workers_train_on_the_same_batches(registry: Path) -> Non
     two_windows = {"steps": 16}
     jobs = [
         Job(registry, overrides=two_windows),
-        Job(registry, side="baseline", overrides=two_windows),
+        Job(registry, variant="baseline", overrides=two_windows),
         Job(registry, overrides={**two_windows, "workers": 2}),
     ]
     results = run_on_ranks(train_each, 2, jobs)[0]

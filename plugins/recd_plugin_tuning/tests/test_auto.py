@@ -32,8 +32,8 @@ from recd_plugins.interfaces.step_cost import (
     StageCosts,
 )
 from recd_plugins.model.build import build_model
+from recd_plugins.planning.plan_context import setting_of
 from recd_plugins.planning.report import render
-from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.step_cost import Compute, Operations, estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
@@ -90,11 +90,11 @@ def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
     model = build_model(registry, registry.dataset.schema())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    setting = setting_of(registry, list(embedding_modules(model)), slow())
+    context = setting_of(registry, list(embedding_modules(model)), slow())
     # The poolings that go into the model draw what they begin with.
-    twice = [prepare(registry, build_model(registry, registry.dataset.schema()), setting)]
+    twice = [prepare(registry, build_model(registry, registry.dataset.schema()), context)]
     torch.set_rng_state(state)
-    twice.append(prepare(registry, model, setting))
+    twice.append(prepare(registry, model, context))
     first, second = (json.dumps(chosen_of(each).as_json()) for each in twice)
     assert first == second
     after = [each.model.state_dict() for each in twice]

@@ -18,8 +18,8 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.planning.plan_context import setting_of
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.runtime.errors import NoPlanError, RegistryError
 
@@ -41,9 +41,9 @@ class Nearer(Sharding):
         share: float = Field(default=1.0, ge=0, le=1)
         keeps: float = 0.0
     @classmethod
-    def offers(cls, tables, setting):
+    def offers(cls, tables, context):
         return [] if tables[0].pooled else OFFERS
-    def part(self, tables, setting):
+    def strategy(self, tables, context):
         return Near(self.options.share, self.options.keeps)
 
 @hookimpl

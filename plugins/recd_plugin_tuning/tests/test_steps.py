@@ -148,7 +148,7 @@ def test_a_calibration_run(tmp_path: Path) -> None:
     job = Job(path, overrides={"ranks_per_node": None, "topology": None})
     # The registry has its topology yet: what is reckoned is reckoned for these ranks.
     found = calibrate(registry, job, machine, rounds=1)
-    assert [(p.side, p.batch_size, p.fitted) for p in found.points] == [
+    assert [(p.variant, p.batch_size, p.fitted) for p in found.points] == [
         ("baseline", 4, True),
         ("baseline", 8, False),
         ("baseline", 16, True),

@@ -372,8 +372,8 @@ def run(
             compared = ShardingComparison(results, again)
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
-            sides: tuple[Variant, ...] = ("baseline", "plugins")
-            first, *others = in_rounds(sides, rounds, trainer.train)
+            variants: tuple[Variant, ...] = ("baseline", "plugins")
+            first, *others = in_rounds(variants, rounds, trainer.train)
             comparison = Comparison(first, others, wire=trainer.registry.training.wire)
             report, shown = comparison.as_json(), [comparison.table()]
             both = first

@@ -192,7 +192,7 @@ def one_answer(
 # Methods whose first argument is a table, its name, or an object with that name.
 _OF_A_TABLE = {
     *("sharded_share", "row_memory", "fetch_bandwidth"),
-    *("activation_bytes", "work", "figures", "words"),
+    *("activation_bytes", "work", "figures", "describe"),
 }
 
 

@@ -114,7 +114,7 @@ class PreparedModel:
         coalesced: names of tables whose ids are deduplicated before they are sent.
         batch_parts: ``parts`` for wrappers of the dataset; a baseline gets the batches of the model
             that it is compared with.
-        setting: plan context passed to sharding plugins; None for a baseline.
+        context: plan context passed to sharding plugins; None for a baseline.
         chosen: the chooser's choice; None without a chooser.
     """
 
@@ -126,7 +126,7 @@ class PreparedModel:
     parts: Mapping[str, TableStrategy] = field(default_factory=dict)
     coalesced: frozenset[str] = frozenset()
     batch_parts: Mapping[str, TableStrategy] | None = None
-    setting: PlanContext | None = None
+    context: PlanContext | None = None
     chosen: Choice | None = None
 
     @property

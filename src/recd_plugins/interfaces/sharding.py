@@ -53,7 +53,7 @@ class Sharding(Plugin, ABC):
     replicates: ClassVar[bool] = False
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Return the sets of options that a chooser may try; ``{}`` means the defaults.
 
         One rank calls it. The chooser plans each set of options to estimate the step time.
@@ -62,7 +62,7 @@ class Sharding(Plugin, ABC):
 
         Args:
             tables: tables of one module type with similar lookups.
-            setting: planning context, with the distinct ids of all tables to choose for.
+            context: planning context, with the distinct ids of all tables to choose for.
         """
         return ()
 
@@ -83,11 +83,11 @@ class Sharding(Plugin, ABC):
         """Return the exclusive bound of a table's ids; None if ``rewrite`` maps any 64-bit id."""
         return table.num_embeddings
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
         """Replace modules of the model before planning, and return it."""
         return model
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy | None:
         """Return the strategy of the tables, if any; called after ``rewrite``."""
         return None
 
@@ -176,13 +176,13 @@ class SearchContext(ABC):
     Attributes:
         tables: tables to choose for.
         others: names of the tables that other entries match.
-        setting: planning context, with the distinct ids of all tables to choose for.
+        context: planning context, with the distinct ids of all tables to choose for.
         costs: measured or assumed cost rates of a step.
     """
 
     tables: Sequence[Table]
     others: Sequence[str]
-    setting: PlanContext
+    context: PlanContext
     costs: StageCosts
 
     @abstractmethod
@@ -247,7 +247,7 @@ class Cache(Plugin, ABC):
     def check(self, device: torch.device) -> None:
         """Check that the cache supports a device. Raises SetupError if not."""
 
-    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
+    def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy | None:
         """Return the strategy of the tables, if any: kernels, memory and reports."""
         return None
 

@@ -167,7 +167,7 @@ class TrainedRun:
         model: the sharded model, without its DistributedModelParallel.
         plan: sharding plan.
         tables: tables of the model.
-        setting: planning context.
+        context: planning context.
         sent: bytes that all ranks send per step, by channel; None for short runs.
         observed: results of ``TableStrategy.observe``, one per rank.
     """
@@ -175,7 +175,7 @@ class TrainedRun:
     model: nn.Module
     plan: ShardingPlan
     tables: Sequence[Table]
-    setting: PlanContext
+    context: PlanContext
     sent: Mapping[str, float] | None
     observed: Sequence[Any]
 
@@ -258,7 +258,7 @@ class TableStrategy:
         """Return JSON values of a table for ``recd plan --json``."""
         return {}
 
-    def words(self, table: str) -> Sequence[str]:
+    def describe(self, table: str) -> Sequence[str]:
         """Return lines about a table for ``recd plan``."""
         return ()
 
@@ -316,18 +316,18 @@ class AccessOptions(PluginOptions):
     )
 
     def accesses(
-        self, tables: Sequence[Table], setting: PlanContext, *, deduplicated: bool = True
+        self, tables: Sequence[Table], context: PlanContext, *, deduplicated: bool = True
     ) -> AccessProfile:
         """Return access counts of the rows of ``tables``.
 
         Args:
             tables: tables of the model.
-            setting: planning context. Its data is counted if there is no file.
+            context: planning context. Its data is counted if there is no file.
             deduplicated: as in ``TrainingData.access``. Ignored for a file.
 
         Raises:
             DataError: the data cannot be read, or the file is not an access profile.
         """
         if self.profile is None:
-            return setting.data.access(tables, self.profile_rows, deduplicated=deduplicated)
+            return context.data.access(tables, self.profile_rows, deduplicated=deduplicated)
         return AccessProfile.load(self.profile)

@@ -57,16 +57,16 @@ from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.estimates import activations_of_parts
-from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
-from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
-from recd_plugins.planning.profile import as_run_sends, measure_profile
-from recd_plugins.planning.setting import (
+from recd_plugins.planning.plan_context import (
     RegistryData,
     coalesced_tables,
     off_meta,
     rows_looked_up,
     setting_of,
 )
+from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
+from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
+from recd_plugins.planning.profile import as_run_sends, measure_profile
 from recd_plugins.planning.step_cost import (
     NO_COMPUTE,
     Compute,
@@ -105,7 +105,7 @@ _LONG_CHOICE = 15.0
 def prepare(
     registry: RunConfig,
     model: nn.Module,
-    setting: PlanContext | None = None,
+    context: PlanContext | None = None,
     *,
     topology: str | Path | None = None,
     device: torch.device | None = None,
@@ -117,7 +117,7 @@ def prepare(
         model: unsharded; may be on the meta device. Changed in place. EmbeddingBagCollections are
             fed ``batch.sparse_features``, EmbeddingCollections ``batch.sequence_features``, which
             SequencePooling pools.
-        setting: plan context; default: of this process group, or the ranks that it would start.
+        context: plan context; default: of this process group, or the ranks that it would start.
         topology: replaces ``training.topology``.
         device: device of the tables in training; default: a GPU if the model is on one or the ranks
             communicate by NCCL, else the CPU.
@@ -134,15 +134,15 @@ def prepare(
     refuse_other_versions()
     refuse_shared_tables(model)
     modules = list(embedding_modules(model))
-    if setting is not None:
-        device_type: str | None = setting.device_type
+    if context is not None:
+        device_type: str | None = context.device_type
     else:
         # The trainer may still train on a GPU if there is one and no device is given.
         device_type = None if torch.cuda.is_available() else "cpu"
         device_type = device.type if device else device_type
-        setting = setting_of(registry, modules, device=device or _device_of(registry, model))
-    registry, setting, chosen = choose(registry, model, modules, setting)
-    prepared = prepare_entries(registry, model, modules, setting, device_type)
+        context = setting_of(registry, modules, device=device or _device_of(registry, model))
+    registry, context, chosen = choose(registry, model, modules, context)
+    prepared = prepare_entries(registry, model, modules, context, device_type)
     claims = registry.claim("sharding", [table.name for table in prepared.tables])
     for entry in registry.sharding:
         names = [table.name for table in prepared.tables if claims.get(table.name) is entry]
@@ -161,7 +161,7 @@ def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
 
 
 def choose(
-    registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], setting: PlanContext
+    registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], context: PlanContext
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
     """Run the chooser of a registry, if there is one. Collective: rank 0 chooses.
 
@@ -169,10 +169,10 @@ def choose(
         registry: may have a chooser.
         model: not prepared; not changed.
         modules: ``embedding_modules`` of the model.
-        setting: plan context of the model.
+        context: plan context of the model.
 
     Returns:
-        The registry with the chosen entries, their setting, and the choice (None without chooser).
+        The registry with the chosen entries, their context, and the choice (None without chooser).
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, none is left to the
@@ -182,7 +182,7 @@ def choose(
     """
     chooser = chooser_of(registry)
     if chooser is None:
-        return registry, setting, None
+        return registry, context, None
     ours = [table for module in modules if module.ours for table in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours])
     tables = tuple(table for table in ours if claims.get(table.name) is chooser)
@@ -197,10 +197,10 @@ def choose(
         )
     if problem:
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
-    find = partial(_find, registry, chooser, model, modules, tables, others, setting)
+    find = partial(_find, registry, chooser, model, modules, tables, others, context)
     # Candidates have models of their own, outside of the mode of a model on the meta device.
     with without_collections(), _disable_current_modes():
-        if dist.is_initialized() and dist.get_world_size() == setting.world_size > 1:
+        if dist.is_initialized() and dist.get_world_size() == context.world_size > 1:
             seen = {
                 "the registry file": document(registry),
                 "the model's tables": {table.name: asdict(table) for table in ours},
@@ -210,8 +210,8 @@ def choose(
             choice, profile = of_rank_0(find)
         else:
             choice, profile = find()
-    data = DataOfChoices(setting.data, tables, profile)
-    return with_offers(registry, chooser, choice.offered), replace(setting, data=data), choice
+    data = DataOfChoices(context.data, tables, profile)
+    return with_offers(registry, chooser, choice.offered), replace(context, data=data), choice
 
 
 def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
@@ -293,20 +293,20 @@ class RegistrySearch(SearchContext):
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
         """See ``SearchContext.offers``."""
         found: list[Candidate] = []
-        setting = replace(self.setting, costs=self.costs)
+        context = replace(self.context, costs=self.costs)
         for cls in self.registry.offering:
-            for options in cls.offers(tuple(tables), setting):
+            for options in cls.offers(tuple(tables), context):
                 found.append(Candidate(cls.name, options))
         return found
 
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
         """See ``SearchContext.evaluate``."""
         profile, sample = self.profile(offered), _SAMPLE if fast else None
-        data = DataOfChoices(self.setting.data, self.tables, profile, sample)
+        data = DataOfChoices(self.context.data, self.tables, profile, sample)
         registry = with_offers(self.registry, self.chooser, offered)
         try:
             with generators_kept():
-                return self._planned(registry, replace(self.setting, data=data), fast)
+                return self._planned(registry, replace(self.context, data=data), fast)
         except PluginError:
             raise
         except RecdError as error:
@@ -315,7 +315,7 @@ class RegistrySearch(SearchContext):
     def profile(self, offered: Offered) -> DataProfile:
         """Return the profile with distinct ids of the tables that the offers coalesce."""
         registry = with_offers(self.registry, self.chooser, offered)
-        whole = self.setting.data.profile()
+        whole = self.context.data.profile()
         plain = {
             table.name
             for table in self.tables
@@ -324,20 +324,20 @@ class RegistrySearch(SearchContext):
         distinct = {name: each for name, each in whole.distinct.items() if name not in plain}
         return replace(whole, distinct=distinct)
 
-    def _planned(self, registry: RunConfig, setting: PlanContext, fast: bool) -> Evaluation:
+    def _planned(self, registry: RunConfig, context: PlanContext, fast: bool) -> Evaluation:
         with torch.device("meta"):
             model = _meta_copy(self.model)
             modules = list(embedding_modules(model))
-            prepared = prepare_entries(registry, model, modules, setting, setting.device_type)
-        profile = setting.data.profile()
-        ranks = setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
+            prepared = prepare_entries(registry, model, modules, context, context.device_type)
+        profile = context.data.profile()
+        ranks = context.world_size, context.ranks_per_node, torch.device(context.device_type)
         planner = RegistryPlanner(
             prepared,
-            setting.topology or default_topology(*ranks),
+            context.topology or default_topology(*ranks),
             profile,
             # The model's own activations are the same for all candidates.
             activations_of_parts(
-                prepared.plugin_strategies, tables_of(prepared.model), profile, setting.batch_size
+                prepared.plugin_strategies, tables_of(prepared.model), profile, context.batch_size
             ),
             replicate=registry.has_model,
         )
@@ -348,8 +348,8 @@ class RegistrySearch(SearchContext):
             if not fast:
                 raise
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
-        overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
-        sent = as_run_sends(profile, setting.costs if setting.measured else None)
+        overlapped = will_overlap(prepared, plan, context.device_type, context.nodes)
+        sent = as_run_sends(profile, context.costs if context.measured else None)
         planned = all_tables_of(prepared.model)
 
         def works(without: Collection[str] = ()) -> Sequence[StepCost]:
@@ -358,13 +358,13 @@ class RegistrySearch(SearchContext):
                 _without(plan, without),
                 sent,
                 NO_COMPUTE,
-                batch_size=setting.batch_size,
-                world_size=setting.world_size,
-                local_world_size=setting.ranks_per_node,
+                batch_size=context.batch_size,
+                world_size=context.world_size,
+                local_world_size=context.ranks_per_node,
                 parts=prepared.plugin_strategies,
                 wire=prepared.registry.training.wire,
                 overlapped=overlapped,
-                gloo=setting.device_type == "cpu",
+                gloo=context.device_type == "cpu",
             )
 
         def step(works: Sequence[StepCost]) -> StageTimes:
@@ -395,15 +395,15 @@ def _find(
     modules: Sequence[EmbeddingModule],
     tables: Sequence[Table],
     others: tuple[str, ...],
-    setting: PlanContext,
+    context: PlanContext,
 ) -> tuple[Choice, DataProfile]:
     plugin = chooser.plugin
     if registry.unloaded:
         _warn_of_unloaded(plugin.name, registry.unloaded)
     ours = [table for module in modules if module.ours for table in module.tables]
-    profile = _profile(registry, tables, ours, setting.data, rows_looked_up(registry, modules))
-    known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
-    costs = _costs(setting, plugin.name)
+    profile = _profile(registry, tables, ours, context.data, rows_looked_up(registry, modules))
+    known = replace(context, data=DataOfChoices(context.data, tables, profile))
+    costs = _costs(context, plugin.name)
     question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
     said = f"{plugin.name} still tries plans, of tables: {len(tables)}"
     try:
@@ -448,20 +448,20 @@ def _profile(
     )
 
 
-def _costs(setting: PlanContext, name: str) -> StageCosts:
-    """Return the setting's costs, with assumed values for those that were not measured."""
-    if setting.costs is None:
+def _costs(context: PlanContext, name: str) -> StageCosts:
+    """Return the context's costs, with assumed values for those that were not measured."""
+    if context.costs is None:
         raise SetupError(
             f"{name} needs the costs of a step, which the plan context does not have; pass none"
         )
-    all_to_all, other = setting.costs.all_to_all, setting.costs.other
+    all_to_all, other = context.costs.all_to_all, context.costs.other
     if not all_to_all.collectives:
-        assumed = {"collectives": collective_seconds(setting.device_type)}
+        assumed = {"collectives": collective_seconds(context.device_type)}
         all_to_all = all_to_all.model_copy(update=assumed)
     if not other.ids_made_unique:
-        assumed = {"ids_made_unique": _UNIQUE_SECONDS[setting.device_type]}
+        assumed = {"ids_made_unique": _UNIQUE_SECONDS[context.device_type]}
         other = other.model_copy(update=assumed)
-    return setting.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
+    return context.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:

@@ -166,8 +166,8 @@ class RegistryPlanner(ShardingPlanner):
         kept = self._activation_bytes
         activation_bytes = kept() if callable(kept) else kept
         free = free_storage(topology, training, parts, module, sharders, activation_bytes)
-        setting = self._prepared.setting
-        costs = setting.costs if setting is not None and setting.measured else None
+        context = self._prepared.context
+        costs = context.costs if context is not None and context.measured else None
         rate = step_rating(topology, self._variable_bags, costs)
         enumerator = SortedEnumerator(topology, constraints, training, parts)
         with without_collections():  # millions of shards, but no garbage

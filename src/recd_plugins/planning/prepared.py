@@ -35,7 +35,7 @@ from recd_plugins.interfaces.model_tables import (
 )
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.planning.setting import id_limits
+from recd_plugins.planning.plan_context import id_limits
 from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.sharding.batch_form import accepts_deduplicated, set_accepts_deduplicated
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
@@ -96,7 +96,7 @@ class Prepared(PreparedModel):
         from recd_plugins.planning.planner import RegistryPlanner
         from recd_plugins.planning.topologies import machine_of
 
-        registry, setting = self.registry, self.setting
+        registry, context = self.registry, self.context
         for entry in () if replicate else registry.sharding:
             if entry.plugin.may_replicate:
                 logger.warning(
@@ -106,16 +106,16 @@ class Prepared(PreparedModel):
                     *(registry.path, entry.line, entry.field, entry.plugin.name),
                 )
         if topology is None:
-            if device is None and setting is not None and torch.cuda.is_available():
-                device = torch.device(setting.device_type)
+            if device is None and context is not None and torch.cuda.is_available():
+                device = torch.device(context.device_type)
             spec = machine_of(registry.training, world_size, local_world_size, device)
             topology = spec.to_torchrec()
         decides = self.chosen is not None or self.parts
-        if decides and setting is not None and setting.device_type != topology.compute_device:
+        if decides and context is not None and context.device_type != topology.compute_device:
             logger.warning(
                 "%s: its entries decided for tables on %s, and this plan is for %s: prepare or "
                 "wrap the model with device=",
-                *(registry.path, setting.device_type, topology.compute_device),
+                *(registry.path, context.device_type, topology.compute_device),
             )
         profile = profile or self.measured_profile()
         planner = RegistryPlanner(
@@ -197,7 +197,7 @@ def prepare_entries(
     registry: RunConfig,
     model: nn.Module,
     modules: Sequence[EmbeddingModule],
-    setting: PlanContext,
+    context: PlanContext,
     device_type: str | None,
 ) -> Prepared:
     """Apply the entries of a registry without a chooser to an unprepared ``model``.
@@ -206,7 +206,7 @@ def prepare_entries(
         registry: registry with the entries.
         model: unprepared model; changed in place.
         modules: ``embedding_modules`` of the model.
-        setting: plan context for the table strategies.
+        context: plan context for the table strategies.
         device_type: device of the tables, if known.
 
     Raises:
@@ -229,11 +229,11 @@ def prepare_entries(
     _refuse_split_features(registry, modules, coalesced)
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
-        model = _rewritten(registry.path, model, entry, claimed, setting)
+        model = _rewritten(registry.path, model, entry, claimed, context)
     if registry.sharding:
         modules = list(embedding_modules(model))
         placement = placement_of(modules, plugins)
-    parts = prepare_parts(registry, tables, setting)
+    parts = prepare_parts(registry, tables, context)
     apply_optimizers(registry, modules, tables, device_type, parts)
     put_poolings(registry, model)
     guard(model)
@@ -245,12 +245,12 @@ def prepare_entries(
         tuple(tables),
         parts,
         coalesced,
-        setting=setting,
+        context=context,
     )
 
 
 def prepare_parts(
-    registry: RunConfig, tables: Sequence[Table], setting: PlanContext
+    registry: RunConfig, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, TableStrategy]:
     """Return the table strategies of sharding and cache entries, keyed by the entry's field.
 
@@ -264,12 +264,12 @@ def prepare_parts(
     why: dict[str, str] = {}
     for entry in registry.sharding:
         claimed = [table for table in tables if sharded.get(table.name) is entry]
-        if (part := _part(registry.path, entry, claimed, setting)) is not None:
+        if (part := _part(registry.path, entry, claimed, context)) is not None:
             parts[entry.field] = part
             why |= PluginStrategy(registry.path, entry, part).needs_stock_kernels()
     for cache in registry.cache:
         claimed = [table for table in tables if cached.get(table.name) is cache]
-        if (part := _part(registry.path, cache, claimed, setting)) is not None:
+        if (part := _part(registry.path, cache, claimed, context)) is not None:
             parts[cache.field] = part
             _check_kernels(registry.path, cache, part, sharded, why)
     return parts
@@ -314,11 +314,11 @@ def _rewritten(
     model: nn.Module,
     entry: Entry[Sharding],
     tables: list[Table],
-    setting: PlanContext,
+    context: PlanContext,
 ) -> nn.Module:
     pooled = [name for name, module in model.named_modules() if accepts_deduplicated(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
-        rewritten = entry.plugin.rewrite(model, tables, setting)
+        rewritten = entry.plugin.rewrite(model, tables, context)
     # A module that replaces a collection of PooledSequences gets the stored rows, too.
     by_name = dict(rewritten.named_modules())
     for name in pooled:
@@ -328,10 +328,10 @@ def _rewritten(
 
 
 def _part(
-    path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: PlanContext
+    path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], context: PlanContext
 ) -> TableStrategy | None:
     with plugin_call(entry.plugin, "part"), at_entry(path, entry):
-        return entry.plugin.part(tables, setting)
+        return entry.plugin.strategy(tables, context)
 
 
 def _check_kernels(

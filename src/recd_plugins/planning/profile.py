@@ -276,14 +276,14 @@ def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
     return profile if gradient_dedup_pays(costs) else replace(profile, gradients={})
 
 
-def gradients_sent_once(setting: PlanContext) -> Mapping[str, DistinctGradients]:
+def gradients_sent_once(context: PlanContext) -> Mapping[str, DistinctGradients]:
     """Return distinct gradients of the tables for which a run deduplicates them."""
     # int8 already sends fewer bytes than 16-bit scalars.
-    by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < 2
-    if not by_gloo or int8 or setting.nodes == 1 or all_are_sent():
+    by_gloo, int8 = context.device_type == "cpu", context.wire_bytes < 2
+    if not by_gloo or int8 or context.nodes == 1 or all_are_sent():
         return {}
-    costs = setting.costs if setting.measured else None
-    return as_run_sends(setting.data.profile(), costs).gradients
+    costs = context.costs if context.measured else None
+    return as_run_sends(context.data.profile(), costs).gradients
 
 
 def pooled_alike(registry: RunConfig) -> set[str]:

@@ -74,7 +74,7 @@ class PlannedTable:
 
 
 @dataclass(frozen=True)
-class SideReport:
+class VariantReport:
     """Report of one plan, with or without plugins.
 
     Attributes:
@@ -147,8 +147,8 @@ class PlanReport:
     topology: str
     spec: TopologySpec
     profile: DataProfile
-    plugins: SideReport
-    plain: SideReport | None
+    plugins: VariantReport
+    plain: VariantReport | None
     plain_problem: str = ""
     wire: str = "fp32"
     chosen: Section | None = None
@@ -159,7 +159,7 @@ class PlanReport:
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property
-    def sides(self) -> dict[str, SideReport]:
+    def variants(self) -> dict[str, VariantReport]:
         """The plans, keyed by name."""
         plain = {} if self.plain is None else {"plain": self.plain}
         return {"plugins": self.plugins, **plain}
@@ -262,9 +262,9 @@ def compressed(ranks: Iterable[int]) -> str:
     return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
 
 
-def _shards(side: SideReport, groups: Sequence[Sequence[PlannedTable]]) -> TextTable:
+def _shards(variant: VariantReport, groups: Sequence[Sequence[PlannedTable]]) -> TextTable:
     table = text_table(
-        f"Shards, {side.batch_size:,} rows a rank",
+        f"Shards, {variant.batch_size:,} rows a rank",
         ["table", "rows x dim", "sharding", "kernel", "ranks"],
         ["bytes a rank", "dedupe factor"],
     )
@@ -295,8 +295,8 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
     return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
 
 
-def _coalesced(side: SideReport) -> list[str]:
-    found = [(t.vectors, t.uncoalesced_vectors, t.name) for t in side.tables]
+def _coalesced(variant: VariantReport) -> list[str]:
+    found = [(t.vectors, t.uncoalesced_vectors, t.name) for t in variant.tables]
     known = [(got, was, name) for got, was, name in found if was is not None]
     if not known:
         return []
@@ -308,29 +308,31 @@ def _coalesced(side: SideReport) -> list[str]:
 
 
 def _memory(report: PlanReport) -> TextTable:
-    sides = report.sides.values()
-    headings = [heading for name in report.sides for heading in (f"{name}: fullest", "mean")]
+    variants = report.variants.values()
+    headings = [heading for name in report.variants for heading in (f"{name}: fullest", "mean")]
     table = text_table("Memory of a rank", [""], headings)
 
     def add(name: str, values: Iterable[float], shown: Any = size_text) -> None:
         table.add_row(name, *map(shown, values))
 
     for component in report.plugins.memory:
-        held = [(side.held(component), side.memory_by_rank.argmax()) for side in sides]
+        held = [(variant.held(component), variant.memory_by_rank.argmax()) for variant in variants]
         add(component, (value for each, at in held for value in (each[at], each.mean())))
-    totals = [v for s in sides for v in (s.memory_by_rank.max(), s.memory_by_rank.mean())]
+    totals = [v for s in variants for v in (s.memory_by_rank.max(), s.memory_by_rank.mean())]
     table.add_section()
     add("total", totals)
     capacity = report.spec.memory_bytes
     add(f"of {size_text(capacity)}", totals, lambda value: f"{value / capacity:.0%}")
-    if any(side.host_memory.any() for side in sides):
-        hosts = [v for s in sides for v in (s.host_memory.max(), s.host_memory.mean())]
+    if any(variant.host_memory.any() for variant in variants):
+        hosts = [v for s in variants for v in (s.host_memory.max(), s.host_memory.mean())]
         add("tables in the memory of the node", hosts)
     return table
 
 
 def _times(report: PlanReport) -> TextTable:
-    headings = [f"{name} ({side.batch_size:,} rows)" for name, side in report.sides.items()]
+    headings = [
+        f"{name} ({variant.batch_size:,} rows)" for name, variant in report.variants.items()
+    ]
     headings += [] if report.plain is None else ["plugins / plain"]
     title = f"{report.time_of_step.capitalize()} of a step"
     caption = f"Costs: {costs_source(report.spec)}"
@@ -340,14 +342,14 @@ def _times(report: PlanReport) -> TextTable:
         ratio = [f"{values[0] / values[1]:.2f}" if values[1] else "-"] if len(values) > 1 else []
         table.add_row(name, *map(shown, values), *ratio)
 
-    sides = report.sides.values()
+    variants = report.variants.values()
     for stage in STAGES:
-        values = [getattr(side.seconds, stage) for side in sides]
+        values = [getattr(variant.seconds, stage) for variant in variants]
         add(stage.replace("_", "-"), values, _milliseconds)
     table.add_section()
-    add("total", [side.seconds.total for side in sides], _milliseconds)
+    add("total", [variant.seconds.total for variant in variants], _milliseconds)
     if report.spec.costs is not None:  # a lower bound of the time gives no throughput
-        rates = [side.samples_per_second(report.spec.world_size) for side in sides]
+        rates = [variant.samples_per_second(report.spec.world_size) for variant in variants]
         add("samples a second", rates, lambda rate: f"{rate:,.0f}")
     return table
 
@@ -359,7 +361,7 @@ def _changes(report: PlanReport) -> Iterator[str]:
         return
     yield "What the plugins change against plain TorchRec:"
     if mine.batch_size == plain.batch_size:
-        before, after = (int(side.memory_by_rank.max()) for side in (plain, mine))
+        before, after = (int(variant.memory_by_rank.max()) for variant in (plain, mine))
         yield (
             f"  memory of the fullest rank: {size_text(before)} -> {size_text(after)} "
             f"({size_text(abs(before - after))} {'saved' if before >= after else 'more'})"
@@ -400,24 +402,26 @@ def plot(report: PlanReport, path: Path) -> None:
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     memory, time = figure.subplots(1, 2)
-    fullest = [(side, int(side.memory_by_rank.argmax())) for side in report.sides.values()]
+    fullest = [
+        (variant, int(variant.memory_by_rank.argmax())) for variant in report.variants.values()
+    ]
     held = {
-        name: [side.held(name)[rank] / 2**30 for side, rank in fullest]
+        name: [variant.held(name)[rank] / 2**30 for variant, rank in fullest]
         for name in report.plugins.memory
     }
     seconds = {
-        stage.replace("_", "-"): [1e3 * getattr(side.seconds, stage) for side, _ in fullest]
+        stage.replace("_", "-"): [1e3 * getattr(variant.seconds, stage) for variant, _ in fullest]
         for stage in STAGES
     }
     for axes, parts in ((memory, held), (time, seconds)):
         base = np.zeros(len(fullest))
         for name, heights in parts.items():
-            axes.bar(list(report.sides), heights, bottom=base, label=name, width=0.5)
+            axes.bar(list(report.variants), heights, bottom=base, label=name, width=0.5)
             base += heights
         axes.legend(fontsize="small")
     memory.axhline(report.spec.memory_bytes / 2**30, color="black", linestyle="--", linewidth=1)
     memory.set(title="Memory of the fullest rank", ylabel="GiB")
     time.set(title=f"{report.time_of_step.capitalize()} of a step", ylabel="ms")
-    batches = ", ".join(f"{name} {s.batch_size:,} rows" for name, s in report.sides.items())
+    batches = ", ".join(f"{name} {s.batch_size:,} rows" for name, s in report.variants.items())
     figure.suptitle(f"{report.spec.world_size:,} ranks of {report.topology} ({batches})")
     write_figure(path, figure)

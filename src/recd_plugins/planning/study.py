@@ -36,11 +36,11 @@ from recd_plugins.planning.estimates import (
     row_memory,
     state_bytes,
 )
+from recd_plugins.planning.plan_context import RegistryData, setting_of
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.profile import as_run_sends
-from recd_plugins.planning.report import PlannedTable, PlanReport, SideReport
-from recd_plugins.planning.setting import RegistryData, setting_of
+from recd_plugins.planning.report import PlannedTable, PlanReport, VariantReport
 from recd_plugins.planning.step_cost import (
     NO_COMPUTE,
     Compute,
@@ -133,10 +133,10 @@ def with_plugins(
             raise SetupError(
                 f"{registry.path}: modules have tables of one name, {shortened(twice)}; rename them"
             )
-        setting = setting_of(registry, list(embedding_modules(model)), topology, data=data)
-        prepared = prepare(registry, model, setting)
-    assert prepared.setting is not None
-    return ShardableModel(prepared, prepared.sharders(), prepared.setting.data.profile())
+        context = setting_of(registry, list(embedding_modules(model)), topology, data=data)
+        prepared = prepare(registry, model, context)
+    assert prepared.context is not None
+    return ShardableModel(prepared, prepared.sharders(), prepared.context.data.profile())
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
@@ -239,7 +239,7 @@ def study(
         except NoPlanError as error:
             raise (refused or error) from None
 
-    def side(what: str, candidates: Callable[[int], ShardableModel]) -> SideReport:
+    def variant(what: str, candidates: Callable[[int], ShardableModel]) -> VariantReport:
         size, step = (batch_size, None) if batch_size is not None else largest(what, candidates)
         say(f"planning {what}: batches of {size:,} on {spec.world_size:,} ranks")
         candidate = candidates(size)
@@ -250,11 +250,11 @@ def study(
             candidate, planned, spec, batch_size=size, batch_step=step, compute=compute, costs=costs
         )
 
-    mine = side("with the plugins", plugins)
+    mine = variant("with the plugins", plugins)
     candidate = plugins(mine.batch_size)
     plain, theirs, problem = candidate.as_plain(), None, ""
     try:
-        theirs = side("plain", lambda _: plain)
+        theirs = variant("plain", lambda _: plain)
     except SetupError as error:  # treated as fitting nowhere
         problem = str(error)
     chosen = candidate.prepared.chosen
@@ -279,7 +279,7 @@ def report_side(
     batch_step: int | None = None,
     compute: Compute,
     costs: StageCosts,
-) -> SideReport:
+) -> VariantReport:
     """Estimate memory and time of a plan.
 
     Args:
@@ -314,7 +314,7 @@ def report_side(
     for option in planned.options if spec.device == "cuda" else ():
         for shard in option.shards:
             on_hosts[shard.rank] += shard.storage.ddr
-    return SideReport(
+    return VariantReport(
         batch_size,
         None if batch_step is None else batch_size,
         batch_step,
@@ -347,7 +347,7 @@ def _tables(
             for known in (profile, uncoalesced)
         ]
         figures = {name: each for part in parts for name, each in part.figures(table.name).items()}
-        words = [line for part in parts for line in part.words(table.name)]
+        words = [line for part in parts for line in part.describe(table.name)]
         found.append(
             PlannedTable(
                 table.name,

@@ -70,9 +70,9 @@ class Session:
     ranks_per_node: int
     hang_limits: HangLimits
 
-    def train(self, side: Variant, sharding: str | None = None) -> Result:
+    def train(self, variant: Variant, sharding: str | None = None) -> Result:
         """Train on all ranks: in new processes, or on the ranks of torchrun."""
-        job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
+        job = replace(self.job, variant=variant, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(

@@ -30,9 +30,9 @@ from recd_plugins.planning.choosing import (
     without_plugins,
 )
 from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.plan_context import RegistryData, setting_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import gradient_dedup_pays
-from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
@@ -66,12 +66,12 @@ class ShardedModel:
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
-    setting: PlanContext | None
+    context: PlanContext | None
 
 
 def build_sharded_model(
     registry: RunConfig,
-    side: Variant,
+    variant: Variant,
     device: torch.device,
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
@@ -85,7 +85,7 @@ def build_sharded_model(
 
     Args:
         registry: the model and its data.
-        side: train with the registry's plugins or without them.
+        variant: train with the registry's plugins or without them.
         device: device of this rank.
         sharders: sharders to use instead of the variant's own.
         topology: topology of these ranks; by default that of this machine.
@@ -96,12 +96,12 @@ def build_sharded_model(
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
     check_agreement("looking at the data", seen)
-    prepared, setting = _prepared(registry, schema, side, device, topology)
+    prepared, context = _prepared(registry, schema, variant, device, topology)
     model = prepared.model
     tables = tuple(tables_of(model))  # sharding replaces its modules in place
-    own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
+    own = stock_sharders(registry.training) if variant == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
-    profile = prepared.measured_profile() if setting is None else setting.data.profile()
+    profile = prepared.measured_profile() if context is None else context.data.profile()
 
     def activations() -> int:
         with generators_kept():
@@ -147,26 +147,26 @@ def build_sharded_model(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return ShardedModel(prepared, dmp, optimizer, tables, setting)
+    return ShardedModel(prepared, dmp, optimizer, tables, context)
 
 
 def _prepared(
     registry: RunConfig,
     schema: FeatureSchema,
-    side: Variant,
+    variant: Variant,
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
     """Build and prepare the model. Tables are allocated at sharding unless a plugin needs them."""
     try:
         with deferred_tables() as deferred:
-            made = _whole(registry, schema, side, device, topology)
+            made = _whole(registry, schema, variant, device, topology)
         why = deferred.touched
     except PluginError as error:  # a plugin may read the values of a table
         why = str(error)
     if not why:
         return made
-    made = _whole(registry, schema, side, device, topology)
+    made = _whole(registry, schema, variant, device, topology)
     logger.warning("each rank makes the whole model before it is sharded: %s", why)
     return made
 
@@ -174,27 +174,27 @@ def _prepared(
 def _whole(
     registry: RunConfig,
     schema: FeatureSchema,
-    side: Variant,
+    variant: Variant,
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
     seed_generators(registry.training.seed)
     model = build_model(registry, schema)
     modules = list(embedding_modules(model))
-    if side == "plugins":
-        setting = setting_of(registry, modules, topology, device=device)
-        prepared = prepare(registry, model, setting)
-        return prepared, prepared.setting
+    if variant == "plugins":
+        context = setting_of(registry, modules, topology, device=device)
+        prepared = prepare(registry, model, context)
+        return prepared, prepared.context
     if not registry.wrappers:
         return without_plugins(registry, model, device.type), None
     # Dataset wrappers read the table plugins of the registry, before the model changes.
-    setting = setting_of(registry, modules, topology, device=device)
-    entries, *_ = choose(registry, model, modules, setting)
+    context = setting_of(registry, modules, topology, device=device)
+    entries, *_ = choose(registry, model, modules, context)
     plain = without_plugins(registry, model, device.type)
     modules = list(embedding_modules(plain.model))
     data = RegistryData(replace(entries, sharding=()), modules)  # a baseline coalesces nothing
-    setting = setting_of(entries, modules, topology, device=device, data=data)
-    return replace(plain, batch_parts=prepare_parts(entries, plain.tables, setting)), None
+    context = setting_of(entries, modules, topology, device=device, data=data)
+    return replace(plain, batch_parts=prepare_parts(entries, plain.tables, context)), None
 
 
 def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:

@@ -26,8 +26,8 @@ from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.choosing import prepare
+from recd_plugins.planning.plan_context import id_limits
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.setting import id_limits
 from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.activity import doing

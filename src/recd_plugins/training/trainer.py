@@ -58,7 +58,7 @@ class Job:
 
     Attributes:
         registry: the registry file.
-        side: train with the registry's plugins, or train the baseline for a comparison.
+        variant: train with the registry's plugins, or train the baseline for a comparison.
         plugins_dir: a folder of plugin files.
         overrides: fields of the registry's ``training:`` section to set.
         device: ``cpu`` or ``cuda``.
@@ -73,7 +73,7 @@ class Job:
     """
 
     registry: Path
-    side: Variant = "plugins"
+    variant: Variant = "plugins"
     plugins_dir: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
@@ -99,8 +99,8 @@ class Job:
     @property
     def name(self) -> str:
         """The run's name in errors: its file, and the variant if that is not the file's."""
-        plain = self.side == "plugins" and self.sharding is None
-        return str(self.registry) if plain else f"{self.registry}, {self.sharding or self.side}"
+        plain = self.variant == "plugins" and self.sharding is None
+        return str(self.registry) if plain else f"{self.registry}, {self.sharding or self.variant}"
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
@@ -185,7 +185,7 @@ class Trainer:
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
         self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
         # The baseline of a comparison has no callbacks or checkpoints, and prints nothing.
-        self.is_own = job.side == "plugins"
+        self.is_own = job.variant == "plugins"
         registry = job.load()
         resume_fitted(registry)
         if self.is_own:
@@ -198,7 +198,9 @@ class Trainer:
 
         # Model, pipeline and data.
         self.device = device = device_of_rank(job.device)
-        self.parts = parts = build_sharded_model(registry, job.side, device, topology=job.topology)
+        self.parts = parts = build_sharded_model(
+            registry, job.variant, device, topology=job.topology
+        )
         self.dmp, self.registry = parts.dmp, parts.prepared.registry
         self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
@@ -255,7 +257,7 @@ class Trainer:
         measurement.begin()
         line = progress_bar(
             self.rank,
-            self.job.sharding or self.job.side,
+            self.job.sharding or self.job.variant,
             self.first_step,
             expected_steps,
             samples=self.step_samples,
@@ -419,10 +421,10 @@ class Trainer:
         seconds = measurement.step_seconds()
         chosen = parts.prepared.chosen
         sections: dict[str, Section] = {} if chosen is None else {chosen.name: chosen}
-        if parts.setting is not None:  # a baseline has no table plugins
+        if parts.context is not None:  # a baseline has no table plugins
             sent = sum_by_kind([count.sent_by_channel for count in counts]) if counts else None
             run = TrainedRun(
-                self.dmp.module, self.dmp.plan, parts.tables, parts.setting, sent, observed=()
+                self.dmp.module, self.dmp.plan, parts.tables, parts.context, sent, observed=()
             )
             sections |= sections_of(parts.prepared.plugin_strategies, run, ranks)
         result = Result(

@@ -13,7 +13,6 @@ import pytest
 import torch
 from benchmarks._flexshard_paper import OPTIONS
 
-from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import (
     TIERS,
     ClusterShape,
@@ -25,6 +24,7 @@ from recd_plugin_flexshard.planning import (
     traffic,
 )
 from recd_plugin_flexshard.runtime import tier_groups
+from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugin_flexshard.tests.conftest import MakeRegistry
 from recd_plugins import load_registry
 from recd_plugins.planning.study import with_plugins
@@ -80,7 +80,7 @@ SECTIONS: dict[str, Any] = {
 def planned(path: Path) -> TierPlan:
     spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
     (part,) = with_plugins(load_registry(path), spec).prepared.table_parts
-    assert isinstance(part, TieredPart)
+    assert isinstance(part, TieredStrategy)
     return part.plan
 
 

@@ -15,10 +15,10 @@ from torchrec.distributed.planner.types import ParameterConstraints, ShardingOpt
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
+from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig
 from recd_plugins.config import Entry
@@ -114,13 +114,13 @@ def registry(
         sharding=() if sharding is None else (Entry(sharding, ("*",), "sharding[0]", 9),),
         cache=(entry,),
     )
-    parts = {"cache[0]": CachePart(caches, plan)}
+    parts = {"cache[0]": CacheStrategy(caches, plan)}
     return Prepared(reg, model(*exponents), Placement(), {}, parts=parts)
 
 
-def part_of(ready: Prepared) -> CachePart:
+def part_of(ready: Prepared) -> CacheStrategy:
     (part,) = ready.table_parts
-    assert isinstance(part, CachePart)
+    assert isinstance(part, CacheStrategy)
     return part
 
 

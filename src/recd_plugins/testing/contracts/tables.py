@@ -107,15 +107,15 @@ class TablePartContract(PluginContract):
         )
 
     @pytest.fixture
-    def setting(self) -> PlanContext:
+    def context(self) -> PlanContext:
         """One rank with ``SkewedData``."""
         return _setting(this_machine(1))
 
     @pytest.fixture
-    def part(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+    def strategy(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> TableStrategy | None:
-        part = plugin.part(tables[:-1], setting)
+        part = plugin.strategy(tables[:-1], context)
         assert part is None or isinstance(part, TableStrategy)
         return part
 
@@ -131,10 +131,10 @@ class TablePartContract(PluginContract):
             _merged(plugin, part, tables[:-1])
 
     def test_does_nothing_without_tables(
-        self, plugin: Sharding | Cache, setting: PlanContext
+        self, plugin: Sharding | Cache, context: PlanContext
     ) -> None:
         assert dict(plugin.constraints([])) == {}
-        assert plugin.part([], setting) is None
+        assert plugin.strategy([], context) is None
 
     def test_says_nothing_of_other_tables(
         self, tables: Sequence[Table], part: TableStrategy | None
@@ -147,30 +147,30 @@ class TablePartContract(PluginContract):
             assert set(kernels.tables) <= own, "it looks up tables of other plugins"
 
     def test_every_rank_makes_the_same_part(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> None:
-        first, second = (_description(copy(plugin), tables, setting) for _ in range(2))
+        first, second = (_description(copy(plugin), tables, context) for _ in range(2))
         assert first == second
 
     def test_another_process_makes_the_same_part(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> None:
         """Without PYTHONHASHSEED, the order of sets differs between processes."""
-        (there,) = launch(_described_on_rank, 1, plugin, tables, setting)
-        assert there == _description(plugin, tables, setting)
+        (there,) = launch(_described_on_rank, 1, plugin, tables, context)
+        assert there == _description(plugin, tables, context)
 
     def test_its_part_travels(
         self,
         plugin: Sharding | Cache,
         tables: Sequence[Table],
-        setting: PlanContext,
+        context: PlanContext,
         part: TableStrategy | None,
     ) -> None:
         """Readers in other processes get the pickled strategy if a dataset wrapper requests it."""
         if part is not None:
             again = pickle.loads(pickle.dumps(part))
-            expected = _part_description(plugin, part, tables, setting)
-            assert _part_description(plugin, again, tables, setting) == expected
+            expected = _part_description(plugin, part, tables, context)
+            assert _part_description(plugin, again, tables, context) == expected
 
 
 def _described_on_rank(
@@ -178,22 +178,22 @@ def _described_on_rank(
     _world_size: int,
     plugin: Sharding | Cache,
     tables: Sequence[Table],
-    setting: PlanContext,
+    context: PlanContext,
 ) -> object:
-    return _description(plugin, tables, setting)
+    return _description(plugin, tables, context)
 
 
-def _description(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
+def _description(plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext) -> object:
     """Return all results of a plugin and its strategy for all tables except the last."""
     constraints = _comparable(plugin.constraints(tables[:-1]))
-    part = plugin.part(tables[:-1], setting)
+    part = plugin.strategy(tables[:-1], context)
     if part is None:
         return constraints
-    return constraints, _part_description(plugin, part, tables[:-1], setting)
+    return constraints, _part_description(plugin, part, tables[:-1], context)
 
 
 def _part_description(
-    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], setting: PlanContext
+    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, Any]:
     constraints = _merged(plugin, part, tables)
     free = ParameterConstraints()
@@ -202,9 +202,9 @@ def _part_description(
         "tables": [_of_table(part, table) for table in tables],
         "constraints": _comparable(part.constraints(tables)),
         "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
-        "memory_of_rank": dict(part.memory_of_rank(setting.ranks_per_node, setting.optimizer)),
+        "memory_of_rank": dict(part.memory_of_rank(context.ranks_per_node, context.optimizer)),
         "of_a_shard": [
-            _of_shard(part, table, setting, constraints.get(table.name, free)) for table in tables
+            _of_shard(part, table, context, constraints.get(table.name, free)) for table in tables
         ],
     }
 
@@ -236,7 +236,7 @@ def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
 
 
 def _of_shard(
-    part: TableStrategy, table: Table, setting: PlanContext, constraints: ParameterConstraints
+    part: TableStrategy, table: Table, context: PlanContext, constraints: ParameterConstraints
 ) -> object:
     """Return the memory and work of a shard in a plan that satisfies the constraints."""
     kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
@@ -248,7 +248,7 @@ def _of_shard(
         kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
     is_split = kind == ShardingType.ROW_WISE.value
     is_copied = kind == ShardingType.DATA_PARALLEL.value
-    ranks = list(range(setting.world_size))
+    ranks = list(range(context.world_size))
     if not (is_split or is_copied):
         ranks = ranks[:1]
     rows = -(-table.num_embeddings // len(ranks)) if is_split else table.num_embeddings
@@ -261,7 +261,7 @@ def _of_shard(
         torch.empty([table.num_embeddings, table.embedding_dim], device="meta"),
         ("tables", torch.nn.Module()),
         input_lengths=[1.0] * len(table.features),
-        batch_size=setting.batch_size,
+        batch_size=context.batch_size,
         sharding_type=kind,
         partition_by="device",
         compute_kernel=kernel,
@@ -270,16 +270,16 @@ def _of_shard(
     )
     spec = EnumerableShardingSpec(
         [
-            ShardMetadata(shard.offset, shard.size, f"rank:{rank}/{setting.device_type}")
+            ShardMetadata(shard.offset, shard.size, f"rank:{rank}/{context.device_type}")
             for shard, rank in zip(shards, ranks, strict=False)
         ]
     )
     sharding = ParameterSharding(kind, kernel, ranks, None if is_copied else spec)
     step = StepShape(
-        setting.batch_size, setting.world_size, setting.ranks_per_node, setting.data.profile()
+        context.batch_size, context.world_size, context.ranks_per_node, context.data.profile()
     )
     return (
-        part.row_memory(option, shards[0], setting.optimizer, setting.device_type),
+        part.row_memory(option, shards[0], context.optimizer, context.device_type),
         list(part.work(table, sharding, step)),
     )
 
@@ -291,7 +291,7 @@ def _of_table(part: TableStrategy, table: Table) -> dict[str, Any]:
         "activations": part.activation_bytes(table, 100.0),
         "collectives": part.collectives([table.name]),
         "figures": dict(part.figures(table.name)),
-        "words": list(part.words(table.name)),
+        "words": list(part.describe(table.name)),
         "needs_stock_kernels": part.needs_stock_kernels().get(table.name),
     }
 
@@ -300,7 +300,7 @@ class ShardingContract(TablePartContract):
     """Tests of a sharding: override the fixture ``plugin``."""
 
     @pytest.fixture
-    def setting(self) -> PlanContext:
+    def context(self) -> PlanContext:
         """Two nodes of two ranks with ``SkewedData``."""
         return _setting(this_machine(2, nodes=2))
 
@@ -338,57 +338,57 @@ class ShardingContract(TablePartContract):
         return model
 
     def test_rewrite_keeps_all_weights(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], context: PlanContext
     ) -> None:
         """Weights keep their names, because checkpoints look them up by name."""
         before = _weights(model)
-        rewritten = plugin.rewrite(model, tables[:-1], setting)
+        rewritten = plugin.rewrite(model, tables[:-1], context)
         assert isinstance(rewritten, nn.Module)
         after = _weights(rewritten)
         assert not before.keys() - after.keys(), "the state dict lacks names of the model"
         _assert_equal({name: after[name] for name in before}, before)
 
     def test_rewrites_a_model_without_values(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], context: PlanContext
     ) -> None:
         """A plan is made with a model on the meta device."""
         meta = deepcopy(model).to("meta")
         found, expected = (
             {name: value.shape for name, value in each.state_dict().items()}
             for each in (
-                copy(plugin).rewrite(meta, tables[:-1], setting),
-                plugin.rewrite(model, tables[:-1], setting),
+                copy(plugin).rewrite(meta, tables[:-1], context),
+                plugin.rewrite(model, tables[:-1], context),
             )
         )
         assert found == expected
 
     def test_rewrite_without_tables_changes_nothing(
-        self, plugin: Sharding, model: nn.Module, setting: PlanContext
+        self, plugin: Sharding, model: nn.Module, context: PlanContext
     ) -> None:
         before = _weights(model)
-        _assert_equal(_weights(plugin.rewrite(model, [], setting)), before)
+        _assert_equal(_weights(plugin.rewrite(model, [], context)), before)
 
     def test_every_rank_comes_to_the_same(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], context: PlanContext
     ) -> None:
         first, second = (
-            _weights(copy(plugin).rewrite(deepcopy(model), tables[:-1], setting)) for _ in range(2)
+            _weights(copy(plugin).rewrite(deepcopy(model), tables[:-1], context)) for _ in range(2)
         )
         _assert_equal(first, second)
 
     def test_what_it_offers_are_options(
-        self, plugin: Sharding, tables: Sequence[Table], setting: PlanContext
+        self, plugin: Sharding, tables: Sequence[Table], context: PlanContext
     ) -> None:
         """A chooser creates, prepares and plans each candidate on every rank."""
         for pooled in (True, False):
             alike = [table for table in tables[:-1] if table.pooled == pooled]
-            offers = [dict(options) for options in plugin.offers(alike, setting)]
-            assert [dict(options) for options in plugin.offers(alike, setting)] == offers
+            offers = [dict(options) for options in plugin.offers(alike, context)]
+            assert [dict(options) for options in plugin.offers(alike, context)] == offers
             assert json.loads(json.dumps(offers)) == offers, "values of a registry file"
             for options in offers:
                 offered = type(plugin)(type(plugin).Options.model_validate(options))
                 assert set(offered.constraints(alike)) <= {table.name for table in alike}
-                offered.part(alike, setting)
+                offered.strategy(alike, context)
 
     def test_sharders_shard_modules(self, plugin: Sharding) -> None:
         sharders = plugin.sharders(SharderArguments({}, (), frozenset()))

@@ -9,13 +9,13 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
-from recd_plugin_scars.api import CachePart, cache_traffic
+from recd_plugin_scars.api import CacheStrategy, cache_traffic
 from recd_plugins.api import Section, TableStrategy, TrainedRun
 
 Figures = Mapping[str, Mapping[str, float]]
 
 
-class TinyLfuPart(CachePart):
+class TinyLfuStrategy(CacheStrategy):
     """Cached tables whose policy is TinyLFU."""
 
     @classmethod

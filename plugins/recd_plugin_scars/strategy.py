@@ -23,7 +23,7 @@ _KERNEL = "fused_uvm_caching"
 _ROW_MAP, _SLOT = 4, 16
 
 
-class CachePart(TableStrategy):
+class CacheStrategy(TableStrategy):
     """Fast memory in front of tables, with this package's kernels.
 
     Args:
@@ -131,7 +131,7 @@ class CachePart(TableStrategy):
         return [report_caches(all_caches(parts), expected, run)]
 
 
-def all_caches(parts: Iterable[CachePart]) -> dict[str, TableCache]:
+def all_caches(parts: Iterable[CacheStrategy]) -> dict[str, TableCache]:
     """Return the caches of all parts, by table."""
     return {name: cache for part in parts for name, cache in part.caches.items()}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.planning.test_work import NOTHING, plan
 
-from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.policies import TableCache
+from recd_plugin_scars.strategy import CacheStrategy
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.step_cost import estimate_step_cost
@@ -36,7 +36,7 @@ def test_backing_stores_move_rows_where_they_are(
     ranks = estimate_step_cost(
         [Table("t", ("f",), 100, 8, True)], plan("row_wise", *shards), known, NOTHING,
         batch_size=10, world_size=len(moved),
-        parts=[CachePart(caches, expected)],
+        parts=[CacheStrategy(caches, expected)],
     )  # fmt: skip
     assert [work.bytes_from_host for work in ranks] == moved
     assert not any(work.bytes_from_file for work in ranks)

@@ -26,7 +26,7 @@ _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
 }
 
 
-class TieredPart(TableStrategy):
+class TieredStrategy(TableStrategy):
     """Adds copies of frequently accessed rows to row-wise tables."""
 
     def __init__(self, plan: TierPlan) -> None:

@@ -31,7 +31,7 @@ class HotTable(NamedTuple):
         return 4 * self.rows * self.width
 
 
-class HotPart(TableStrategy):
+class HotStrategy(TableStrategy):
     """Copies of rows, and the all-reduce of their gradients."""
 
     def __init__(self, tables: Mapping[str, HotTable], world_size: int) -> None:
@@ -84,17 +84,17 @@ class HotPart(TableStrategy):
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
         from recd_plugins.api import gradients_sent_once, step_costs
 
-        setting, sent = run.setting, run.sent or {}
+        context, sent = run.context, run.sent or {}
         copies = sum(table.num_bytes for part in parts for table in part.tables.values())
         predicted = step_costs.bytes_of_tables(
             run.tables,
             {name: each for module in run.plan.plan.values() for name, each in module.items()},
-            replace(setting.data.profile(), gradients=gradients_sent_once(setting)),
-            batch_size=setting.batch_size,
-            world_size=setting.world_size,
+            replace(context.data.profile(), gradients=gradients_sent_once(context)),
+            batch_size=context.batch_size,
+            world_size=context.world_size,
             parts=parts,
         )
-        reduced = 2 * (setting.world_size - 1) * copies
+        reduced = 2 * (context.world_size - 1) * copies
         of_channels = {HOT: reduced, SHARDED: sum(predicted.values())}
         return [Sent({name: (sent.get(name), each) for name, each in of_channels.items()})]
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tests.planning.test_work import NOTHING, plan
 
-from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import (
     ClusterShape,
     Collective,
@@ -19,6 +18,7 @@ from recd_plugin_flexshard.planning import (
     traffic,
 )
 from recd_plugin_flexshard.planning.plan import LENGTH_BYTES, cold_size_bytes, flex_size_bytes
+from recd_plugin_flexshard.strategy import TieredStrategy
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.planning.step_cost import estimate_step_cost
@@ -49,7 +49,7 @@ def test_tiers_send_what_their_plan_predicts(
     known = DataProfile({"f": FeatureProfile(3.0)}, distinct=distinct)
     ranks = estimate_step_cost(
         [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING,
-        batch_size=10, world_size=4, local_world_size=2, parts=[TieredPart(plan_of_tiers)],
+        batch_size=10, world_size=4, local_world_size=2, parts=[TieredStrategy(plan_of_tiers)],
     )  # fmt: skip
     for work in ranks:
         assert work.ids_looked_up == pytest.approx(ids)  # as without tiers
