@@ -55,7 +55,7 @@ def test_what_is_right_passes() -> None:
     assert part.sharded_share("t") == 1.0
     assert part.describe("t") == ()
     assert part.work("t", None, None) == ()  # type: ignore[arg-type]
-    assert with_method("words", lambda *_: iter(["one"])).words("t") == ("one",)
+    assert with_method("describe", lambda *_: iter(["one"])).describe("t") == ("one",)
 
 
 @pytest.mark.parametrize("method", sorted(_OF_A_TABLE))

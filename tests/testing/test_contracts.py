@@ -72,16 +72,16 @@ FAULTS = {
         "clears_its_tables": "test_rewrite_keeps_all_weights",
         "reads_values": "test_rewrites_a_model_without_values",
         "draws_weights": "test_every_rank_comes_to_the_same",
-        "draws_rows": "test_every_rank_makes_the_same_part",
-        "draws_constraints": "test_every_rank_makes_the_same_part",
-        "draws_memory": "test_every_rank_makes_the_same_part",
-        "draws_work": "test_every_rank_makes_the_same_part",
-        "draws_row_memory": "test_every_rank_makes_the_same_part",
+        "draws_rows": "test_every_rank_makes_the_same_strategy",
+        "draws_constraints": "test_every_rank_makes_the_same_strategy",
+        "draws_memory": "test_every_rank_makes_the_same_strategy",
+        "draws_work": "test_every_rank_makes_the_same_strategy",
+        "draws_row_memory": "test_every_rank_makes_the_same_strategy",
         "part_of_others": "test_says_nothing_of_other_tables",
         "part_constrains_others": "test_constrains_only_the_tables_it_is_given",
         "part_looks_up_others": "test_says_nothing_of_other_tables",
         "part_without_tables": "test_does_nothing_without_tables",
-        "part_that_stays": "test_its_part_travels",
+        "part_that_stays": "test_its_strategy_is_picklable",
         "two_sharders_for_one": "test_sharders_shard_modules",
     },
     ("callback", "Looker"): {
@@ -158,7 +158,7 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
         return Faulty_{kind}_{fault}(Faulty_{kind}_{fault}.Options())
     test_module_imports_without_torch = None
     if "{fault}" != "none":
-        test_another_process_makes_the_same_part = None
+        test_another_process_makes_the_same_strategy = None
     if "{fault}" not in ("none", "pools_groups_on_the_cpu"):
         test_mixes_no_devices = None
     embedding_dim = 16
@@ -226,9 +226,9 @@ class TestAPartThatCountsOnItsConstraints:
     def test_passes(self, tables, context):
         assert context.world_size > 1
         plugin = ByRows(ByRows.Options())
-        ShardingContract().test_every_rank_makes_the_same_part(plugin, tables, context)
-        part = plugin.strategy(tables[:-1], context)
-        ShardingContract().test_its_part_travels(plugin, tables, context, part)
+        ShardingContract().test_every_rank_makes_the_same_strategy(plugin, tables, context)
+        strategy = plugin.strategy(tables[:-1], context)
+        ShardingContract().test_its_strategy_is_picklable(plugin, tables, context, strategy)
 
 
 class TestAnOrderOfHashes:
@@ -238,7 +238,7 @@ class TestAnOrderOfHashes:
 
     @pytest.mark.skipif("PYTHONHASHSEED" in os.environ, reason="all processes have one order")
     def test_is_noticed(self, tables, context):
-        test = ShardingContract().test_another_process_makes_the_same_part
+        test = ShardingContract().test_another_process_makes_the_same_strategy
         with pytest.raises(AssertionError):
             test(ByHash(ByHash.Options()), tables, context)
 

@@ -115,20 +115,20 @@ class TablePartContract(PluginContract):
     def strategy(
         self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> TableStrategy | None:
-        part = plugin.strategy(tables[:-1], context)
-        assert part is None or isinstance(part, TableStrategy)
-        return part
+        strategy = plugin.strategy(tables[:-1], context)
+        assert strategy is None or isinstance(strategy, TableStrategy)
+        return strategy
 
     def test_constrains_only_the_tables_it_is_given(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], part: TableStrategy | None
+        self, plugin: Sharding | Cache, tables: Sequence[Table], strategy: TableStrategy | None
     ) -> None:
         own = {table.name for table in tables[:-1]}
-        of_part = {} if part is None else part.constraints(tables)
-        for constraints in (plugin.constraints(tables[:-1]), of_part):
+        own_constraints = {} if strategy is None else strategy.constraints(tables)
+        for constraints in (plugin.constraints(tables[:-1]), own_constraints):
             assert set(constraints) <= own
             assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
-        if part is not None:
-            _merged(plugin, part, tables[:-1])
+        if strategy is not None:
+            _merged(plugin, strategy, tables[:-1])
 
     def test_does_nothing_without_tables(
         self, plugin: Sharding | Cache, context: PlanContext
@@ -137,40 +137,40 @@ class TablePartContract(PluginContract):
         assert plugin.strategy([], context) is None
 
     def test_says_nothing_of_other_tables(
-        self, tables: Sequence[Table], part: TableStrategy | None
+        self, tables: Sequence[Table], strategy: TableStrategy | None
     ) -> None:
-        if part is None:
+        if strategy is None:
             return
-        assert _of_table(part, tables[-1]) == _of_table(TableStrategy(), tables[-1])
-        if (kernels := type(part).kernels([part])) is not None:
+        assert _of_table(strategy, tables[-1]) == _of_table(TableStrategy(), tables[-1])
+        if (kernels := type(strategy).kernels([strategy])) is not None:
             own = {table.name for table in tables[:-1]}
             assert set(kernels.tables) <= own, "it looks up tables of other plugins"
 
-    def test_every_rank_makes_the_same_part(
+    def test_every_rank_makes_the_same_strategy(
         self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> None:
         first, second = (_description(copy(plugin), tables, context) for _ in range(2))
         assert first == second
 
-    def test_another_process_makes_the_same_part(
+    def test_another_process_makes_the_same_strategy(
         self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> None:
         """Without PYTHONHASHSEED, the order of sets differs between processes."""
         (there,) = launch(_described_on_rank, 1, plugin, tables, context)
         assert there == _description(plugin, tables, context)
 
-    def test_its_part_travels(
+    def test_its_strategy_is_picklable(
         self,
         plugin: Sharding | Cache,
         tables: Sequence[Table],
         context: PlanContext,
-        part: TableStrategy | None,
+        strategy: TableStrategy | None,
     ) -> None:
         """Readers in other processes get the pickled strategy if a dataset wrapper requests it."""
-        if part is not None:
-            again = pickle.loads(pickle.dumps(part))
-            expected = _part_description(plugin, part, tables, context)
-            assert _part_description(plugin, again, tables, context) == expected
+        if strategy is not None:
+            again = pickle.loads(pickle.dumps(strategy))
+            expected = _strategy_description(plugin, strategy, tables, context)
+            assert _strategy_description(plugin, again, tables, context) == expected
 
 
 def _described_on_rank(
@@ -186,35 +186,36 @@ def _described_on_rank(
 def _description(plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext) -> object:
     """Return all results of a plugin and its strategy for all tables except the last."""
     constraints = _comparable(plugin.constraints(tables[:-1]))
-    part = plugin.strategy(tables[:-1], context)
-    if part is None:
+    strategy = plugin.strategy(tables[:-1], context)
+    if strategy is None:
         return constraints
-    return constraints, _part_description(plugin, part, tables[:-1], context)
+    return constraints, _strategy_description(plugin, strategy, tables[:-1], context)
 
 
-def _part_description(
-    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], context: PlanContext
+def _strategy_description(
+    plugin: Sharding | Cache, strategy: TableStrategy, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, Any]:
-    constraints = _merged(plugin, part, tables)
+    constraints = _merged(plugin, strategy, tables)
     free = ParameterConstraints()
-    kernels = type(part).kernels([part])
+    kernels = type(strategy).kernels([strategy])
     return {
-        "tables": [_of_table(part, table) for table in tables],
-        "constraints": _comparable(part.constraints(tables)),
+        "tables": [_of_table(strategy, table) for table in tables],
+        "constraints": _comparable(strategy.constraints(tables)),
         "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
-        "memory_of_rank": dict(part.memory_of_rank(context.ranks_per_node, context.optimizer)),
+        "memory_of_rank": dict(strategy.memory_of_rank(context.ranks_per_node, context.optimizer)),
         "of_a_shard": [
-            _of_shard(part, table, context, constraints.get(table.name, free)) for table in tables
+            _of_shard(strategy, table, context, constraints.get(table.name, free))
+            for table in tables
         ],
     }
 
 
 def _merged(
-    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table]
+    plugin: Sharding | Cache, strategy: TableStrategy, tables: Sequence[Table]
 ) -> dict[str, ParameterConstraints]:
     """Merge the constraints of plugin and strategy, and assert that they are consistent."""
     merged = dict(plugin.constraints(tables))
-    for name, second in part.constraints(tables).items():
+    for name, second in strategy.constraints(tables).items():
         first = merged.get(name, second)
         both = {*set_fields(first)} & {*set_fields(second)}
         assert all(getattr(first, field) == getattr(second, field) for field in both), name
@@ -236,12 +237,12 @@ def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
 
 
 def _of_shard(
-    part: TableStrategy, table: Table, context: PlanContext, constraints: ParameterConstraints
+    strategy: TableStrategy, table: Table, context: PlanContext, constraints: ParameterConstraints
 ) -> object:
     """Return the memory and work of a shard in a plan that satisfies the constraints."""
     kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
     kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
-    kernels = type(part).kernels([part])
+    kernels = type(strategy).kernels([strategy])
     if kernels is not None and table.name in kernels.tables:
         kernel = kernels.compute_kernel
     else:
@@ -279,20 +280,20 @@ def _of_shard(
         context.batch_size, context.world_size, context.ranks_per_node, context.data.profile()
     )
     return (
-        part.row_memory(option, shards[0], context.optimizer, context.device_type),
-        list(part.work(table, sharding, step)),
+        strategy.row_memory(option, shards[0], context.optimizer, context.device_type),
+        list(strategy.work(table, sharding, step)),
     )
 
 
-def _of_table(part: TableStrategy, table: Table) -> dict[str, Any]:
+def _of_table(strategy: TableStrategy, table: Table) -> dict[str, Any]:
     return {
-        "share": part.sharded_share(table.name),
-        "bandwidth": part.fetch_bandwidth(table.name),
-        "activations": part.activation_bytes(table, 100.0),
-        "collectives": part.collectives([table.name]),
-        "figures": dict(part.figures(table.name)),
-        "words": list(part.describe(table.name)),
-        "needs_stock_kernels": part.needs_stock_kernels().get(table.name),
+        "share": strategy.sharded_share(table.name),
+        "bandwidth": strategy.fetch_bandwidth(table.name),
+        "activations": strategy.activation_bytes(table, 100.0),
+        "collectives": strategy.collectives([table.name]),
+        "figures": dict(strategy.figures(table.name)),
+        "describe": list(strategy.describe(table.name)),
+        "needs_stock_kernels": strategy.needs_stock_kernels().get(table.name),
     }
 
 
