@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
 
 from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
 
@@ -27,13 +25,6 @@ def register_caches() -> Sequence[type[Cache]]:
     from recd_plugin_scars.cache import ScarsCache
 
     return [ScarsCache]
-
-
-@hookimpl
-def register_topology_sections() -> Mapping[str, type[BaseModel]]:
-    from recd_plugin_scars.planning.plan import SECTION, CacheRates
-
-    return {SECTION: CacheRates}
 
 
 @hookimpl

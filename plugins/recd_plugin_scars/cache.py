@@ -10,7 +10,6 @@ from recd_plugins.api import Cache, PlanContext, SetupError, Table, text_utils
 
 if TYPE_CHECKING:
     import torch
-    from torchrec.distributed.planner.types import ParameterConstraints
 
     from recd_plugin_scars.planning import CachePlan, TableLoad
     from recd_plugin_scars.strategy import CacheStrategy
@@ -28,25 +27,18 @@ class ScarsCache(Cache):
         """Size, policy and backing store of the caches."""
 
     options: CacheOptions
-    _planned: tuple[tuple[tuple[Table, ...], PlanContext], CachePlan] | None = None
 
     def check(self, device: torch.device) -> None:
-        """Refuse UVM caching without CUDA."""
-        if self.options.policy == "uvm" and device.type != "cuda":
-            raise SetupError(
-                f"{self.name} with policy uvm needs CUDA, as it caches host memory in GPU memory, "
-                f"and this run is on {device.type}: take policy static, lfu or lru, which run "
-                "there too"
-            )
+        """Runs on every device."""
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> CacheStrategy | None:
-        """Return the planned caches, or None with the policy uvm, which uses TorchRec's kernel."""
+        """Return the planned caches."""
         from recd_plugin_scars.runtime.policies import TableCache
         from recd_plugin_scars.strategy import CacheStrategy
 
-        plan = self._plan(tables, context)
-        if plan is None or self.options.policy == "uvm":
+        if not tables:
             return None
+        plan = plan_caches(self.options, tables, context)
         caches = {
             name: TableCache(
                 policy=self.options.policy,
@@ -59,40 +51,6 @@ class ScarsCache(Cache):
             for name, table in plan.tables.items()
         }
         return CacheStrategy(caches, plan)
-
-    def _plan(self, tables: Sequence[Table], context: PlanContext) -> CachePlan | None:
-        if not tables:
-            return None
-        if self.options.policy == "uvm" and context.device_type != "cuda":
-            import torch
-
-            self.check(torch.device(context.device_type))
-        key = (tuple(tables), context)
-        if self._planned is None or self._planned[0] != key:
-            self._planned = key, plan_caches(self.options, tables, context)
-        return self._planned[1]
-
-    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return FBGEMM's caching kernel and the planned load factors with the policy uvm."""
-        if self.options.policy != "uvm" or self._planned is None:
-            return {}
-        from torchrec.distributed.planner.types import ParameterConstraints
-        from torchrec.distributed.types import CacheParams
-
-        plan, found = self._planned[1], {}
-        for table in tables:
-            planned = plan.tables[table.name]
-            # FBGEMM caches at least one row and not all.
-            cached = max(1, min(planned.cached, table.num_embeddings - 1))
-            found[table.name] = ParameterConstraints(
-                compute_kernels=["fused_uvm_caching"],
-                cache_params=CacheParams(
-                    load_factor=cached / table.num_embeddings,
-                    prefetch_pipeline=self.options.lookahead,
-                    stats=plan.statistics(table.name),
-                ),
-            )
-        return found
 
 
 def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanContext) -> CachePlan:
@@ -114,8 +72,6 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanCon
         "batch_size": context.batch_size * context.world_size,
         "optimizer": context.optimizer,
         "held": int(options.lookahead),
-        # FBGEMM's own cache also keeps the last used rows.
-        "policy": "lru" if options.policy == "uvm" else options.policy,
     }
     memory = None if context.memory_bytes is None else context.memory_bytes * context.world_size
     if options.rows is not None or options.share is not None:

@@ -25,12 +25,11 @@ class FileStorage(BaseModel):
 class CacheOptions(AccessOptions):
     """Size, policy and backing store of the caches."""
 
-    policy: Literal["static", "lfu", "lru", "uvm"] = Field(
+    policy: Literal["static", "lfu", "lru"] = Field(
         default="static",
         description=(
             "Which rows stay in fast memory: the most read rows of the profile "
-            "(static), the most used (lfu) or the last used rows (lru); or FBGEMM's "
-            "own UVM caching (uvm), which needs CUDA."
+            "(static), the most used (lfu) or the last used rows (lru)."
         ),
     )
     rows: Annotated[StrictInt, Field(ge=0)] | None = Field(
@@ -77,15 +76,5 @@ class CacheOptions(AccessOptions):
             raise ValueError(
                 f"{' and '.join(given)} both say how much is cached; give one of them, or none, "
                 "which caches what pays"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _uvm_is_in_host_memory(self) -> CacheOptions:
-        if self.policy == "uvm" and isinstance(self.storage, FileStorage):
-            raise ValueError(
-                "policy uvm is FBGEMM's own caching, which has all rows in host memory, and "
-                f"storage has them in files in {self.storage.file}: leave storage out, or take "
-                "policy static, lfu or lru"
             )
         return self

@@ -65,9 +65,6 @@ CASES: dict[str, dict[str, Any]] = {
         "sharding": [{"use": "torchrec.column_wise", "tables": ["t_*"]}],
         "training": {**TRAINING, "optimizer": "sgd"},
     },
-    "scars.cache of UVM": {
-        "cache": [{"use": "scars.cache", "tables": ["t_*"], "options": {"policy": "uvm"}}]
-    },
     "ids sent once, cached": {
         "sharding": [
             {"use": "torchrec.row_wise", "tables": ["t_*"], "options": {"coalesce": True}}

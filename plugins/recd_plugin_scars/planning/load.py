@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 # differ by less than this factor. The relative error of sums is then about its square over 24.
 _APART, _WIDTH = 1 << 16, 1e-3
 _BYTES_PER_SCALAR = 4
-
-Policy = Literal["static", "lfu", "lru"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +85,6 @@ class TableLoad:
             ends = np.append(ends, self.num_embeddings)
         return Segments(np.minimum(probabilities / access.total, 1.0), ends)
 
-    @cached_property
-    def read_rows(self) -> int:
-        """Return the number of rows with any reads."""
-        segments = self.segments
-        return int(segments.num_rows[segments.probabilities > 0].sum())
-
-    def covered(self, rows: int) -> float:
-        """Return the share of lookups that read the ``rows`` most read rows."""
-        return self.access.covered(rows)
-
     def hot_rows(self, rows: int) -> NDArray[np.int64]:
         """Return the ids of the ``rows`` most read rows, int64 ``[rows]``; unknown ones last."""
         known = self.access.rows[:rows]
@@ -131,16 +117,9 @@ def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float
 
     ``u = 1 - (1 - P)^lookups``, where ``probabilities`` P are per lookup, float64 ``[rows]``.
     """
-    if not lookups:
-        return np.zeros_like(probabilities)
     with np.errstate(divide="ignore"):
         result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-probabilities))
     return result
-
-
-def expected_unique(probabilities: NDArray[np.float64], lookups: float) -> float:
-    """Return the expected distinct rows among lookups, the sum of ``seen`` (SCARS, eq. 2)."""
-    return float(seen(probabilities, lookups).sum())
 
 
 def row_bytes(embedding_dim: int, optimizer: str) -> int:
@@ -172,37 +151,10 @@ class BatchRows:
     def missed(self, cached: int, held: float) -> float:
         """Return the distinct rows that are neither cached nor held by ``held`` preceding batches.
 
-        The sum of ``u * (1 - u)^held``; a fractional ``held`` counts a fraction of a batch's rows.
+        The sum of ``u * (1 - u)^held``.
         """
-        if not held:
-            return self.cold(cached)
-        if math.isinf(held):
-            return 0.0
-        whole = math.floor(held)
-        missed = self._seen * (1 - self._seen) ** whole * (1 - (held - whole) * self._seen)
+        missed = self._seen * (1 - self._seen) ** held
         return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))
-
-    def lru_batches(self, cached: int, held: float = 0) -> float:
-        """Return the batches after which an LRU cache evicts an unread row, or infinity.
-
-        Che's approximation: the cache is full after the distinct rows of that many batches plus
-        ``held`` batches (Che, Tung and Wang, Hierarchical Web caching systems, 2002).
-        """
-        room = cached + self._rows_of(held)
-        if room >= self.load.read_rows:
-            return math.inf
-        low, high = 0, 1
-        while self._rows_of(high) <= room:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._rows_of(middle) <= room else (low, middle)
-        filled = self._rows_of(low)
-        # Part of the batch that does not fit.
-        return low + (room - filled) / (self._rows_of(high) - filled)
-
-    def _rows_of(self, batches: float) -> float:
-        return float(seen(self._seen, batches) @ self.load.segments.num_rows)
 
     def _beyond(self, cached: int, each: NDArray[np.float64], left: NDArray[np.float64]) -> float:
         ends = self.load.segments.ends
@@ -228,7 +180,6 @@ class TableTraffic:
     Attributes:
         lookups: ids, after deduplication.
         unique_rows: distinct rows of the batch of all ranks.
-        cold_lookups: lookups of uncached rows.
         misses: distinct rows that are fetched.
         row_bytes: bytes of a row's weights and state.
         weight_bytes: bytes of its weights.
@@ -236,7 +187,6 @@ class TableTraffic:
 
     lookups: float
     unique_rows: float
-    cold_lookups: float
     misses: float
     row_bytes: int
     weight_bytes: int
@@ -272,11 +222,6 @@ class TableTraffic:
         """Return the bytes if each distinct row were moved."""
         return 2 * self.unique_rows * self.row_bytes
 
-    @property
-    def cached_bytes(self) -> float:
-        """Return the bytes if each lookup of an uncached row moved the row."""
-        return 2 * self.cold_lookups * self.row_bytes
-
     def column_wise(self, shards: int) -> TableTraffic:
         """Return the sums over column shards; each shard has its own optimizer state per row."""
         state = self.row_bytes - self.weight_bytes
@@ -284,46 +229,7 @@ class TableTraffic:
             self,
             lookups=self.lookups * shards,
             unique_rows=self.unique_rows * shards,
-            cold_lookups=self.cold_lookups * shards,
             misses=self.misses * shards,
             row_bytes=self.weight_bytes // shards + state,
             weight_bytes=self.weight_bytes // shards,
         )
-
-
-def traffic(
-    loads: Sequence[TableLoad],
-    cached: Mapping[str, int],
-    *,
-    batch_size: int,
-    optimizer: str,
-    held: float = 0,
-    policy: Policy = "static",
-) -> dict[str, TableTraffic]:
-    """Return the traffic of each table in one step of all ranks, table-wise or row-wise.
-
-    Args:
-        loads: loads of the tables.
-        cached: number of most read rows that stay in fast memory, by table.
-        batch_size: samples of all ranks.
-        optimizer: ``sgd`` or ``rowwise_adagrad``.
-        held: batches whose rows are in fast memory when the next batch's rows are fetched: 0
-            without lookahead, 1 with it.
-        policy: which rows stay. ``lru`` is approximate (``BatchRows.lru_batches``); ``lfu`` is
-            treated like ``static``, which is close.
-    """
-    found = {}
-    for load in loads:
-        rows, kept = BatchRows(load, batch_size), cached.get(load.name, 0)
-        missed = rows.missed(kept, held)
-        if policy == "lru":
-            missed = rows.missed(0, rows.lru_batches(kept, held))
-        found[load.name] = TableTraffic(
-            lookups=rows.lookups,
-            unique_rows=rows.unique,
-            cold_lookups=rows.lookups * max(0.0, 1 - load.covered(kept)),
-            misses=missed,
-            row_bytes=row_bytes(load.embedding_dim, optimizer),
-            weight_bytes=row_bytes(load.embedding_dim, "sgd"),
-        )
-    return found

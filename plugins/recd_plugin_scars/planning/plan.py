@@ -1,75 +1,19 @@
-"""Plans of caches, and the ``cache`` section of a topology."""
+"""Plans of caches: which rows of several tables share a fast memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
 
-from recd_plugin_scars.planning.load import Policy, TableLoad, TableTraffic, row_bytes, traffic
-from recd_plugin_scars.planning.order import RowOrder, StepCosts
+from recd_plugin_scars.planning.load import BatchRows, TableLoad, TableTraffic, row_bytes
 
 if TYPE_CHECKING:
     from recd_plugin_scars.planning.statistics import AccessStatistics
-    from recd_plugins.api import topologies
 
-
-#: Name of the section in a topology.
-SECTION = "cache"
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-# Seconds of an iteration however small its batch; assumed for a small model without a profiler.
-_STEP_SECONDS = {"cpu": 5e-3, "cuda": 2e-3}
-
-
-class CacheRates(BaseModel):
-    """Measured time costs of a rank, in seconds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sample_seconds: Seconds = Field(
-        default=0.0, description="Seconds per sample, without its rows."
-    )
-    step_seconds: Seconds = Field(
-        description="Seconds per iteration, however small its batch (tau)."
-    )
-    byte_seconds: Seconds = Field(
-        description=(
-            "Seconds per byte of a row that is fetched from the backing store and written back."
-        )
-    )
-
-    @classmethod
-    def of_topology(cls, topology: topologies.TopologySpec) -> Self:
-        """Return rates from the bandwidth bounds, both ways, and an assumed time per iteration."""
-        between = topology.hbm_to_ddr_bandwidth
-        bandwidth = between if between is not None else topology.ddr_bandwidth / 2
-        return cls(
-            step_seconds=_STEP_SECONDS[topology.device],
-            byte_seconds=2 / bandwidth,
-        )
-
-    def costs(self, ranks: int) -> StepCosts:
-        """Return the costs of ``ranks`` ranks together. All ranks take part in each iteration."""
-        return StepCosts(self.sample_seconds, self.step_seconds * ranks, self.byte_seconds)
-
-
-def measured_rates(topology: topologies.TopologySpec) -> CacheRates | None:
-    """Return the rates of the ``cache`` section, or None."""
-    found = topology.sections.get(SECTION)
-    assert found is None or isinstance(found, CacheRates), "the package declares it"
-    return found
-
-
-def rates_of(topology: topologies.TopologySpec) -> CacheRates:
-    """Return the rates of the ``cache`` section, or those of the bandwidth bounds."""
-    return measured_rates(topology) or CacheRates.of_topology(topology)
-
-
-#: Default: a row is worth caching if it is read more than once in this many steps.
+#: A row is useful in a cache if it is read more than once in this many steps.
 STEPS = 10_000
 
 
@@ -79,13 +23,11 @@ class CachedTable:
 
     Attributes:
         cached: number of most read rows that stay in fast memory.
-        useful: number of rows worth caching; None if unknown.
         traffic: traffic per step over all ranks.
     """
 
     load: TableLoad
     cached: int
-    useful: int | None
     traffic: TableTraffic
 
     @property
@@ -99,11 +41,15 @@ class CachedTable:
 
 @dataclass(frozen=True, eq=False)
 class CachePlan:
-    """The caches of several tables, for steps of ``batch_size`` samples over all ranks."""
+    """The caches of several tables, for steps of ``batch_size`` samples over all ranks.
+
+    ``is_full`` tells whether further useful rows would not fit into the given memory.
+    """
 
     tables: Mapping[str, CachedTable]
     batch_size: int
     optimizer: str
+    is_full: bool = False
 
     @classmethod
     def of(
@@ -113,25 +59,29 @@ class CachePlan:
         *,
         batch_size: int,
         optimizer: str,
-        useful: Mapping[str, int] | None = None,
         held: float = 0,
-        policy: Policy = "static",
     ) -> CachePlan:
-        """Return a plan for given cache sizes; see ``traffic`` for the other arguments."""
-        moved = traffic(
-            list(loads.values()),
-            cached,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            held=held,
-            policy=policy,
-        )
-        tables = {
-            name: CachedTable(
-                load, cached.get(name, 0), None if useful is None else useful[name], moved[name]
+        """Return a plan for given cache sizes.
+
+        Args:
+            loads: loads of the tables, by name.
+            cached: number of most read rows that stay in fast memory, by table.
+            batch_size: samples of all ranks.
+            optimizer: ``sgd`` or ``rowwise_adagrad``.
+            held: batches whose rows are in fast memory when the next batch's rows are fetched: 0
+                without lookahead, 1 with it.
+        """
+        tables = {}
+        for name, load in loads.items():
+            rows, kept = BatchRows(load, batch_size), cached.get(name, 0)
+            moved = TableTraffic(
+                lookups=rows.lookups,
+                unique_rows=rows.unique,
+                misses=rows.missed(kept, held),
+                row_bytes=row_bytes(load.embedding_dim, optimizer),
+                weight_bytes=row_bytes(load.embedding_dim, "sgd"),
             )
-            for name, load in loads.items()
-        }
+            tables[name] = CachedTable(load, kept, moved)
         return cls(tables, batch_size, optimizer)
 
     @classmethod
@@ -142,27 +92,25 @@ class CachePlan:
         *,
         batch_size: int,
         optimizer: str,
-        steps: int = STEPS,
         held: float = 0,
-        policy: Policy = "static",
     ) -> CachePlan:
         """Return a plan that caches the useful rows that save most traffic within ``num_bytes``.
 
-        ``num_bytes`` is for all tables and ranks; None caches all useful rows. A row is useful if
-        it is read more than once in ``steps``. See ``traffic`` for the other arguments.
+        ``num_bytes`` is for all tables and ranks; None caches all useful rows. See ``of`` for the
+        other arguments.
         """
-        order = row_order(loads, optimizer)
-        useful = order.useful(steps * batch_size)
+        widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
+        order = RowOrder(list(loads.values()), widths)
+        useful = order.useful(STEPS * batch_size)
         place = useful if num_bytes is None else min(useful, order.fitting(num_bytes))
-        return cls.of(
+        plan = cls.of(
             loads,
             dict(zip(loads, order.rows(place), strict=True)),
             batch_size=batch_size,
             optimizer=optimizer,
-            useful=dict(zip(loads, order.rows(useful), strict=True)),
             held=held,
-            policy=policy,
         )
+        return replace(plan, is_full=place < useful)
 
     def statistics(self, table: str) -> AccessStatistics:
         """Return ``CacheParams.stats`` of a table for TorchRec's planner."""
@@ -176,7 +124,52 @@ class CachePlan:
         return sum(table.cached_bytes for table in self.tables.values())
 
 
-def row_order(loads: Mapping[str, TableLoad], optimizer: str) -> RowOrder:
-    """Return the order of rows, where a cached row includes its optimizer state."""
-    widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
-    return RowOrder(list(loads.values()), widths)
+class RowOrder:
+    """The rows of several tables, sorted by what caching them saves per byte of fast memory.
+
+    A cached row saves its bytes times u, the probability that a batch reads it, so each byte saves
+    u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same for all
+    batch sizes. A ``place`` is a number of rows from the start of this order.
+    """
+
+    def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
+        segments = [load.segments for load in loads]
+        with np.errstate(divide="ignore"):
+            rates = [
+                -load.lookups * np.log1p(-each.probabilities)
+                for load, each in zip(loads, segments, strict=True)
+            ]
+        tables = [np.full(len(rate), index) for index, rate in enumerate(rates)]
+        all_rates = np.concatenate(rates)
+        order = np.argsort(-all_rates, kind="stable")
+        self._rates = all_rates[order]
+        self._tables = np.concatenate(tables)[order]
+        self._row_bytes = np.asarray(row_bytes, dtype=np.float64)[self._tables]
+        num_rows = np.concatenate([each.num_rows for each in segments])[order]
+        self._ends = np.concatenate([[0], np.cumsum(num_rows)])
+        self._byte_ends = np.concatenate([[0.0], np.cumsum(num_rows * self._row_bytes)])
+        self._num_tables = len(loads)
+
+    def rows(self, place: int) -> list[int]:
+        """Return how many rows of each table come before ``place``."""
+        segment = int(np.searchsorted(self._ends, place, "right")) - 1
+        counts = np.bincount(
+            self._tables[:segment],
+            weights=np.diff(self._ends[: segment + 1]),
+            minlength=self._num_tables,
+        ).astype(np.int64)
+        if part := place - int(self._ends[segment]):
+            counts[self._tables[segment]] += part
+        return [int(count) for count in counts]
+
+    def fitting(self, num_bytes: float) -> int:
+        """Return the largest place whose rows fit into ``num_bytes``."""
+        segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
+        if segment == len(self._row_bytes):
+            return int(self._ends[-1])
+        part = (num_bytes - self._byte_ends[segment]) // self._row_bytes[segment]
+        return int(self._ends[segment]) + int(part)
+
+    def useful(self, samples: float) -> int:
+        """Return the number of rows expected to be read more than once by ``samples``."""
+        return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])

@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.policies import TableCache
 from recd_plugin_scars.runtime.row_cache import CachedBatch, CacheTraffic, RowCache
-from recd_plugin_scars.runtime.stores import BackingStore, RowMover
+from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import (
     FastMemory,
     FlushingOptimizer,
@@ -146,10 +146,6 @@ class _Cached(lookup_kernels.RowKernel):
         """Wait until evicted rows are in the backing store."""
         self._mover.drain()
 
-    @property
-    def store(self) -> BackingStore:
-        return self._slow
-
     def purge(self) -> None:
         """Flush. TorchRec calls this before it loads a state dict, which may lack a table."""
         self._rows.flush()
@@ -171,15 +167,9 @@ class _Cached(lookup_kernels.RowKernel):
         for table, traffic in zip(self._config.embedding_tables, self._rows.traffic, strict=True):
             yield table.name, traffic
 
-    def reset_traffic(self) -> None:
-        self._rows.reset_traffic()
-
     def train(self, mode: bool = True) -> Self:
-        """Set the mode. An evaluation during training does not count traffic."""
-        if self.training and not mode:
-            self._rows.note_traffic()
-        elif mode and not self.training:
-            self._rows.restore_traffic()
+        """Set the mode. Evaluation does not count traffic."""
+        self._rows.is_counting = mode
         super().train(mode)  # type: ignore[misc]
         return self
 
@@ -369,18 +359,12 @@ def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmb
 
 
 def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
-    """Return this rank's cache traffic of a module since ``reset_cache_traffic``."""
+    """Return this rank's cache traffic of a module in training."""
     total: dict[str, CacheTraffic] = {}
     for kernel in cached_kernels(module):
         for table, traffic in kernel.traffic():
             total[table] = total.get(table, CacheTraffic()) + traffic
     return total
-
-
-def reset_cache_traffic(module: nn.Module) -> None:
-    """Reset all traffic counts of a module's cached tables."""
-    for kernel in cached_kernels(module):
-        kernel.reset_traffic()
 
 
 def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:

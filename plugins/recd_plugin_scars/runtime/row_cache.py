@@ -6,7 +6,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -18,7 +17,7 @@ from recd_plugin_scars.runtime.policies import CachedShard, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.stores import RowMover
 from recd_plugin_scars.runtime.tables import FastMemory
-from recd_plugins.api import DataError, SetupError
+from recd_plugins.api import DataError
 
 # Rows per flush or load operation.
 _CHUNK = 1 << 16
@@ -28,43 +27,26 @@ _CHUNK = 1 << 16
 class CacheTraffic:
     """Traffic counts of one table's shards on this rank, separate for each column-wise shard.
 
-    Bytes are payload: weights and optimizer state, no row numbers.
+    Only forward passes in training mode count. Bytes are payload: weights and optimizer state, no
+    row numbers.
 
     Attributes:
-        batches: forward passes, including those without a gradient.
         lookups: number of ids looked up.
         unique_rows: distinct rows per batch, summed over batches.
         hits: unique rows that were in fast memory.
         misses: unique rows that were read from the backing store.
-        weight_bytes_read: bytes of weights of missing rows, read from the backing store.
-        state_bytes_read: the same for optimizer state.
-        weight_bytes_written: bytes of weights of evicted rows, written to the backing store.
-        state_bytes_written: the same of the optimizer state.
-        bytes_loaded: bytes of hot rows loaded at the start and after parameters were written.
-        bytes_flushed: bytes of cached rows flushed, for example for a checkpoint.
+        bytes_read: bytes of missing rows, read from the backing store.
+        bytes_written: bytes of evicted rows, written to the backing store.
         by_policy: further counts of the policy, by name.
     """
 
-    batches: int = 0
     lookups: int = 0
     unique_rows: int = 0
     hits: int = 0
     misses: int = 0
-    weight_bytes_read: int = 0
-    state_bytes_read: int = 0
-    weight_bytes_written: int = 0
-    state_bytes_written: int = 0
-    bytes_loaded: int = 0
-    bytes_flushed: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
     by_policy: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def bytes_read(self) -> int:
-        return self.weight_bytes_read + self.state_bytes_read
-
-    @property
-    def bytes_written(self) -> int:
-        return self.weight_bytes_written + self.state_bytes_written
 
     def __add__(self, other: CacheTraffic) -> CacheTraffic:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
@@ -116,11 +98,10 @@ class RowCache:
             shard.policy(ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])))
             for table, shard in enumerate(shards)
         ]
-        self.traffic: list[CacheTraffic] = []
-        self._noted: list[CacheTraffic] = []
-        self.reset_traffic()
-        self._row_bytes = fast.weights[0].nbytes
-        self._state_bytes = 0 if fast.state is None else fast.state[0].nbytes
+        self.traffic = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
+        self.is_counting = True
+        state_bytes = 0 if fast.state is None else fast.state[0].nbytes
+        self._row_bytes = fast.weights[0].nbytes + state_bytes
         self._is_stale = len(ends) > 0
         self._num_batches = 0
         self._waiting: deque[tuple[CachedBatch, Future[tuple[Tensor, Tensor | None]]]] = deque()
@@ -140,7 +121,6 @@ class RowCache:
 
         Raises:
             DataError: an id is not a row of its table. Nothing was admitted.
-            SetupError: fast memory cannot grow. Nothing was admitted.
         """
         counts = torch.tensor(ids_per_feature).to(ids.device)
         table_of_id = (
@@ -156,17 +136,14 @@ class RowCache:
             else:
                 admitted, slot_of_id = self._admit_from_device(ids, table_of_id)
             if self._pool.num_slots > self._fast.num_slots:
-                try:
-                    self._fast.resize(self._pool.num_slots)
-                except SetupError:
-                    self._pool.withdraw(admitted)
-                    raise
+                self._fast.resize(self._pool.num_slots)
             rows = self._pool.row_of_slot[admitted.missing]
             self._num_batches += 1
             batch = CachedBatch(self._num_batches, admitted, slot_of_id)
             if len(rows):
                 self._waiting.append((batch, self._mover.read(torch.from_numpy(rows))))
-            self._count_batch(admitted, ids_per_feature, tables)
+            if self.is_counting:
+                self._count_batch(admitted, ids_per_feature, tables)
             return batch
 
     def land(self, batch: CachedBatch) -> None:
@@ -198,28 +175,9 @@ class RowCache:
             ]
             changes = [slots[dirty[slots]] for slots in leaving]
             for traffic, slots in zip(self.traffic, changes, strict=True):
-                traffic.weight_bytes_written += len(slots) * self._row_bytes
-                traffic.state_bytes_written += len(slots) * self._state_bytes
+                traffic.bytes_written += len(slots) * self._row_bytes
             self._write_back(np.concatenate(changes))
             self._pool.release(np.concatenate(leaving))
-
-    def reset_traffic(self) -> None:
-        for policy in self._policies:
-            policy.counts.clear()
-        self.traffic[:] = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
-
-    def note_traffic(self) -> None:
-        """Save the counts for ``restore_traffic``."""
-        self._noted = deepcopy(self.traffic)
-
-    def restore_traffic(self) -> None:
-        """Restore the counts of the last ``note_traffic``, if any."""
-        noted, self._noted = self._noted, []
-        for policy, traffic in zip(self._policies if noted else (), noted, strict=True):
-            policy.counts.clear()
-            policy.counts.update(traffic.by_policy)
-            traffic.by_policy = policy.counts
-        self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
         """Mark a batch for release once its graph is freed. Safe in the garbage collector."""
@@ -236,9 +194,6 @@ class RowCache:
             for slots in _chunks(np.flatnonzero(self._pool.dirty)):
                 self._write_back(slots)
                 self._pool.dirty[slots] = False
-                num_rows = self._pool.num_rows_of_tables(slots)
-                for traffic, count in zip(self.traffic, num_rows, strict=True):
-                    traffic.bytes_flushed += count * (self._row_bytes + self._state_bytes)
             self._mover.drain()
             self._is_stale = True
 
@@ -258,9 +213,6 @@ class RowCache:
             rows = self._pool.row_of_slot[slots]
             weights, state = self._mover.read(torch.from_numpy(rows)).result()
             self._fast.write(self._on_device(slots), weights, state)
-            num_rows = self._pool.num_rows_of_tables(slots)
-            for traffic, count in zip(self.traffic, num_rows, strict=True):
-                traffic.bytes_loaded += count * (self._row_bytes + self._state_bytes)
 
     def _land(self, number: int) -> None:
         """Copy the rows of all batches up to this number into their slots."""
@@ -323,12 +275,10 @@ class RowCache:
             self.traffic[table].lookups += num_ids
         unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
         for table, traffic in enumerate(self.traffic):
-            traffic.batches += 1
             traffic.unique_rows += int(unique[table])
             traffic.misses += int(missing[table])
             traffic.hits += int(unique[table] - missing[table])
-            traffic.weight_bytes_read += int(missing[table]) * self._row_bytes
-            traffic.state_bytes_read += int(missing[table]) * self._state_bytes
+            traffic.bytes_read += int(missing[table]) * self._row_bytes
 
     def _on_device(self, slots: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(slots).to(self._fast.weights.device, torch.int64)

@@ -262,23 +262,12 @@ class SlotPool:
         unpinned, bounds = unpin(admitted.slots, admitted.bounds, self.pins, self.dirty, changed)
         return unpinned, bounds
 
-    def withdraw(self, admitted: Admitted) -> None:
-        """Undo the admission of the last batch."""
-        unpin(admitted.slots, admitted.bounds, self.pins, self.dirty, False)
-        self.release(admitted.missing)
-
     def release(self, slots: NDArray[np.int32]) -> None:
         """Free the slots of evicted rows."""
         self.dirty[slots] = False
         self._num_free = release(
             slots, self._slot_of_row, self.row_of_slot, self._free, self._num_free
         )
-
-    def num_rows_of_tables(self, slots: NDArray[np.integer]) -> list[int]:
-        """Return how many slots hold rows of each table."""
-        tables = np.searchsorted(self.first_rows, self.row_of_slot[slots], side="right") - 1
-        counts: list[int] = np.bincount(tables, minlength=len(self.first_rows) - 1).tolist()
-        return counts
 
     def _grow(self, *, at_most: int) -> None:
         """Double the slots for batches in flight, by at most ``at_most``."""

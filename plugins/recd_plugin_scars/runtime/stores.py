@@ -45,9 +45,6 @@ class BackingStore:
     Attributes:
         weights: float32 ``[num_rows, dim]``, contiguous, on the CPU; zeros at first.
         state: float32 ``[num_rows]``; None without optimizer state.
-
-    Raises:
-        SetupError: there is not enough memory.
     """
 
     weights: Tensor
@@ -55,15 +52,8 @@ class BackingStore:
 
     def __init__(self, *, name: str, num_rows: int, dim: int, with_state: bool) -> None:
         self.name = name
-        try:
-            self.weights = torch.zeros(num_rows, dim)
-            self.state = torch.zeros(num_rows) if with_state else None
-        except RuntimeError as error:
-            needed = 4 * num_rows * (dim + with_state)
-            raise SetupError(
-                f"{name}: {num_rows:,} rows of {dim} values need {needed:,} bytes of memory, "
-                f"which are not free ({error}); keep the table in a file"
-            ) from error
+        self.weights = torch.zeros(num_rows, dim)
+        self.state = torch.zeros(num_rows) if with_state else None
         # The kernel may turn ``weights`` into a parameter; these copies bypass autograd.
         self._weights = self.weights.detach()
 
@@ -285,11 +275,8 @@ class RowMover:
     def __init__(self, store: BackingStore, *, pin: bool = False) -> None:
         self.store = store
         self._pin = pin
-        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {store.name}")
         self._error: RecdError | None = None
-        self._is_error_raised = False
-        self._is_closed = False
 
     def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
         """Return buffers for ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
@@ -344,27 +331,11 @@ class RowMover:
         self._submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the queued moves and end the thread. A second call does nothing.
-
-        Raises:
-            RecdError: a move failed and no earlier call has raised its error.
-        """
-        if self._is_closed or self._process != os.getpid():
-            return
-        self._is_closed = True
+        """Finish the queued moves and end the thread. A second call does nothing."""
         self._thread.shutdown()
-        if self._error is not None and not self._is_error_raised:
-            raise self._error
 
     def _submit(self, work: Callable[[], Result]) -> Future[Result]:
-        if self._process != os.getpid():
-            raise RecdError(
-                f"{self.store.name}: a forked process lacks the thread of process "
-                f"{self._process} that moves rows; start processes by spawn, or shard after the "
-                "fork"
-            )
         if self._error is not None:
-            self._is_error_raised = True
             raise self._error
         return self._thread.submit(self._run, work)
 

@@ -374,24 +374,12 @@ class FastMemory:
         self.resize(1)
 
     def resize(self, num_slots: int) -> None:
-        """Allocate more slots; rows keep their slots.
-
-        Raises:
-            SetupError: there is not enough memory on the device.
-        """
+        """Allocate more slots; rows keep their slots."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the memory moves, on any stream
-        try:
-            weights = self._longer("weights", num_slots * self._width)
-            self.weights = weights.view(num_slots, self._width)
-            self.state = self._longer("momentum1", num_slots) if self._with_state else None
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            size = num_slots * 4 * (self._width + self._with_state)
-            raise SetupError(
-                f"the fast memory of {len(self._tables.dims)} tables needs {size:,} bytes for "
-                f"{num_slots:,} rows on {self._device}, which has not as much ({error}): lower "
-                "load_factor or the batch size"
-            ) from error
+        weights = self._longer("weights", num_slots * self._width)
+        self.weights = weights.view(num_slots, self._width)
+        self.state = self._longer("momentum1", num_slots) if self._with_state else None
         # New tensors, because graphs in flight hold the old ones.
         kernel, tables = self.kernel, self._tables.feature_table_map
         num_rows = num_slots * len(self._tables.dims)

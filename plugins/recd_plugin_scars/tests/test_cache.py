@@ -127,20 +127,6 @@ def test_the_plan_predicts_traffic(context: PlanContext) -> None:
     assert planned(context, TABLES[:1], rows=1000, policy="lru").tables
 
 
-def test_uvm_is_a_kernel_of_torchrec(context: PlanContext) -> None:
-    cuda = replace(context, device_type="cuda")
-    cache = plugin(share=0.1, policy="uvm")
-    assert cache.strategy(TABLES, cuda) is None
-    found = cache.constraints(TABLES)
-    for table in TABLES:
-        assert found[table.name].compute_kernels == ["fused_uvm_caching"]
-        params = found[table.name].cache_params
-        assert params is not None
-        assert params.load_factor == pytest.approx(0.1)
-        assert params.prefetch_pipeline
-        assert params.stats is not None
-
-
 def test_caches_larger_than_the_device(context: PlanContext) -> None:
     huge = (Table("t_user", ("user",), 1_000_000, 4096, pooled=True),)
     with pytest.raises(SetupError, match=r"take 15\.\d\d GiB, and the cpu memory of all 2 ranks"):
@@ -170,7 +156,6 @@ def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None
         ({"rows": -1}, "greater than or equal to 0"),
         ({"policy": "fifo"}, "static"),
         ({"storage": {"folder": "f"}}, "file"),
-        ({"policy": "uvm", "storage": {"file": "f"}}, "host memory.*files in f: leave storage out"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
@@ -182,7 +167,6 @@ def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
     ("options", "sections", "messages"),
     [
         ({"rows": 3000}, {}, ["cache[0]", "has 2,000 rows"]),
-        ({"policy": "uvm"}, {}, ["cache[0]", "needs CUDA"]),
         ({"profile": "nowhere.parquet"}, {}, ["cache[0]", "nowhere.parquet"]),
         (
             {"rows": 10},

@@ -149,14 +149,3 @@ def test_recd_plan_shows_caches(table: Path, tmp_path: Path) -> None:
         cached = each["name"] in CACHED
         assert each["cached_rows"] == (123 if cached else None)
         assert (each["compute_kernel"] == "fused_uvm_caching") == cached
-
-
-def test_uvm_is_planned_for_gpus(table: Path, tmp_path: Path) -> None:
-    path = write_registry(tmp_path / "r.yaml", table, {"policy": "uvm", "rows": 123})
-    where = ["--topology", "zionex-a100-40g", "--nodes", 1, "--json", tmp_path / "plan.json"]
-    assert "123 cached" in recd("plan", path, *where)
-    report = json.loads((tmp_path / "plan.json").read_text())["plugins"]
-    kernels = {each["name"]: each["compute_kernel"] for each in report["tables"]}
-    assert all(kernels[name] == "fused_uvm_caching" for name in CACHED)
-    assert kernels["t_usr_0"] == "fused"
-    assert sum(report["memory_bytes"]["host_by_rank"]) >= 4 * ROWS * 8 * 4
