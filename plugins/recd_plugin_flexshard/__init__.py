@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugins.api import hookimpl
 
 if TYPE_CHECKING:
     import click
-    from pydantic import BaseModel
 
     from recd_plugins.api import Internal, PlanMode, Sharding
 
@@ -21,13 +20,6 @@ def register_shardings() -> Sequence[type[Sharding]]:
     from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 
     return [TwoTier, ThreeTier, Joint]
-
-
-@hookimpl
-def register_topology_sections() -> Mapping[str, type[BaseModel]]:
-    from recd_plugin_flexshard.table_plan import SECTION, TierMemory
-
-    return {SECTION: TierMemory}
 
 
 @hookimpl

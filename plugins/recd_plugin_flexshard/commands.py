@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from recd_plugins.api import (
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
-    from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api import RunConfig, study, topologies
 
 
@@ -60,44 +59,21 @@ class TiersPlan(PlanMode):
     )
     because = "are chosen for a number of rows"
 
-    def options(self) -> Sequence[click.Option]:
-        return [
-            click.Option(
-                ["--budget", "memory_ratio"],
-                type=cli_options.ABOVE_0,
-                metavar="RATIO",
-                help=(
-                    "memory budget as a multiple of row-wise sharding, instead of the "
-                    "entries' own budget."
-                ),
-            ),
-            click.Option(
-                ["--overlap"],
-                type=cli_options.SHARE,
-                metavar="SHARE",
-                help=(
-                    "share of the other collectives' time that compute hides, 0 to 1, "
-                    "instead of the entries' own."
-                ),
-            ),
-        ]
-
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
         from recd_plugins.api import at_entry
 
         question.say("reading the data")
         registry = question.registry.with_training({"batch_size": question.batch_size})
-        what_if = {name: each for name, each in question.options.items() if each is not None}
         planned = planned_tiers(registry, question.spec).plans
         entries = []
         for entry in registry.sharding:
             if (plan := planned.get(entry.field)) is not None:
                 question.say(f"planning tiers of {entry.field}")
                 with at_entry(registry.path, entry):
-                    entries.append(study_entry(entry.field, entry.plugin.name, plan, what_if))
+                    entries.append(study_entry(entry.field, entry.plugin.name, plan))
         report = TiersReport(
-            question.topology, question.spec, registry.training.batch_size, what_if, entries
+            question.topology, question.spec, registry.training.batch_size, entries
         )
         return PlanAnswer(render(report), report.as_json)
 
@@ -119,12 +95,6 @@ class TiersPlan(PlanMode):
     help="Use the registry's own batches after its converter, instead of randomly drawn ones.",
 )
 @click.option(
-    "--profile",
-    "profile_path",
-    type=click.Path(path_type=Path),
-    help="Draw batches from this access profile, instead of the one used for planning.",
-)
-@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
@@ -140,25 +110,20 @@ def simulate(
     batch_size: int | None,
     steps: int,
     data: bool,
-    profile_path: Path | None,
     json_path: Path | None,
 ) -> None:
     """Simulate the traffic of tiers for REGISTRY on any number of ranks, without starting them.
 
-    Shows bytes sent per rank, modelled times, memory and balance, compared with plain row-wise
-    tables.
+    Shows bytes sent per rank, modelled times and balance, compared with plain row-wise tables.
 
     \b
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
     """
+    from recd_plugin_flexshard.planning.simulate import DrawnBatches, RegistryBatches
     from recd_plugin_flexshard.planning.simulate import simulate as play
     from recd_plugin_flexshard.simulate_report import as_json, render
     from recd_plugins.api import imports, load_registry
 
-    if data and profile_path is not None:
-        raise click.UsageError(
-            "--data uses real batches and --profile random ones: give only one of them"
-        )
     imports.silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:
@@ -167,34 +132,15 @@ def simulate(
     spec = cli_options.chosen_topology(loaded, topology, nodes, ranks_per_node)
     with consoles.error_console().status("planning tiers"):
         planned = planned_tiers(loaded, spec)
+    tables = {table.name: table for table in planned.candidate.tables}
     entries = {}
     for field, plan in planned.plans.items():
-        source = _source(planned.candidate, plan, data, profile_path)
+        source: DrawnBatches | RegistryBatches = DrawnBatches(plan)
+        if data:
+            read = [tables[table.name] for table in plan.tables]
+            source = RegistryBatches(planned.candidate.prepared, read)
         with consoles.error_console().status(f"playing {field}"):
             entries[field] = play(plan, source, steps)
     if json_path is not None:
         file_utils.write_json(json_path, as_json(topology, spec, entries))
     consoles.output_console().print(render(topology, spec, entries))
-
-
-def _source(
-    candidate: study.ShardableModel, plan: TierPlan, data: bool, profile_path: Path | None
-) -> BatchIds:
-    from recd_plugin_flexshard.planning import TableDemand
-    from recd_plugin_flexshard.planning.simulate import DrawnBatches, RegistryBatches
-    from recd_plugins.api import AccessProfile
-
-    if data:
-        tables = {table.name: table for table in candidate.tables}
-        return RegistryBatches(candidate.prepared, [tables[table.name] for table in plan.tables])
-    if profile_path is None:
-        return DrawnBatches(plan)
-    profile = AccessProfile.load(profile_path)
-    demands = []
-    for planned in plan.demands:
-        access = profile.covering(planned.name, planned.num_embeddings)
-        factor = planned.dedupe_factor if access.batch_size is None else access.dedupe_factor
-        demand = TableDemand.from_access(access, planned.embedding_dim, factor)
-        # A profile may cover other features.
-        demands.append(replace(demand, features=planned.features))
-    return DrawnBatches(plan, demands, str(profile_path))

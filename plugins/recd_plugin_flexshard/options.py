@@ -62,18 +62,14 @@ class TierOptions(AccessOptions):
             "2GiB."
         ),
     )
-    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
-        default=None,
-        description=(
-            "M: memory of a copied row divided by the memory of its weights. null "
-            "uses the measured value of the topology, or else 6."
-        ),
+    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=6.0,
+        description="M: memory of a copied row divided by the memory of its weights.",
     )
-    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        default=None,
+    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
+        default=1.0,
         description=(
-            "c: embeddings that need not be held per access to a row with a copy on "
-            "every rank. null uses the measured value of the topology, or else 1."
+            "c: embeddings that need not be held per access to a row with a copy on every rank."
         ),
     )
     dedupe: Literal["data", "none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
@@ -134,4 +130,6 @@ class TierOptions(AccessOptions):
             "overlap": self.overlap,
             "coalesce": self.coalesce,
             "sync": self.sync,
+            "memory_multiplier": self.memory_multiplier,
+            "saved_activations": self.saved_activations,
         }

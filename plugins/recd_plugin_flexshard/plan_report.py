@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_flexshard.planning.costs import CollectiveSeconds
-from recd_plugin_flexshard.planning.plan import (
-    Strategy,
-    TableTiers,
-    TierPlan,
-    plan_tiers,
-    sync_bytes,
-)
-from recd_plugin_flexshard.table_plan import memory_of
+from recd_plugin_flexshard.planning.plan import Strategy, TableTiers, TierPlan, plan_tiers
 from recd_plugins.api import SetupError, text_table, text_utils, topologies, topology_line
 
 _STRATEGY_NAMES: dict[Strategy, str] = {
@@ -68,13 +62,12 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The plan of one sharding entry, with plans or errors of the alternative strategies."""
+    """The plan of one sharding entry, and the plans of all strategies."""
 
     field: str
     plugin: str
     plan: TierPlan
     alternatives: Mapping[Strategy, TierPlan]
-    problems: Mapping[Strategy, str]
 
     @property
     def tables(self) -> list[TierRows]:
@@ -93,18 +86,16 @@ class EntryTiers:
                 "seconds": _seconds_json(plan.row_wise_seconds, plan.options.overlap),
             },
             "strategies": {name: _plan_json(plan) for name, plan in self.alternatives.items()},
-            "problems": dict(self.problems),
         }
 
 
 @dataclass(frozen=True)
 class TiersReport:
-    """Report on all sharding entries with tiers; ``what_if`` overrides cost options."""
+    """Report on all sharding entries with tiers."""
 
     topology: str
     spec: topologies.TopologySpec
     batch_size: int
-    what_if: Mapping[str, float]
     entries: Sequence[EntryTiers]
 
     def as_json(self) -> dict[str, Any]:
@@ -112,29 +103,22 @@ class TiersReport:
         return {
             "topology": topology_json(self.topology, self.spec),
             "batch_size": self.batch_size,
-            "what_if": dict(self.what_if),
             "entries": [entry.as_json() for entry in self.entries],
         }
 
 
-def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
-    """Return ``plan`` recomputed with other cost options, if any, and its alternatives."""
-    demands, cluster = plan.demands, plan.cluster
-    options = replace(plan.options, **what_if)
-    if "memory_ratio" in what_if:
-        options = replace(options, memory_bytes=None)
-    if what_if:
-        plan = plan_tiers(demands, cluster, plan.strategy, options)
+def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
+    """Return ``plan`` with the plans of the other strategies for the same budget."""
     alternatives: dict[Strategy, TierPlan] = {}
-    problems: dict[Strategy, str] = {}
     for strategy in _STRATEGY_NAMES:
-        try:
-            same = strategy == plan.strategy
-            found = plan if same else plan_tiers(demands, cluster, strategy, options)
-            alternatives[strategy] = found
-        except SetupError as error:
-            problems[strategy] = str(error)
-    return EntryTiers(field, plugin, plan, alternatives, problems)
+        if strategy == plan.strategy:
+            alternatives[strategy] = plan
+        elif strategy != "three_tier" or plan.cluster.nodes > 1:
+            with suppress(SetupError):  # with plan_for, the budget may not fit this cluster
+                alternatives[strategy] = plan_tiers(
+                    plan.demands, plan.cluster, strategy, plan.options
+                )
+    return EntryTiers(field, plugin, plan, alternatives)
 
 
 def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
@@ -160,10 +144,7 @@ def _plan_json(plan: TierPlan) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "a2a_reduction": plan.a2a_reduction,
         "seconds": _seconds_json(plan.seconds, plan.options.overlap),
-        "sync": {
-            tier: {"chosen": getattr(plan.syncs, tier), "bytes": by_sync}
-            for tier, by_sync in sync_bytes(plan).items()
-        },
+        "sync": asdict(plan.syncs),
     }
 
 
@@ -175,10 +156,9 @@ def render(report: TiersReport) -> RenderableType:
     """Return the terminal report: the topology, then the tables of each entry."""
     spec = report.spec
     rates = "of the topology" if spec.collectives else "what its bandwidths allow"
-    memory = "measured, where the registry has none" if memory_of(spec) else "assumed"
     parts: list[RenderableType] = [
         topology_line(report.topology, spec),
-        Text(f"{report.batch_size:,} rows a rank; collectives: {rates}; M and c: {memory}"),
+        Text(f"{report.batch_size:,} rows a rank; collectives: {rates}"),
     ]
     for entry in report.entries:
         parts += ["", *_entry(entry)]
@@ -198,16 +178,6 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     yield _tables(entry)
     yield _strategies(entry)
     yield _times(entry)
-    words = {"dense": "all rows", "sparse": "touched rows"}
-    for tier, by_sync in sync_bytes(plan).items():
-        if any(getattr(table, tier) for table in plan.tables):
-            each = ", ".join(
-                f"of {words[sync]} {text_utils.size_text(n)}" for sync, n in by_sync.items()
-            )
-            chosen = words[getattr(plan.syncs, tier)]
-            yield Text(f"Gradients of {tier} copies: {chosen}; bytes of a rank {each}")
-    for strategy, problem in entry.problems.items():
-        yield Text(f"no {_STRATEGY_NAMES[strategy]}: {problem}")
     yield Text(
         f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
         f"ranks, {plan.memory_ratio - 1:+.1%} memory of a rank"
@@ -216,23 +186,18 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
 
 def _tables(entry: EntryTiers) -> Table:
     """Return the tables' tiers as in table 5 of FlexShard."""
-    table = _new_table(
+    table = text_table(
         "Rows by tier (DP: data-parallel), share of ids",
-        *("table", "rows", "ids", "DP", "", "flex", "", "row-wise"),
+        ["table"],
+        ("rows", "ids", "DP", "", "flex", "", "row-wise"),
     )
-    most_read = sorted(entry.tables, key=lambda table: -table.length)
-    rows = entry.tables if len(most_read) <= _LINES else most_read[:_LINES]
-    if len(most_read) > 1:
-        rows = [*rows, TierRows.of(f"all {len(most_read):,}", entry.plan.tables)]
-    for each in rows:
-        table.add_row(
-            each.name,
-            f"{each.rows:,}",
-            f"{each.length:,.1f}",
-            *_tiers(each),
-            f"{each.cold_share:.1%}",
-            end_section=each is rows[-2:][0],
-        )
+    rows = sorted(entry.tables, key=lambda table: -table.length)
+    shown = rows[:_LINES]
+    if len(rows) > 1:
+        shown.append(TierRows.of(f"all {len(rows):,}", entry.plan.tables))
+    for each in shown:
+        cells = (f"{each.rows:,}", f"{each.length:,.1f}", *_tiers(each), f"{each.cold_share:.1%}")
+        table.add_row(each.name, *cells, end_section=each is shown[-2:][0])
     return table
 
 
@@ -242,10 +207,13 @@ def _tiers(rows: TierRows) -> Iterator[str]:
 
 
 def _strategies(entry: EntryTiers) -> Table:
-    table = _new_table(
+    table = text_table(
         "Strategies: rows of all tables, and what they save",
-        *("", "DP", "", "flex", "", "a2a saved", "memory", "x RW"),
+        [""],
+        ("DP", "", "flex", "", "a2a saved", "memory", "x RW"),
+        caption="* of the registry; a2a: bytes of the all-to-all of all ranks",
     )
+    table.columns[0].no_wrap = True
     memory = entry.plan.row_wise_memory_bytes
     table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", text_utils.size_text(memory), "1.00")
     for strategy, plan in entry.alternatives.items():
@@ -256,8 +224,6 @@ def _strategies(entry: EntryTiers) -> Table:
             text_utils.size_text(plan.memory_bytes),
             f"{plan.memory_ratio:,.2f}",
         )
-    table.caption = "* of the registry; a2a: bytes of the all-to-all of all ranks"
-    table.caption_justify = "left"
     return table
 
 
@@ -266,24 +232,19 @@ def _times(entry: EntryTiers) -> Table:
     columns = {"row-wise": entry.plan.row_wise_seconds} | {
         _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
     }
-    table = _new_table("Collectives of a step, predicted milliseconds", "", *columns)
+    table = text_table("Collectives of a step, predicted milliseconds", [""], list(columns))
+    table.columns[0].no_wrap = True
     lines = {
         name: [getattr(each, field) for each in columns.values()]
         for field, name in COLLECTIVE_NAMES.items()
     }
     # The global all-to-all is never hidden.
-    for overlap in sorted({0.0, entry.plan.options.overlap, 1.0}):
+    for overlap in sorted({0.0, entry.plan.options.overlap}):
         name = f"exposed at {overlap:.0%} overlap" if overlap else "total"
         lines[name] = [each.exposed(overlap) for each in columns.values()]
     for name, seconds in lines.items():
         cells = (f"{1e3 * each:,.{3 if each < 1e-3 else 1}f}" if each else "-" for each in seconds)
         table.add_row(name, *cells)
-    return table
-
-
-def _new_table(title: str, first: str, *numbers: str) -> Table:
-    table = text_table(title, [first], numbers)
-    table.columns[0].no_wrap = not first
     return table
 
 

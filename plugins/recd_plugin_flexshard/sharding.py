@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
-
 from recd_plugin_flexshard.options import TierOptions
 from recd_plugins.api import PlanContext, SetupError, SharderArguments, Sharding, Table, text_utils
 
@@ -102,20 +100,6 @@ class ThreeTier(TieredSharding):
 
     name = "flexshard.three_tier"
     tier_strategy: ClassVar[Literal["three_tier"]] = "three_tier"
-
-    class Options(TierOptions):
-        """Options of this plugin."""
-
-        stop: Literal["dp_flex", "dp_rw"] = Field(
-            default="dp_flex",
-            description=(
-                "End of the rows on every rank: while they take less memory there than "
-                "in the flex tier (dp_flex), or than row-wise (dp_rw)."
-            ),
-        )
-
-        def cost_options(self) -> dict[str, Any]:
-            return {**super().cost_options(), "stop": self.stop}
 
 
 class Joint(TieredSharding):

@@ -55,16 +55,12 @@ def as_json(
 def _side_json(side: PlayedSide) -> dict[str, Any]:
     return {
         "tiers": {
-            name: {
-                "sent_bytes": _spread(tier.sent),
-                "received_bytes": _spread(tier.received),
-                "seconds": float(tier.seconds.mean()),
-            }
+            name: {"sent_bytes": _spread(tier.sent), "seconds": float(tier.seconds.mean())}
             for name, tier in side.tiers.items()
         },
         "seconds": asdict(side.seconds),
         "lookups": _spread(side.lookups),
-        "imbalance": {"received": imbalance(side.received), "lookups": imbalance(side.lookups)},
+        "imbalance": {"sent": imbalance(side.sent), "lookups": imbalance(side.lookups)},
     }
 
 
@@ -126,7 +122,7 @@ def _ranks(played: Simulation) -> Table:
         seconds = [each.seconds.exposed(overlap) for each in (*sides, plan)]
         table.add_row(name, *(f"{each * 1e3:,.3f}" for each in seconds))
     for name, by_rank in (
-        ("bytes received, max / mean", [side.received for side in sides]),
+        ("bytes sent, max / mean", [side.sent for side in sides]),
         ("ids looked up, max / mean", [side.lookups for side in sides]),
     ):
         table.add_row(name, *(f"{imbalance(each):.2f}" for each in by_rank), "")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.planning import (
     ClusterShape,
@@ -23,36 +21,10 @@ from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
-    from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs, topologies
+    from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs
 
-#: Name of the ``TierMemory`` section in a topology.
-SECTION = "tiers"
 # Planning is repeated with the gradient share of the previous plan; a third pass changes 0.2 %.
 _ROUNDS = 2
-
-
-class TierMemory(BaseModel):
-    """The ``tiers`` section of a topology: measured memory of copied rows."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        description="M: bytes per rank of a replicated row, divided by the bytes of its weights."
-    )
-    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
-        description="c: embeddings that a rank need not hold per access to a replicated row."
-    )
-
-    def multiplier(self, world_size: int) -> float:
-        """Return M including the row that stays in the table, which the cost model leaves out."""
-        return self.memory_multiplier + 1 / world_size
-
-
-def memory_of(known: PlanContext | topologies.TopologySpec) -> TierMemory | None:
-    """Return the measured memory of copied rows, or None."""
-    found = known.sections.get(SECTION)
-    assert found is None or isinstance(found, TierMemory), "the package declares it"
-    return found
 
 
 def collectives_of(rates: stage_costs.CollectiveRates) -> Collectives:
@@ -73,7 +45,7 @@ def plan_tables(
     from recd_plugins.api import gradients_sent_once
 
     here, other = cluster_of(context), options.plan_for
-    cluster, memory = (here, memory_of(context)) if other is None else _other(other, context)
+    cluster = here if other is None else _other(other, context)
     for one, remedy in (
         (context.nodes == 1, "training.ranks_per_node, or --nodes of recd plan and recd simulate"),
         (cluster.nodes == 1, "plan_for.nodes"),
@@ -85,7 +57,7 @@ def plan_tables(
                 f"{remedy}"
             )
     demands = _demands(options, tables, context)
-    costs = _costs(options, memory, cluster.world_size, context.wire_bytes)
+    costs = CostOptions(wire_bytes=context.wire_bytes, **options.cost_options())
     known = gradients_sent_once(context)
     try:
         plan = plan_tiers(demands, cluster, strategy, costs)
@@ -122,21 +94,7 @@ def _gradient_share(
     return of_sent / of_all
 
 
-def _costs(
-    options: TierOptions, memory: TierMemory | None, world_size: int, wire_bytes: float
-) -> CostOptions:
-    """Return the cost options: given values, else measured ones, else defaults."""
-    values: dict[str, Any] = {}
-    if memory is not None:
-        values["memory_multiplier"] = memory.multiplier(world_size)
-        values["saved_activations"] = memory.saved_activations
-    for name in ("memory_multiplier", "saved_activations"):
-        if getattr(options, name) is not None:
-            values[name] = getattr(options, name)
-    return CostOptions(wire_bytes=wire_bytes, **values, **options.cost_options())
-
-
-def _other(other: OtherCluster, context: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
+def _other(other: OtherCluster, context: PlanContext) -> ClusterShape:
     from recd_plugins.api import topologies
 
     try:
@@ -151,7 +109,7 @@ def _other(other: OtherCluster, context: PlanContext) -> tuple[ClusterShape, Tie
         raise SetupError(f"the option plan_for: {error}") from error
     batch_size = other.batch_size or context.batch_size
     rates = collectives_of(spec.collective_rates)
-    return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)
+    return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates)
 
 
 def _demands(

@@ -78,11 +78,6 @@ def test_a_name_that_nobody_knows() -> None:
         ("nodes: 2", "nodes: [", r"own.yaml:\d+: is not YAML"),
         ("nodes: 2", "costs: {gemm: {steps: 0}}", "all costs are 0; measure them"),
         ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
-        (
-            "nodes: 2",
-            "tiers: {memory_multiplier: 0.5}",
-            r"tiers.memory_multiplier: .*than or equal",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_file(own: Path, before: str, after: str, message: str) -> None:

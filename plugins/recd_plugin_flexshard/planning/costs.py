@@ -114,8 +114,6 @@ class CostOptions:
         overlap: share of the time of all but the global all-to-all that compute hides.
         minimise: ``time``: no copy costs more time than it saves. ``bytes``: as many copies as
             memory allows, for the fewest bytes in the global all-to-all.
-        stop: last hot row of ``three_tier``: it takes less memory than in the flex tier
-            (``dp_flex``) or row-wise (``dp_rw``).
         sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
         memory_ratio: budget as a multiple of plain row-wise sharding.
         memory_bytes: budget in bytes per rank, instead of ``memory_ratio``.
@@ -128,7 +126,6 @@ class CostOptions:
     coalesce: bool = False
     overlap: float = 0.0
     minimise: Literal["time", "bytes"] = "time"
-    stop: Literal["dp_flex", "dp_rw"] = "dp_flex"
     sync: Literal["auto", "dense", "sparse"] = "dense"
     memory_ratio: float = 1.0
     memory_bytes: float | None = None

@@ -368,14 +368,7 @@ class CutModel:
         The memory-neutral plan has ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows. Rows that
         would cost more time than they save stay cold.
         """
-        if self.cluster.nodes == 1:
-            raise SetupError(
-                "three_tier keeps a flex row on one rank of each node, which needs several nodes; "
-                "take two_tier or joint"
-            )
-        costs = self.costs
-        under = {"dp_flex": costs.flex_static, "dp_rw": costs.row_wise_static}
-        hot = _clip(self.hot_in_memory(under[self.options.stop]), self.hot_that_fit)
+        hot = _clip(self.hot_in_memory(self.costs.flex_static), self.hot_that_fit)
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
 
     def joint(self) -> Cuts:

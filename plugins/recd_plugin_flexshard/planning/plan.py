@@ -22,7 +22,7 @@ from recd_plugin_flexshard.planning.costs import (
 )
 from recd_plugin_flexshard.planning.cuts import CutModel, Cuts, Ranking
 
-Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
+Strategy = Literal["row_wise", "two_tier", "three_tier", "joint"]
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
 TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
 #: Ids and sizes are int64; lengths are int32, as all converters of this package return them.
@@ -124,14 +124,19 @@ def plan_tiers(
 ) -> TierPlan:
     """Choose the tiers of ``tables`` together (FlexShard, arXiv 2301.02959, section 4).
 
-    The strategies ``row_wise`` and ``data_parallel`` ignore the budget of ``options``; the others
-    keep it.
+    The strategy ``row_wise`` ignores the budget of ``options``; the others keep it. ``three_tier``
+    is for several nodes.
 
     Raises:
-        SetupError: the budget cannot be kept, or ``three_tier`` on one node.
+        SetupError: the budget cannot be kept.
     """
     model = _model(tables, cluster, options or CostOptions())
-    return _plan(tables, model, strategy, _cuts(model, strategy))
+    if strategy == "row_wise":
+        cuts = Cuts(model.ranking.first(0), model.ranking.first(0))
+    else:
+        ways = {"two_tier": model.two_tier, "three_tier": model.three_tier, "joint": model.joint}
+        cuts = ways[strategy]()
+    return _plan(tables, model, strategy, cuts)
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float = 1.0) -> TierPlan:
@@ -149,18 +154,6 @@ def _model(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOp
         groups = (CopyGroup.hot(cluster), CopyGroup.flex(cluster))
     ranking = Ranking(tables, cluster.batch_size, options.coalesce, groups)
     return CutModel(ranking, cluster, options)
-
-
-def _cuts(model: CutModel, strategy: Strategy) -> Cuts:
-    nothing, everything = model.ranking.first(0), model.ranking.everything
-    ways: dict[Strategy, Callable[[], Cuts]] = {
-        "row_wise": lambda: Cuts(nothing, nothing),
-        "data_parallel": lambda: Cuts(everything, everything),
-        "two_tier": model.two_tier,
-        "three_tier": model.three_tier,
-        "joint": model.joint,
-    }
-    return ways[strategy]()
 
 
 def _plan(
@@ -307,14 +300,4 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             lambda t: t.flex_exchanged / node,
             seconds.ar_cross,
         ),
-    }
-
-
-def sync_bytes(plan: TierPlan) -> dict[Literal["hot", "flex"], dict[Sync, float]]:
-    """Return the bytes per rank that each tier sends to sum its copies' gradients."""
-    allowed: tuple[Sync, ...] = ("dense",) if plan.options.sync == "dense" else ("dense", "sparse")
-    by_sync = {sync: traffic(replace(plan, syncs=Syncs(sync, sync))) for sync in allowed}
-    return {
-        "hot": {sync: sent["hot"].bytes for sync, sent in by_sync.items()},
-        "flex": {sync: sent["flex_gradients"].bytes for sync, sent in by_sync.items()},
     }

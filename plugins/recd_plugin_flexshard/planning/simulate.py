@@ -6,11 +6,10 @@ in the same way as ``CollectiveBytes`` counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from recd_plugin_flexshard.planning.costs import (
     Collective,
     CollectiveSeconds,
     Floats,
-    TableDemand,
     rows_sent,
 )
 from recd_plugin_flexshard.planning.plan import (
@@ -73,13 +71,6 @@ class TableRoute:
         size = self.shape[0] * self.shape[1]
         return np.bincount(places, weights, minlength=size).reshape(self.shape)
 
-    def rates(self, demand: TableDemand, of: Callable[[Floats], Floats]) -> Floats:
-        """Sum ``of`` the accesses per sample over the rows of each tier and owner."""
-        probabilities, repeats = demand.bins()
-        ids, rates = demand.ids(0, demand.num_embeddings), np.repeat(of(probabilities), repeats)
-        chunks = [slice(start, start + _CHUNK) for start in range(0, len(ids), _CHUNK)]
-        return np.sum([self.counts(ids[each], rates[each]) for each in chunks], axis=0)
-
 
 class StepLookups(NamedTuple):
     """Lookups of one rank in one step.
@@ -93,17 +84,6 @@ class StepLookups(NamedTuple):
     length_bytes: int
 
 
-class BatchIds(Protocol):
-    """A source of batches."""
-
-    name: str
-
-    def read(
-        self, routes: list[TableRoute], rank: int, steps: int, plain: bool
-    ) -> Iterator[StepLookups]:
-        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
-
-
 @dataclass(frozen=True, eq=False)
 class PlayedTier:
     """Simulated traffic of one tier, by step and rank.
@@ -111,13 +91,11 @@ class PlayedTier:
     Attributes:
         sent_integers: bytes of ids, lengths and sizes, int64 ``[steps, world_size]``.
         sent_floats: bytes of embeddings and gradients, forward and backward.
-        received: bytes of both.
         seconds: of the slowest rank, float64 ``[steps]``.
     """
 
     sent_integers: Counts
     sent_floats: Counts
-    received: Counts
     seconds: Floats
 
     @property
@@ -138,9 +116,9 @@ class PlayedSide:
     lookups: Counts
 
     @property
-    def received(self) -> Counts:
-        """Return the bytes that a rank receives in all-to-alls, ``[steps, world_size]``."""
-        return np.sum([self.tiers[t].received for t in ("cold", "flex") if t in self.tiers], axis=0)
+    def sent(self) -> Counts:
+        """Return the bytes that a rank sends in all-to-alls, ``[steps, world_size]``."""
+        return np.sum([self.tiers[t].sent for t in ("cold", "flex") if t in self.tiers], axis=0)
 
     @property
     def seconds(self) -> CollectiveSeconds:
@@ -176,7 +154,7 @@ def imbalance(by_rank: Counts) -> float:
     return float(ratios.mean()) if len(ratios) else 1.0
 
 
-def simulate(plan: TierPlan, source: BatchIds, steps: int) -> Simulation:
+def simulate(plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int) -> Simulation:
     """Simulate ``steps`` batches of every rank, with all tables in one EmbeddingCollection."""
     untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
     plain = replace(plan, tables=untiered, options=plan.options.plain)
@@ -203,23 +181,22 @@ class _Exchange:
             self.into[kind, step, group] += times * wanted
             self.own[kind, step, rank] += times * wanted[place]
 
-    def tier(
-        self, widths: tuple[float, float], by: Collective, sizes: tuple[Any, Any]
-    ) -> PlayedTier:
+    def tier(self, widths: tuple[float, float], by: Collective, sizes: Any) -> PlayedTier:
         """Return the traffic for given bytes per scalar, forward and backward, and other bytes."""
         forward, back = widths
-        (ids_out, out), (ids_in, into) = self.out - self.own, self.into - self.own
+        ids, out = self.out - self.own
         most = np.maximum(self.out[1], self.into[1]).max(1)
-        sent, received = forward * into + back * out, forward * out + back * into
+        sent = forward * (self.into - self.own)[1] + back * out
         return PlayedTier(
-            ID_BYTES * ids_out + sizes[0],
-            _whole(sent),
-            ID_BYTES * ids_in + sizes[1] + _whole(received),
+            ID_BYTES * ids + sizes,
+            np.rint(sent).astype(np.int64),
             np.array([by.seconds_for(sum(widths) * float(each)) for each in most]),
         )
 
 
-def _play(plan: TierPlan, source: BatchIds, steps: int, plain: bool) -> PlayedSide:
+def _play(
+    plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int, plain: bool
+) -> PlayedSide:
     cluster, options = plan.cluster, plan.options
     ranks, node, by = cluster.world_size, cluster.ranks_per_node, cluster.collectives
     first, routes = 0, []
@@ -235,33 +212,17 @@ def _play(plan: TierPlan, source: BatchIds, steps: int, plain: bool) -> PlayedSi
                 hot_ids[step, rank] += counts[0].sum()
                 flex.add(step, rank, counts[1:-1].sum(1), route.dim)
                 cold.add(step, rank, counts[-1], route.dim)
-    sizes, wire = cold_size_bytes(plan), options.wire_bytes
-    others = lengths.sum(1, keepdims=True) - lengths
-    found: dict[Tier, PlayedTier] = {
-        "cold": cold.tier(
-            (wire, options.gradient_share * wire),
-            by.a2a_global,
-            (sizes + (ranks - 1) * lengths, sizes + others),
-        )
-    }
+    wire, sizes = options.wire_bytes, cold_size_bytes(plan) + (ranks - 1) * lengths
+    found = {"cold": cold.tier((wire, options.gradient_share * wire), by.a2a_global, sizes)}
     if first:
-        found["flex"] = flex.tier((wire, wire), by.a2a_intra, (flex_size_bytes(plan),) * 2)
-    predicted = traffic(plan)
-    gradients: tuple[Tier, ...] = ("hot", "flex_gradients")
-    for tier in gradients:
-        if predicted[tier].bytes:
-            integers, floats = (
-                np.full((steps, ranks), round(num_bytes))
-                for num_bytes in (predicted[tier].integer_bytes, predicted[tier].float_bytes)
-            )
-            seconds = np.full(steps, predicted[tier].seconds)
-            found[tier] = PlayedTier(integers, floats, integers + floats, seconds)
+        found["flex"] = flex.tier((wire, wire), by.a2a_intra, flex_size_bytes(plan))
+    for tier, predicted in traffic(plan).items():
+        if tier in ("hot", "flex_gradients") and predicted.bytes:
+            num_bytes = round(predicted.integer_bytes), round(predicted.float_bytes)
+            integers, floats = (np.full((steps, ranks), each) for each in num_bytes)
+            found[tier] = PlayedTier(integers, floats, np.full(steps, predicted.seconds))
     tiers = {tier: found[tier] for tier in TIERS if tier in found}
     return PlayedSide(tiers, cold.into[0] + flex.into[0] + hot_ids)
-
-
-def _whole(values: NDArray[np.floating[Any]]) -> Counts:
-    return np.rint(values).astype(np.int64)
 
 
 class DrawnBatches:
@@ -270,40 +231,41 @@ class DrawnBatches:
     Only sums per tier and owner are drawn. This includes the distinct rows of coalesced batches.
     """
 
-    def __init__(
-        self,
-        plan: TierPlan,
-        demands: Sequence[TableDemand] | None = None,
-        name: str = "the accesses that were planned for",
-    ) -> None:
-        self.name = f"drawn from {name}"
-        self._batch_size = plan.cluster.batch_size
-        self._demands = demands or plan.demands
+    name = "drawn from the accesses that were planned for"
+
+    def __init__(self, plan: TierPlan) -> None:
+        self._batch_size, self._demands = plan.cluster.batch_size, plan.demands
         self._means: dict[bool, list[Floats]] = {}
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int, plain: bool
     ) -> Iterator[StepLookups]:
-        """See ``BatchIds``."""
-        demands, coalesced = self._demands, routes[0].coalesced
-        samples = [self._batch_size / (1 if plain else d.dedupe_factor) for d in demands]
+        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
+        coalesced = routes[0].coalesced
         if plain not in self._means:
-            self._means[plain] = [
-                route.rates(demand, partial(self._sent, demand, plain, coalesced))
-                for route, demand in zip(routes, demands, strict=True)
-            ]
+            self._means[plain] = self._rates(routes, plain)
         lists = sum(
-            demand.features * (1 if coalesced else round(n))
-            for demand, n in zip(demands, samples, strict=True)
+            d.features
+            * (1 if coalesced else round(self._batch_size / (1 if plain else d.dedupe_factor)))
+            for d in self._demands
         )
         for step in range(steps):
             random = np.random.default_rng([step, rank, plain])
             counts = [random.poisson(mean) for mean in self._means[plain]]
             yield StepLookups(counts, LENGTH_BYTES * lists)
 
-    def _sent(self, demand: TableDemand, plain: bool, coalesced: bool, accesses: Floats) -> Floats:
-        size = demand.independent_rows(self._batch_size) if coalesced else self._batch_size
-        return rows_sent(accesses, size, 1.0 if plain else demand.dedupe_factor, coalesced)
+    def _rates(self, routes: list[TableRoute], plain: bool) -> list[Floats]:
+        """Return the mean number of rows that a batch sends, by table, tier and owner."""
+        found = []
+        for route, demand in zip(routes, self._demands, strict=True):
+            coalesced, factor = route.coalesced, 1.0 if plain else demand.dedupe_factor
+            probabilities, repeats = demand.bins()
+            size = demand.independent_rows(self._batch_size) if coalesced else self._batch_size
+            rates = np.repeat(rows_sent(probabilities, size, factor, coalesced), repeats)
+            ids = demand.ids(0, demand.num_embeddings)
+            chunks = [slice(start, start + _CHUNK) for start in range(0, len(ids), _CHUNK)]
+            found.append(np.sum([route.counts(ids[each], rates[each]) for each in chunks], axis=0))
+        return found
 
 
 class RegistryBatches:
@@ -328,7 +290,7 @@ class RegistryBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int, plain: bool
     ) -> Iterator[StepLookups]:
-        """See ``BatchIds``."""
+        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
         world_size, batch_size = routes[0].shape[1], self._registry.training.batch_size
         reader = self._dataset.reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split="train"

@@ -12,7 +12,7 @@ from recd_plugin_flexshard.options import read_budget
 from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 from recd_plugin_flexshard.strategy import TieredStrategy
-from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
+from recd_plugin_flexshard.table_plan import cluster_of
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import (
@@ -122,18 +122,6 @@ def test_dedupe_factors(context: PlanContext) -> None:
     assert factors() == pytest.approx([4, 2 / (1 / 4 + 1)])
     assert factors(dedupe="none") == [1, 1]
     assert factors(dedupe=3) == [3, 3]
-
-
-def test_m_and_c_come_from_options_then_from_the_topology(context: PlanContext) -> None:
-    memory = TierMemory(memory_multiplier=2.0, saved_activations=0.5)
-    measured = replace(context, sections={"tiers": memory})
-    for known, options, expected in (
-        (context, {}, (6.0, 1.0)),
-        (measured, {}, (2.0 + 1 / 32, 0.5)),
-        (measured, {"memory_multiplier": 4, "saved_activations": 0}, (4.0, 0.0)),
-    ):
-        costs = planned(TwoTier, known, **options).options
-        assert (costs.memory_multiplier, costs.saved_activations) == expected
 
 
 def test_a_plan_for_another_cluster(context: PlanContext) -> None:
