@@ -30,7 +30,6 @@ SLOW = (
     "recd_plugin_tuning/tests/test_models.py",
     "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
     "recd_plugin_tuning/tests/test_plans.py::test_a_step_by",
-    "recd_plugin_tuning/tests/test_steps.py",
     "planning/test_work.py",
     "plugins/*/tests/test_*run.py",
     "recd_plugin_flexshard/tests/test_checkpoints.py",
@@ -120,7 +119,6 @@ BY_NIGHT = (
     "cli/test_run.py::test_shardings_side_by_side",
     "examples/test_ray_readers.py",
     "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
-    "recd_plugin_tuning/tests/test_steps.py::test_a_calibration_run",
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_goes_on_elsewhere",
 )
 #: Those of which by day every n-th runs, others each day: cells of a matrix, kinds of bad inputs,

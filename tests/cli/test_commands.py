@@ -86,7 +86,7 @@ def recd(*arguments: str, expect: int = 0) -> click.testing.Result:
     ("arguments", "absent", "shown"),
     [
         (["--help"], ("torch", "recd_plugins.cli."), [*COMMANDS, "tally", "Count clicks."]),
-        (["plan", "--help"], ("torch", "matplotlib"), ["--tiers", "--calibrate"]),
+        (["plan", "--help"], ("torch", "matplotlib"), ["--tiers", "--topology"]),
         (["validate"], ("torch", "fbgemm_gpu"), ["registry.yaml: 3 entries, ok"]),
         (["run", "typo.yaml"], ("torch", "fbgemm_gpu"), ["did you mean acme.clicks?"]),
         (["run", "registry.yaml", "--json", "typo.yaml/r"], ("torch",), ["cannot be written"]),

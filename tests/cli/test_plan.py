@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from tests.cli.plan_cases import folder, plan, write
-
-from recd_plugins.cli import main
 
 __all__ = ["folder"]
 
@@ -46,19 +43,9 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of ndv4 has 8 GPUs"),
         (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
         (["--auto", "--batch-size", "2048"], "table has 1024 rows, too few for a batch of 2048"),
-        (["--calibrate", "c.yaml", "--nodes", "2"], "--calibrate measures this machine"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
     result = plan(*arguments)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
-
-
-def test_ranks_of_torchrun_start_none_to_measure(folder: Path) -> None:
-    ranks = {"RANK": "0", "WORLD_SIZE": "2"}
-    command = ["plan", "registry.yaml", "--calibrate", "c.yaml"]
-    result = CliRunner().invoke(main, command, env=ranks)
-    assert result.exit_code == 2, result.output
-    assert "leave out torchrun, or measure its ranks by recd calibrate" in result.stderr
-    assert not (folder / "table").exists()

@@ -97,8 +97,8 @@ def test_what_a_mode_does_wrong_is_said_of_it(
         (["--tiers", "--copies", "2"], "--copies is for --replicas"),
         (["--replicas", "--tiers"], "--tiers and --replicas are two plans: make one after the ot"),
         (
-            ["--replicas", "--batch-size", "auto", "--calibrate", "c"],
-            "--replicas knows of no others: leave out --batch-size auto and --calibrate",
+            ["--replicas", "--batch-size", "auto"],
+            "--replicas knows of no others: leave out --batch-size auto",
         ),
         (["--replicas", "--copies", "0"], "--copies 0 is plain recd plan"),
     ],

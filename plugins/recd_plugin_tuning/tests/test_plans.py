@@ -18,38 +18,6 @@ from recd_plugins.runtime.errors import NoPlanError
 
 __all__ = ["folder"]
 
-#: Says what it would train.
-NAMED = """
-from recd_plugins.api import hookimpl, plan_modes
-
-class Named(plan_modes.Measurement):
-    def cluster(self, device):
-        raise AssertionError("no cluster is measured here")
-    def steps(self, question, path):
-        names = [entry.plugin.name for entry in question.registry.sharding]
-        return question.spec, f"measured: steps of {', '.join(names)}"
-
-@hookimpl
-def register_measurements():
-    return [Named]
-"""
-
-
-def test_steps_are_measured_of_the_file_and_planned_with_what_it_chooses(folder: Path) -> None:
-    document = YAML(typ="safe").load(folder / "registry.yaml")
-    document["sharding"] = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
-    (folder / "registry.yaml").write_text(json.dumps(document))
-    (folder / "plugins").mkdir()
-    (folder / "plugins" / "named.py").write_text(NAMED, encoding="utf-8")
-    command = ["--plugins-dir", "plugins", "plan", "registry.yaml"]
-    done = CliRunner().invoke(main, [*command, "--auto", "--calibrate", "here.yaml"])
-    assert done.exit_code == 0, done.output
-    assert "measured: steps of torchrec.row_wise\n" in done.stdout
-    assert "auto: what was chosen" in done.stdout
-
-
-__all__ = ["folder"]
-
 
 def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
     huge = YAML(typ="safe").load(folder / "registry.yaml")

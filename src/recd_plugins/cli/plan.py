@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import click
 from click.core import ParameterSource
 
 from recd_plugins.cli.options import (
-    OUTPUT,
     chosen_topology,
     contributed,
     report_options,
@@ -138,13 +136,6 @@ def plan_modes() -> PlanModes:
     "size that fits.",
 )
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
-@click.option(
-    "--calibrate",
-    "calibrate_path",
-    type=OUTPUT,
-    help="Train a few steps on this machine first and write the measured topology to this YAML "
-    "file, for use with --topology.",
-)
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -156,7 +147,6 @@ def plan(
     batch_size: int | str | None,
     json_path: Path | None,
     plot_path: Path | None,
-    calibrate_path: Path | None,
     **_of_modes: Any,
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
@@ -170,7 +160,6 @@ def plan(
     from recd_plugins import load_registry
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.runtime.imports import silence_upstream
-    from recd_plugins.runtime.launch import torchrun_rank
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
     mode = chosen or TablesPlan()
@@ -180,39 +169,21 @@ def plan(
         "--nodes": nodes,
         "--ranks-per-node": ranks_per_node,
         "--batch-size auto": largest,
-        "--calibrate": calibrate_path,
     }
-    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": isinstance(mode, TablesPlan)}
+    takes = {"--batch-size auto": mode.takes_auto}
     if others := [
         name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
     ]:
         raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")
-    if calibrate_path is not None and torchrun_rank() is not None:
-        raise click.UsageError(
-            "--calibrate starts ranks itself, and each of torchrun's would: leave out torchrun, or "
-            "measure its ranks by recd calibrate"
-        )
-    if calibrate_path is not None and (given["--topology"] or (nodes or 1) > 1):
-        raise click.UsageError(
-            "--calibrate measures this machine: leave out --topology and --nodes"
-        )
     with part_call(mode, "check"):
         mode.check(options, largest)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
-    if calibrate_path is not None:
-        # Whatever nodes its ranks stand for.
-        topology, nodes, ranks_per_node = MACHINE, 1, ranks_per_node or loaded.training.ranks
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     rows = None if largest else int(batch_size or loaded.training.batch_size)
     console, status = output_console(), error_console().status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
-    if calibrate_path is not None and isinstance(mode, TablesPlan):
-        with status, part_call(mode, "calibrate"):
-            spec, measured = mode.calibrate(question, calibrate_path)
-        console.print(measured)
-        question = replace(question, spec=spec)
     with status, part_call(mode, "plan"):
         answer = mode.plan(question)
     if json_path is not None:

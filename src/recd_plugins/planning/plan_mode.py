@@ -1,4 +1,4 @@
-"""Plugin interfaces: modes of ``recd plan`` and measurements of machines."""
+"""Plugin interfaces: modes of ``recd plan`` and measurements of clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.config.manager import PluginManager
-from recd_plugins.runtime.errors import SetupError
 
 if TYPE_CHECKING:
     import click
@@ -121,19 +120,6 @@ class TablesPlan(PlanMode):
 
     takes_auto = True
 
-    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
-        """Train a few steps on this machine and write the topology file ``path``.
-
-        Returns:
-            The topology to plan for, and the measurement for the terminal.
-        """
-        question.say("training a few steps to see what they cost")
-        if (found := measurement(question.plugins_dir)) is None:
-            raise SetupError(
-                "--calibrate needs a package that measures machines: install recd-plugins"
-            )
-        return found.steps(question, path)
-
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the first rows and plan the tables."""
         from recd_plugins.planning.report import plot, render
@@ -146,7 +132,7 @@ class TablesPlan(PlanMode):
 
 
 class Measurement(ABC):
-    """A way to measure machines, added by the hook ``register_measurements``.
+    """A way to measure clusters, added by the hook ``register_measurements``.
 
     It is created without arguments and pickled for ranks. Its module must not import torch at the
     top::
@@ -168,22 +154,6 @@ class Measurement(ABC):
         Args:
             device: device of this rank.
         """
-
-    def steps(
-        self,
-        question: PlanQuestion,
-        path: Path,
-    ) -> tuple[TopologySpec, RenderableType]:
-        """Measure the stages of training steps for ``recd plan --calibrate``.
-
-        Args:
-            question: arguments of ``recd plan``.
-            path: the topology file to write.
-
-        Returns:
-            The topology to plan for, and the measurement for the terminal.
-        """
-        raise NotImplementedError
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:

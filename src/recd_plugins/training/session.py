@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import StringIO
-from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +50,10 @@ from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, checkpoints_of, train
 
 if TYPE_CHECKING:
-    from recd_plugins.training.sharded_model import ShardedModel, Variant
+    from recd_plugins.training.sharded_model import Variant
 
 #: File next to the checkpoints with the topology that the run was planned for.
 KEPT = "topology.yaml"
-# A pipeline trains on a batch while it sends the next two.
-_READ_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -302,13 +299,6 @@ def refuse_other_names(path: Path) -> None:
         raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse to overwrite a topology, and other names."""
-    refuse_other_names(path)
-    if path.exists():
-        raise RecdError(f"{path} exists already; remove it, or name another file")
-
-
 def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
     """Write a topology atomically, in the format of ``read_topology``."""
     text = StringIO()
@@ -319,94 +309,3 @@ def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
     values["device"] = values.pop("device")
     yaml.dump(values, text)
     write_text(path, f"# {comment}\n{text.getvalue()}")
-
-
-# Calibration.
-
-
-def calibration_job(
-    registry: RunConfig,
-    plugins_dir: Path | None,
-    spec: TopologySpec,
-    path: Path,
-    batch_size: int | None = None,
-) -> tuple[RunConfig, Job]:
-    """Return ``registry`` with the ranks of ``spec`` and prepared data, and a job that trains it.
-
-    Args:
-        registry: the registry to calibrate with.
-        plugins_dir: a folder of plugin files.
-        spec: this machine.
-        path: the topology file to write afterwards.
-        batch_size: rows per batch on each rank; overrides the file.
-
-    Raises:
-        RecdError: ``path`` exists already, or the data cannot be prepared.
-    """
-    refuse_existing(path)
-    overrides: dict[str, Any] = {
-        "ranks": spec.ranks_per_node,
-        "ranks_per_node": None,
-        "checkpoint": {},
-        "topology": None,  # may describe other ranks than those of this machine
-    }
-    if batch_size is not None:
-        overrides["batch_size"] = batch_size
-    registry = registry.with_training(overrides)
-    wrapped_dataset(registry).prepare()
-    job = Job(
-        registry.path,
-        plugins_dir=plugins_dir,
-        overrides=overrides,
-        device=spec.device,
-        text=registry.text,
-    )
-    return registry, job
-
-
-def steps_in_turns(
-    parts: ShardedModel,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    sizes: Sequence[int],
-    *,
-    rounds: int,
-    lead: int,
-    measured: int,
-) -> Iterator[tuple[int, Callable[[], object]]]:
-    """Yield a step function to measure and its batch size. Call each before the next one.
-
-    Args:
-        parts: a sharded model, from `build_sharded_model`.
-        rank: rank of this process.
-        world_size: number of ranks.
-        device: device of the model.
-        sizes: batch sizes per rank. They alternate ``rounds`` times.
-        rounds: number of turns of each size.
-        lead: unmeasured steps at the start of a turn.
-        measured: measured steps per turn.
-    """
-    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-    with ExitStack() as stack:
-        endless = {}
-        for size in sizes:
-            sized = parts.prepared.with_training({"batch_size": size})
-            loader = sized.dataloader(rank=rank, world_size=world_size, device=device)
-            endless[size] = (
-                batch for each in cycle([stack.enter_context(loader)]) for batch in each
-            )
-        turns = list(sizes) * rounds
-        count = lead + measured + _READ_AHEAD
-        batches = (
-            batch
-            for size, number in (*((size, count) for size in turns), (turns[-1], _READ_AHEAD))
-            for batch in islice(endless[size], number)
-        )
-        for size in turns:
-            for _ in range(lead):
-                pipeline.progress(batches)
-            for _ in range(measured):
-                yield size, lambda: pipeline.progress(batches)
-            for _ in range(_READ_AHEAD):
-                pipeline.progress(batches)
