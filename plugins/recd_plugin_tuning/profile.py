@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugins.api import (
-    DataError,
     RecdError,
     Table,
     cli_options,
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
     from recd_plugins.api import AccessProfile, RunConfig, TableAccess
 
 
-_OPTIONS_OF = {
-    "zipf": ("--exponent",),
-    "zipf-mandelbrot": ("--exponent", "--shift"),
-    "exponential": ("--scale",),
-    "half-normal": ("--scale",),
-}
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12
 _POINTS = 200
@@ -54,26 +47,19 @@ def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -
     consoles.output_console().print(render(made))
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Combine several click decorators into one."""
-    return lambda command: reduce(lambda made, option: option(made), options, command)
-
-
 def _written(command: Callable[..., AccessProfile]) -> Any:
     """Write and show the profile that ``command`` returns."""
 
-    @_options(
-        click.option("--force", is_flag=True, help="Overwrite FILE if it exists."),
-        click.option(
-            "-o",
-            "--output",
-            type=cli_options.OUTPUT,
-            required=True,
-            metavar="FILE",
-            help="Profile file to write.",
-        ),
-        _shown,
+    @click.option(
+        "-o",
+        "--output",
+        type=cli_options.OUTPUT,
+        required=True,
+        metavar="FILE",
+        help="Profile file to write.",
     )
+    @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+    @_shown
     @wraps(command)
     def run(
         *args: Any,
@@ -92,34 +78,16 @@ def _written(command: Callable[..., AccessProfile]) -> Any:
     return run
 
 
-_of_distribution = _options(
-    click.option(
-        "--in-order",
-        is_flag=True,
-        help="Read row 0 most, row 1 next, and so on. By default rows are shuffled.",
-    ),
-    click.option("--seed", type=cli_options.COUNT_FROM_0, help="Seed of the shuffle. Default: 0."),
-    click.option("--table", required=True, metavar="NAME", help="Name of the table in the model."),
-)
-
-
-def _seed_of(seed: int | None, in_order: bool) -> int | None:
-    """Return the seed of the row shuffle, or None to keep the order."""
-    if in_order and seed is not None:
-        raise click.UsageError("--seed shuffles rows, --in-order does not: use one of them")
-    return None if in_order else seed or 0
-
-
 @click.group()
 def profile() -> None:
-    """Count how often each row of a table is read, or assume a distribution.
+    """Count how often each row of a table is read, or assume Zipf's law.
 
     A profile is a Parquet file. Plugins use it to find hot rows, and recd simulate draws batches
     from it.
 
     \b
     recd profile registry registry.yaml -o profile.parquet
-    recd profile distribution zipf --table t_items --rows 1000000 --length 50 -o zipf.parquet
+    recd profile zipf --table t_items --rows 1000000 --length 50 -o zipf.parquet
     recd profile merge monday.parquet tuesday.parquet -o both.parquet
     recd profile show profile.parquet
     """
@@ -191,12 +159,8 @@ def registry_command(
         )
 
 
-@profile.command("distribution", short_help="Create the profile of a table from a distribution.")
-@click.argument(
-    "form",
-    type=click.Choice(list(_OPTIONS_OF)),
-    metavar="FORM",
-)
+@profile.command("zipf", short_help="Create the profile of a table by Zipf's law.")
+@click.option("--table", required=True, metavar="NAME", help="Name of the table in the model.")
 @click.option("--rows", type=cli_options.AT_LEAST_1, required=True, help="Rows of the table.")
 @click.option(
     "--length", type=cli_options.ABOVE_0, required=True, help="Mean accesses per sample (L)."
@@ -204,119 +168,38 @@ def registry_command(
 @click.option(
     "--exponent",
     type=cli_options.ABOVE_0,
-    help=(
-        "For zipf and zipf-mandelbrot: row k is read in proportion to (k + "
-        "shift)^-exponent.  [default: 1.0]"
-    ),
+    default=1.0,
+    show_default=True,
+    help="Row k is read in proportion to (k + shift)^-exponent.",
 )
 @click.option(
-    "--shift", type=click.FloatRange(min=0), default=0.0, help="For zipf-mandelbrot.", metavar="Q"
+    "--shift",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="Q",
+    help="Shift of the Zipf-Mandelbrot law.",
 )
-@click.option(
-    "--scale",
-    type=cli_options.ABOVE_0,
-    help="For exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
-)
-@click.option(
-    "--cap", type=cli_options.ABOVE_0, help="Upper bound of the accesses of one row per sample."
-)
-@_of_distribution
+@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, help="Seed to shuffle the rows.")
 @_written
-def distribution_command(
-    form: str,
-    rows: int,
-    length: float,
-    exponent: float | None,
-    shift: float,
-    scale: float | None,
-    cap: float | None,
-    table: str,
-    seed: int | None,
-    in_order: bool,
+def zipf_command(
+    table: str, rows: int, length: float, exponent: float, shift: float, seed: int
 ) -> AccessProfile:
-    """Create the profile of a table whose rows are read with distribution FORM.
-
-    FORM is zipf, zipf-mandelbrot, exponential or half-normal.
-    """
+    """Create the profile of a table whose rows are read by Zipf's law."""
     from recd_plugins.api import AccessProfile, distributions
 
-    given = {"--exponent": exponent, "--shift": shift, "--scale": scale}
-    for option, value in given.items():
-        if value and option not in _OPTIONS_OF[form]:
-            raise click.UsageError(f"{option} is not for {form}")
-    if scale is None and "--scale" in _OPTIONS_OF[form]:
-        raise click.UsageError(f"{form} needs --scale")
-    drawn = _seed_of(seed, in_order)
-    if scale is None:
-        exponent = exponent or 1.0
-        made = distributions.zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
-        parameters = f"exponent {exponent:g}" + (f", shift {shift:g}" if shift else "")
-    else:
-        make = distributions.exponential if form == "exponential" else distributions.half_normal
-        made = make(table, rows, length, scale, cap=cap, seed=drawn)
-        parameters = f"scale {scale:g}"
-    return AccessProfile({table: made}, f"{form} ({parameters})")
-
-
-@profile.command("reuse", short_help="Create a profile from a text file of reuse histograms.")
-@click.argument("histograms", type=_INPUT)
-@click.option("--name", help="Histogram to read, if the file has several.")
-@click.option(
-    "--rows",
-    type=cli_options.AT_LEAST_1,
-    help="Rows of the table. Default: the rows that are read.",
-)
-@click.option(
-    "--read-rows",
-    type=cli_options.AT_LEAST_1,
-    help="Number of rows that are read, instead of the histogram's. The shape stays.",
-)
-@click.option(
-    "--length", type=cli_options.ABOVE_0, help="Accesses per sample, instead of the histogram's."
-)
-@_of_distribution
-@_written
-def reuse_command(
-    histograms: Path,
-    name: str | None,
-    rows: int | None,
-    read_rows: int | None,
-    length: float | None,
-    table: str,
-    seed: int | None,
-    in_order: bool,
-) -> AccessProfile:
-    """Create the profile of a table from a text file of reuse histograms."""
-    from recd_plugins.api import AccessProfile, distributions
-
-    drawn = _seed_of(seed, in_order)
-    found = distributions.read_reuse_histograms(histograms)
-    if name is None and len(found) == 1:
-        name = next(iter(found))
-    if name not in found:
-        problem = "choose a histogram with --name" if name is None else f"no histogram {name}"
-        raise DataError(f"{histograms}: {problem}; there are {', '.join(found)}")
-    made = distributions.from_reuse_histogram(
-        table, found[name], num_embeddings=rows, read_rows=read_rows, length=length, seed=drawn
-    )
-    return AccessProfile({table: made}, f"{name} of {histograms}")
+    made = distributions.zipf(table, rows, length, exponent, shift=shift, seed=seed)
+    parameters = f"exponent {exponent:g}" + (f", shift {shift:g}" if shift else "")
+    return AccessProfile({table: made}, f"zipf ({parameters})")
 
 
 @profile.command("merge", short_help="Merge profiles of the same tables.")
 @click.argument("profiles", nargs=-1, required=True, type=_INPUT)
-@click.option("--bound", type=cli_options.AT_LEAST_1, help="Keep at most so many rows per table.")
 @_written
-def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
+def merge_command(profiles: tuple[Path, ...]) -> AccessProfile:
     """Merge PROFILES of the same tables by adding their counts, for example over several days."""
     from recd_plugins.api import AccessProfile
 
-    def add(made: AccessProfile, path: Path) -> AccessProfile:
-        made = made.merge(AccessProfile.load(path))
-        return made if bound is None else made.bounded(bound)
-
-    first, *others = profiles
-    made = AccessProfile.load(first)
-    return reduce(add, others, made if bound is None else made.bounded(bound))
+    return reduce(AccessProfile.merge, map(AccessProfile.load, profiles))
 
 
 @profile.command("show")

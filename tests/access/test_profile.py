@@ -98,7 +98,6 @@ def test_what_is_known_of_unknown_rows_is_of_all_rows_too() -> None:
     access = table_access(total=11 + 9.6, error=3.0).of_unique_rows(64, 2 * 20.6)
     assert access.tail_probability == pytest.approx(0.02)
     assert access.covered(52) == pytest.approx((11 + 4.8) / 20.6)
-    assert access.bounded(2).length == access.length
     nothing = table_access(rows=np.empty(0, np.int64), accesses=np.empty(0))
     assert nothing.of_unique_rows(64, 0).dedupe_factor == 1.0
     assert (nothing.length, nothing.tail_probability, nothing.covered(5)) == (0.0, 0.0, 0.0)

@@ -104,22 +104,18 @@ def test_what_is_sent_or_all_rows(folder: Path) -> None:
 
 
 def test_merged(folder: Path) -> None:
-    made = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5", "--in-order"]
-    assert profile(*made, "-o", "a").exit_code == 0
+    assert profile(*ZIPF, "-o", "a").exit_code == 0
     assert profile("merge", "a", "a", "a", "-o", "b").exit_code == 0
     table = AccessProfile.load(folder / "b").tables["t"]
     assert (table.samples, table.length) == (3, pytest.approx(5))
-    assert profile("merge", "a", "a", "-o", "c", "--bound", "9").exit_code == 0
-    assert len(AccessProfile.load(folder / "c").tables["t"].rows) == 9
     refused = profile("merge", "b", "a", "-o", "a", "--force")
     assert "a is read as profiles; name another file" in refused.output
-    other = [*made[:5], "51", *made[6:]]
-    assert profile(*other, "-o", "d").exit_code == 0
+    assert profile(*ZIPF, "--rows", "51", "-o", "d").exit_code == 0
     assert "table t: its num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
     assert not (folder / "e").exists()
 
 
-ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
+ZIPF = ["zipf", "--table", "t", "--rows", "50", "--length", "5"]
 
 
 @pytest.mark.parametrize(
@@ -131,16 +127,6 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],
             "mean usr_0?",
         ),
-        ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is not for zipf"),
-        ([*ZIPF, "-o", "p", "--in-order", "--seed=1"], "--in-order does not: use one"),
-        ([*ZIPF, "-o", "p", "--shift", "3"], "--shift is not for zipf"),
-        ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length or raise the cap"),
-        (["distribution", "half-normal", *ZIPF[2:], "-o", "p"], "half-normal needs --scale"),
-        (
-            ["distribution", "half-normal", *ZIPF[2:], "-o", "p", "--scale=3", "--exponent=2"],
-            "--exponent is not for half-normal",
-        ),
-        (["reuse", "missing.txt", "--table", "t", "-o", "p"], "missing.txt: cannot be read"),
         (["show", "missing"], "missing: no such file"),
     ],
 )
@@ -149,23 +135,3 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not (folder / "p").exists()
-
-
-def test_a_histogram_is_chosen_by_name(folder: Path) -> None:
-    block = """{}
-Locality stats after processing 1 batches of size 10
-Avg # of indices: 100
-Avg # of unique cols: 60
-(0, 1]: 0.500
-(1+: 0.500
-shares of accesses
-(0, 1]: 0.300
-(1+: 0.700
-"""
-    (folder / "reuse.txt").write_text("\n".join(block.format(name) for name in "ab"))
-    made = ["reuse", "reuse.txt", "--table", "t", "--rows", "80", "-o", "p"]
-    assert "choose a histogram with --name; there are a, b" in profile(*made).output
-    assert "no histogram c; there are a, b" in profile(*made, "--name", "c").output
-    assert profile(*made, "--name", "b", "--length", "7").exit_code == 0
-    table = AccessProfile.load(folder / "p").covering("t", 80)
-    assert (table.tail_rows, table.length) == (20, pytest.approx(7))

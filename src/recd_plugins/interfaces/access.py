@@ -211,13 +211,6 @@ class TableAccess:
             return "all rows"
         return f"the unique rows of batches of {self.batch_size:,}"
 
-    def bounded(self, bound: int) -> TableAccess:
-        """Return the profile with only the ``bound`` most read rows known."""
-        if len(self.rows) <= bound:
-            return self
-        rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
-        return replace(self, rows=rows, accesses=accesses, error=self.error + error)
-
 
 class TableCounter:
     """Counts ids: exactly up to ``bound`` distinct rows, then with a Misra-Gries sketch.
@@ -366,11 +359,6 @@ class AccessProfile:
         for name, table in other.tables.items():
             tables[name] = tables[name].merge(table) if name in tables else table
         return AccessProfile(tables, f"{self.source}; {other.source}")
-
-    def bounded(self, bound: int) -> AccessProfile:
-        """Return the profile with only the ``bound`` most read rows of each table known."""
-        tables = {name: table.bounded(bound) for name, table in self.tables.items()}
-        return AccessProfile(tables, self.source)
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
         """Return a table's accesses.
