@@ -12,7 +12,7 @@ from torch import nn
 
 from recd_plugin_flexshard.planning import TIERS, Tier, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
-from recd_plugins.api import Section, TrainedRun, gradients_sent_once, step_costs, text_utils
+from recd_plugins.api import Section, TrainedRun, step_costs, text_utils
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport
@@ -200,9 +200,8 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
         )
         return sum(by_table.values())
 
-    deduplicated = replace(profile, gradients=gradients_sent_once(context))
     names = tuple(table.name for table in tables)
-    others = OtherTables(names, sent(deduplicated), sent(profile.plain()))
+    others = OtherTables(names, sent(profile), sent(profile.plain()))
     return TierReport.of(plans, run.sent, others, retierings)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,7 @@ from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
-    from recd_plugins.api import PlanContext, Table, data_profiles, stage_costs
-
-# Planning is repeated with the gradient share of the previous plan; a third pass changes 0.2 %.
-_ROUNDS = 2
+    from recd_plugins.api import PlanContext, Table, stage_costs
 
 
 def collectives_of(rates: stage_costs.CollectiveRates) -> Collectives:
@@ -42,8 +39,6 @@ def plan_tables(
     strategy: Strategy, options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> TierPlan:
     """Plan the tiers of ``tables`` together."""
-    from recd_plugins.api import gradients_sent_once
-
     here, other = cluster_of(context), options.plan_for
     cluster = here if other is None else _other(other, context)
     for one, remedy in (
@@ -58,40 +53,11 @@ def plan_tables(
             )
     demands = _demands(options, tables, context)
     costs = CostOptions(wire_bytes=context.wire_bytes, **options.cost_options())
-    known = gradients_sent_once(context)
     try:
         plan = plan_tiers(demands, cluster, strategy, costs)
-        if other is not None:
-            plan = on_cluster(plan, here)
-            return on_cluster(plan, here, _gradient_share(known, plan, context.world_size))
-        for _ in range(_ROUNDS):
-            share = _gradient_share(known, plan, context.world_size)
-            if share == plan.options.gradient_share:
-                break
-            plan = plan_tiers(demands, cluster, strategy, replace(costs, gradient_share=share))
     except SetupError as error:
         raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
-    return plan
-
-
-def _gradient_share(
-    known: Mapping[str, data_profiles.DistinctGradients], plan: TierPlan, world_size: int
-) -> float:
-    """Return the fraction of cold rows' gradients that is sent with gradient deduplication."""
-    from recd_plugins.api import step_costs
-
-    options, of_all, of_sent = plan.options, 0.0, 0.0
-    for tiers in plan.tables:
-        dim, share = tiers.demand.embedding_dim, 1.0
-        if (gradients := known.get(tiers.name)) is not None:
-            kept = tiers.shares_sent[2]
-            differ = gradients.share(kept, world_size, coalesced=options.coalesce)
-            share = min(1.0, differ + step_costs.NUMBER_BYTES / (dim * options.wire_bytes))
-        # If all rows are copied, use the share of the first cold rows.
-        cold = dim * max(tiers.cold_sent, 1e-9)
-        of_all += cold
-        of_sent += share * cold
-    return of_sent / of_all
+    return plan if other is None else on_cluster(plan, here)
 
 
 def _other(other: OtherCluster, context: PlanContext) -> ClusterShape:

@@ -15,11 +15,9 @@ from recd_plugins.api import (
     Chooser,
     DataProfile,
     Sharding,
-    StepCost,
     Table,
     choosing,
     hookimpl,
-    stage_costs,
 )
 
 if TYPE_CHECKING:
@@ -42,18 +40,6 @@ _LEAST_GAIN_POOLED = 0.1
 _NEAR, _AT_ONCE = 0.15, 2
 # A group hardly saves more than this share of its time.
 _SAVED_ALONE = 0.5
-# Limiting resources by field and stage.
-_LINKS = {
-    "bytes_across_nodes": "links between nodes",
-    "bytes_in_node": "links in nodes",
-    "collectives": "latency of collectives",
-}
-_STAGES = {
-    "lookup": "lookups in memory",
-    "gemm": "compute",
-    "all_reduce": "reducing gradients",
-    "other": "compute",
-}
 
 
 class Auto(Chooser):
@@ -279,12 +265,9 @@ class Chosen(choosing.Choice):
     Attributes:
         groups: the choice of each group.
         others: names of tables in other sharding entries.
-        seconds: step time of the tables.
-        busiest: the work of the rank that sends the most bytes.
+        seconds: seconds of a step, without dense layers.
         planner: seconds of a step with the planner's choice for all tables; None without a plan.
-        costs: cost rates of the machine.
         num_trials: number of plans tried.
-        compute: time of the model's compute, if known.
         measured: whether costs were measured. Otherwise the report shows no milliseconds.
     """
 
@@ -292,12 +275,9 @@ class Chosen(choosing.Choice):
 
     groups: tuple[GroupChoice, ...]
     others: tuple[str, ...]
-    seconds: stage_costs.StageTimes
-    busiest: StepCost
+    seconds: float
     planner: float | None
-    costs: stage_costs.StageCosts
     num_trials: int
-    compute: stage_costs.StageTimes | None = None
     measured: bool = True
 
     def __str__(self) -> str:
@@ -306,31 +286,6 @@ class Chosen(choosing.Choice):
             chosen.setdefault(str(each.offer or _PLANNER), []).extend(each.tables)
         words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
         return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
-
-    def with_compute(self, compute: stage_costs.StageTimes) -> Chosen:
-        """Return a copy that includes the model's compute time."""
-        return replace(self, compute=compute)
-
-    def milliseconds(self, seconds: float) -> float:
-        """Return milliseconds per step for ``seconds`` without compute."""
-        return 1000 * (seconds + (0.0 if self.compute is None else self.compute.total))
-
-    def limits(self) -> dict[str, float]:
-        """Return milliseconds per step by limiting resource, largest first."""
-        found = dict.fromkeys((*_LINKS.values(), *_STAGES.values()), 0.0)
-        for name, words in _LINKS.items():
-            found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
-        waited = self.seconds.all_to_all - sum(found.values())
-        found["waiting for the rank with the most to do"] = max(0.0, waited)
-        # Negative waiting: links are busy while ranks compute.
-        across = _LINKS["bytes_across_nodes"]
-        found[across] = max(0.0, found[across] + min(0.0, waited))
-        for times in (self.seconds, self.compute):
-            for stage, words in _STAGES.items():
-                found[words] += 0.0 if times is None else getattr(times, stage)
-        return dict(
-            sorted(((k, 1000 * s) for k, s in found.items() if s), key=lambda each: -each[1])
-        )
 
     def lines(self) -> str:
         """Return the lines of the ``sharding`` section, or those that replace the entry."""
@@ -347,9 +302,8 @@ class Chosen(choosing.Choice):
     def as_json(self) -> Any:
         """Return JSON values."""
         return {
-            "milliseconds": self.milliseconds(self.seconds.total),
-            "milliseconds_of_the_planner": self.planner and self.milliseconds(self.planner),
-            "with_compute": self.compute is not None,
+            "milliseconds": 1000 * self.seconds,
+            "milliseconds_of_the_planner": self.planner and 1000 * self.planner,
             "measured": self.measured,
             "groups": [
                 {
@@ -357,14 +311,13 @@ class Chosen(choosing.Choice):
                     "pooled": each.pooled,
                     "chosen": _json(each.offer),
                     "others": [
-                        {"chosen": _json(offer), "milliseconds": self.milliseconds(seconds)}
+                        {"chosen": _json(offer), "milliseconds": 1000 * seconds}
                         for offer, seconds in each.others
                     ],
                     "refused": [{**offer.as_json(), "why": why} for offer, why in each.refused],
                 }
                 for each in self.groups
             ],
-            "limits": self.limits(),
             "plans_tried": self.num_trials,
             "registry": self.lines(),
         }
@@ -387,7 +340,7 @@ class Chosen(choosing.Choice):
         others = "others, and ms of a step with them" if self.measured else "others, the best first"
         table = text_table(title, ["tables", "chosen", others])
         for each in self.groups:
-            seconds = [f": {self.milliseconds(s):.1f}" * self.measured for _, s in each.others]
+            seconds = [f": {1000 * s:.1f}" * self.measured for _, s in each.others]
             table.add_row(
                 _named(each.tables) + ("" if each.pooled else ", sequences"),
                 str(each.offer or _PLANNER),
@@ -402,8 +355,6 @@ class Chosen(choosing.Choice):
         tried = f"{self.num_trials} plans were tried"
         if self.measured:
             yield f"{self._predicted()} ({tried})"
-            limits = self.limits().items()
-            yield "it is spent on " + ", ".join(f"{words} {ms:.1f}" for words, ms in limits)
         else:
             yield f"{tried}, by bandwidths; recd calibrate measures what predicts a step"
         for each in self.groups:
@@ -411,13 +362,10 @@ class Chosen(choosing.Choice):
                 yield f"not for {_named(each.tables)}: {offer}: {why}"
 
     def _predicted(self) -> str:
-        step = "a step" if self.compute is not None else "the tables' part of a step"
-        beside = (
-            "no plan fits" if self.planner is None else f"{self.milliseconds(self.planner):.1f} ms"
-        )
+        beside = "no plan fits" if self.planner is None else f"{1000 * self.planner:.1f} ms"
         return (
-            f"predicted: {self.milliseconds(self.seconds.total):.1f} ms for {step}; with all of "
-            f"them left to the planner: {beside}"
+            f"predicted: {1000 * self.seconds:.1f} ms for the tables' part of a step; with all "
+            f"tables left to the planner: {beside}"
         )
 
 
@@ -428,7 +376,6 @@ def _chosen(
     question: choosing.SearchContext,
 ) -> Chosen:
     found, start = evaluations(best), evaluations((None,) * len(groups))
-    assert found.seconds is not None, "it is the best"
     made = evaluations.made
     choices = []
     for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
@@ -445,10 +392,8 @@ def _chosen(
         _offered((each.tables, each.offer) for each in choices),
         tuple(choices),
         tuple(question.others),
-        found.seconds,
-        max(found.works, key=question.costs.all_to_all.seconds),
+        found.total,
         None if start.seconds is None else start.total,
-        question.costs,
         len(made),
         measured=question.context.measured,
     )

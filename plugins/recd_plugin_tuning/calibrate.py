@@ -49,7 +49,7 @@ _NOTICE, _HANG = 20.0, 60.0
     "--quick", is_flag=True, help="Measure for 10 to 20 seconds instead of one or two minutes."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-@cli_options.report_options("Write every measurement here.", "Write a picture of collectives here")
+@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write every measurement here.")
 def calibrate(
     output: Path,
     ranks: int | None,
@@ -58,7 +58,6 @@ def calibrate(
     quick: bool,
     force: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Measure this cluster and write the result as a topology file.
 
@@ -122,7 +121,7 @@ def calibrate(
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
-    _tell(found, _comment(found, quick), output, json_path, plot_path)
+    _tell(found, _comment(found, quick), output, json_path)
 
 
 def _default_ranks(device: str) -> int:
@@ -170,21 +169,13 @@ def _tell(
     comment: str,
     output: Path,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
-    from recd_plugin_tuning.cluster import far_apart, plot, render
+    from recd_plugin_tuning.cluster import render
     from recd_plugins.api import sessions
 
     spec = found.spec
     sessions.write_topology(output, spec, comment)
     if json_path is not None:
         file_utils.write_json(json_path, found.as_json())
-    if plot_path is not None:
-        plot(found, plot_path)
     consoles.output_console().print(render(found))
-    if apart := far_apart(found):
-        click.echo(
-            f"{apart}: plans would be made for these too, so measure again when they are done",
-            err=True,
-        )
     click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from recd_plugin_tuning.collectives import (
     NAMES,
     Sweeps,
     fit_rates,
-    hidden_share,
     node_groups,
     sweep,
 )
@@ -34,13 +32,10 @@ from recd_plugin_tuning.rank_work import (
     WORKS,
     Effort,
     WorkRates,
-    alone_share,
     measure_work,
     steps_in_a_row,
 )
 from recd_plugins.api import (
-    file_utils,
-    plots,
     rank_agreement,
     stage_costs,
     step_costs,
@@ -131,8 +126,6 @@ class MeasuredCluster:
         sweeps: seconds of collectives by size.
         module: seconds of a step of a tiny sharded module.
         dense: seconds of a step of tiny dense layers, with its all-reduce.
-        hidden: see ``hidden_share``.
-        alone: see ``alone_share``.
         work: rates of local work.
     """
 
@@ -140,8 +133,6 @@ class MeasuredCluster:
     sweeps: Sweeps
     module: float
     dense: float
-    hidden: float
-    alone: float
     work: WorkRates
 
     @property
@@ -152,7 +143,7 @@ class MeasuredCluster:
     @property
     def spec(self) -> topologies.TopologySpec:
         """Return the topology with median rates."""
-        machine, rates = self.machine, {name: s.median for name, s in self.work.rates.items()}
+        machine, rates = self.machine, self.work.rates
         changed: dict[str, Any] = {"ddr_bandwidth": rates["copy"], "flops": rates["matmul"]}
         if "device_copy" in rates:
             changed["hbm_bandwidth"] = rates["device_copy"]
@@ -179,7 +170,7 @@ class MeasuredCluster:
         if world > 1:
             per_byte = 1 / rates.ar_global.bytes_per_second / (2 * (world - 1) / world)
             reduced = {"steps": rates.ar_global.seconds, "bytes_reduced": per_byte}
-        work = {name: spread.median for name, spread in self.work.rates.items()}
+        work = self.work.rates
         return stage_costs.StageCosts.model_validate(
             {
                 "lookup": {
@@ -194,8 +185,6 @@ class MeasuredCluster:
                     "bytes_across_nodes": least.all_to_all.bytes_across_nodes,
                 },
                 "all_reduce": reduced,
-                "hidden": self.hidden,
-                "alone": self.alone,
                 "other": {
                     "steps": max(0.0, self.dense - reduced.get("steps", 0.0)),
                     "element_bytes": 1 / work["elements"],
@@ -210,17 +199,15 @@ class MeasuredCluster:
         return {
             "topology": self.spec.model_dump(exclude_none=True),
             "collectives": {
-                name: [{"bytes": size, **asdict(spread)} for size, spread in sizes.items()]
+                name: [{"bytes": size, "seconds": seconds} for size, seconds in sizes.items()]
                 for name, sizes in self.sweeps.items()
             },
-            "hidden": self.hidden,
-            "alone": self.alone,
             "collective": self.collective,
             "dense": self.dense,
-            "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
+            "work": dict(self.work.rates),
             "timed": [
-                {"what": str(each), **asdict(each), **asdict(spread)}
-                for each, spread in self.work.timed.items()
+                {"what": str(each), **asdict(each), "seconds": seconds}
+                for each, seconds in self.work.timed.items()
             ],
         }
 
@@ -233,10 +220,6 @@ def measure_cluster(
         work = measure_work(device, effort, say)
         sweeps = sweep(groups, device, effort, say)
         one = groups.world_size == 1
-        say("an all-reduce and matrix products at once")
-        hidden = 0.0 if one else hidden_share(groups, device, sweeps, effort)
-        say("the share of a processor that a rank has")
-        alone = alone_share(device, effort)
         say("a sharded module")
         module = 0.0 if one else module_seconds(device, effort)
         say("a step of dense layers")
@@ -249,10 +232,9 @@ def measure_cluster(
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
-    return MeasuredCluster(found, sweeps, module, dense, hidden, alone, work)
+    return MeasuredCluster(found, sweeps, module, dense, work)
 
 
-_FAR_APART = 2
 _UNITS = {
     "matmul": ("GFLOP/s", 1e9),
     "unique": ("million ids/s", 1e6),
@@ -261,22 +243,8 @@ _UNITS = {
 
 
 def render(found: MeasuredCluster) -> RenderableType:
-    """Return tables of collectives and local work with medians and quartiles."""
+    """Return tables of collectives and local work."""
     return Group(_collectives(found), _work(found))
-
-
-def far_apart(found: MeasuredCluster) -> str:
-    """Return a warning if the quartiles of a measurement differ by a factor of 2, else nothing."""
-    largest = {NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in _sending(found)}
-    works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
-    timed = {str(each): spread for each, spread in found.work.timed.items()}
-    apart = [
-        f"{name} {spread.high / spread.low:.1f}x"
-        for name, spread in (largest | works | timed).items()
-        if spread.high >= _FAR_APART * spread.low
-    ]
-    where = "as they do where ranks share cores, and where other programs run"
-    return f"rounds lie far apart ({'; '.join(apart)}), {where}" if apart else ""
 
 
 def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.CollectiveRate]]:
@@ -288,61 +256,29 @@ def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.Collecti
 
 def _collectives(found: MeasuredCluster) -> Table:
     caption = (
-        f"beside products {found.hidden:.0%} of an all-reduce is hidden; while others wait a "
-        f"rank takes {found.alone:.2f} of what it takes while all compute; each collective of "
-        f"a sharded module takes {found.collective * 1e3:.2f} ms, however little it sends; a "
-        f"step of small dense layers takes {found.dense * 1e3:.2f} ms with its all-reduce"
+        f"each collective of a sharded module takes {found.collective * 1e3:.2f} ms, however "
+        f"little it sends; a step of small dense layers takes {found.dense * 1e3:.2f} ms with its "
+        "all-reduce"
     )
-    numbers = ["latency, ms", "MB/s", "largest", "took, ms", "middle half"]
+    numbers = ["latency, ms", "MB/s", "largest", "took, ms"]
     table = text_table("", ["collectives"], numbers, caption=caption)
     for name, rate in _sending(found):
-        size, spread = max(found.sweeps[name].items())
+        size, seconds = max(found.sweeps[name].items())
         table.add_row(
             NAMES[name],
             f"{rate.seconds * 1e3:.3f}",
             f"{rate.bytes_per_second / 1e6:,.1f}",
             text_utils.size_text(size),
-            f"{spread.median * 1e3:,.2f}",
-            f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
+            f"{seconds * 1e3:,.2f}",
         )
     return table
 
 
 def _work(found: MeasuredCluster) -> Table:
-    table = text_table("", ["a rank, while all of its node do the same"], ["", "middle half"])
-    shown = [
-        (WORKS[name], spread, *_UNITS.get(name, ("GB/s", 1e9)))
-        for name, spread in found.work.rates.items()
-    ]
-    shown += [(str(each), spread, "ms", 1e-3) for each, spread in found.work.timed.items()]
-    for words, spread, unit, of_one in shown:
-        middle = f"{spread.low / of_one:,.2f} - {spread.high / of_one:,.2f}"
-        table.add_row(words, f"{spread.median / of_one:,.2f} {unit}", middle)
+    table = text_table("", ["a rank, while all of its node do the same"], [""])
+    for name, rate in found.work.rates.items():
+        unit, of_one = _UNITS.get(name, ("GB/s", 1e9))
+        table.add_row(WORKS[name], f"{rate / of_one:,.2f} {unit}")
+    for each, seconds in found.work.timed.items():
+        table.add_row(str(each), f"{seconds * 1e3:,.2f} ms")
     return table
-
-
-@plots.plot_style()
-def plot(found: MeasuredCluster, path: Path) -> None:
-    """Plot the time of collectives over size, with the fitted lines."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for color, (name, rate) in zip(plots.COLORS, _sending(found), strict=False):
-        points = found.sweeps[name]
-        of_bytes, spreads = list(points), list(points.values())
-        middle = [spread.median * 1e3 for spread in spreads]
-        errors = [
-            [(spread.median - spread.low) * 1e3 for spread in spreads],
-            [(spread.high - spread.median) * 1e3 for spread in spreads],
-        ]
-        fitted = [(rate.seconds + size / rate.bytes_per_second) * 1e3 for size in of_bytes]
-        axes.errorbar(of_bytes, middle, yerr=errors, fmt="o", color=color, label=NAMES[name])
-        axes.plot(of_bytes, fitted, color=color, linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="bytes of a rank", ylabel="ms")
-    axes.set(title="Collectives; lines: latency and bandwidth")
-    if found.machine.world_size > 1:
-        axes.legend()
-    spec = found.machine
-    figure.suptitle(f"{spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}")
-    file_utils.write_figure(path, figure)

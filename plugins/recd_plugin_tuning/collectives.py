@@ -11,7 +11,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from recd_plugin_tuning.rank_work import Effort, MiddleHalf, goes_on, rounds
+from recd_plugin_tuning.rank_work import Effort, goes_on, rounds
 from recd_plugins.api import rank_agreement, stage_costs
 
 
@@ -60,17 +60,15 @@ NAMES = {
 }
 # Number of the largest sizes to which the bandwidth is fitted.
 _LARGEST = 3
-# Rows and columns of matrix products beside a collective, and the number timed alone.
-_PRODUCT, _PRODUCTS = 256, 8
 
 #: Maps each collective to its seconds by bytes per rank.
-Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
+Sweeps = Mapping[str, Mapping[int, float]]
 _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 
 
 def sweep(
     groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
-) -> dict[str, dict[int, MiddleHalf]]:
+) -> dict[str, dict[int, float]]:
     """Time each collective by size, in all groups of the same type at once. Collective."""
     kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
         "a2a_global": (_all_to_all, groups.everyone),
@@ -78,18 +76,18 @@ def sweep(
         "ar_global": (_all_reduce, groups.everyone),
         "ar_cross": (_all_reduce, groups.across),
     }
-    found: dict[str, dict[int, MiddleHalf]] = {}
+    found: dict[str, dict[int, float]] = {}
     for name, (collective, group) in kinds.items():
         say(NAMES[name])
         collective(_values(effort.sizes[0], group, device), group).wait()  # connects the ranks
-        of_kind = found[name] = dict[int, MiddleHalf]()
+        of_kind = found[name] = dict[int, float]()
         for size in effort.sizes:
             last = max(of_kind, default=0)
-            if last and not goes_on(size, last, of_kind[last].median, effort):
+            if last and not goes_on(size, last, of_kind[last], effort):
                 break
             values = _values(size, group, device)
             run = _waiting(collective, values, group)
-            of_kind[size] = MiddleHalf.of(rounds(run, device, effort)[1])
+            of_kind[size] = rounds(run, device, effort)
     return found
 
 
@@ -99,43 +97,12 @@ def _waiting(
     return lambda: collective(values, group).wait()
 
 
-def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
-    """Return the share of an all-reduce hidden by equally long compute. Collective."""
-    sizes = sweeps["ar_global"]
-    short = [size for size, spread in sizes.items() if spread.median <= effort.seconds]
-    values = _values(max(short, default=min(sizes)), groups.everyone, device)
-    matrix = torch.ones(_PRODUCT, _PRODUCT, device=device)
-
-    def compute(times: int) -> None:
-        for _ in range(times):
-            matrix @ matrix
-
-    def beside(times: int) -> None:
-        work = _all_reduce(values, groups.everyone)
-        compute(times)
-        work.wait()
-
-    def seconds(run: Callable[[], object]) -> float:
-        return MiddleHalf.of(rounds(run, device, effort)[1]).low
-
-    some = seconds(lambda: compute(_PRODUCTS))
-    reduced = seconds(_waiting(_all_reduce, values, groups.everyone))
-    times = max(1, round(_PRODUCTS * reduced / some))
-    computed, both = seconds(lambda: compute(times)), seconds(lambda: beside(times))
-    return min(1.0, max(0.0, (reduced + computed - both) / min(reduced, computed)))
-
-
 def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
     """Fit latency and bandwidth of each collective to the faster rounds.
 
     gloo's all-reduce polls, so ranks that share cores slow each other down in this benchmark.
     """
-    return stage_costs.CollectiveRates(
-        **{
-            name: fit_rate({size: spread.low for size, spread in sizes.items()})
-            for name, sizes in sweeps.items()
-        }
-    )
+    return stage_costs.CollectiveRates(**{name: fit_rate(each) for name, each in sweeps.items()})
 
 
 def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:

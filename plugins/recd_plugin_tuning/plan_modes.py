@@ -1,4 +1,4 @@
-"""Implements ``recd plan --auto`` and ``--scaling``, and the measurements of ``--calibrate``."""
+"""``recd plan --auto`` and ``--scaling``, and the measurement at the start of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, load_registry, 
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import RenderableType
 
     from recd_plugins import RunConfig
     from recd_plugins.api import topologies
@@ -24,10 +23,7 @@ _GLOBAL_BATCH = 65_536
 
 
 class AutoPlan(plan_modes.TablesPlan):
-    """Plan that uses ``auto`` instead of the first sharding entry.
-
-    ``--calibrate`` trains with the registry's own sharding.
-    """
+    """Plan that uses ``auto`` instead of the first sharding entry."""
 
     flag = "--auto"
     help = "Choose the sharding as use: auto does, in place of the first sharding entry."
@@ -97,34 +93,11 @@ class ScalingPlan(PlanMode):
 
 
 class Calibrated(plan_modes.Measurement):
-    """Measures the cluster (``recd calibrate --quick``) or training steps of the model."""
+    """Measures the cluster as ``recd calibrate --quick`` does."""
 
     def cluster(self, device: torch.device) -> topologies.TopologySpec:
         """Measure for 10 to 20 seconds."""
-        import torch.distributed as dist
-
-        from recd_plugin_tuning.cluster import far_apart, measure_cluster
+        from recd_plugin_tuning.cluster import measure_cluster
         from recd_plugin_tuning.rank_work import QUICK
 
-        found = measure_cluster(device, QUICK, lambda _: None)
-        if dist.get_rank() == 0 and (apart := far_apart(found)):
-            click.echo(
-                f"{apart}: plans are made for these too; recd calibrate measures longer", err=True
-            )
-        return found.spec
-
-    def steps(
-        self, question: PlanQuestion, path: Path
-    ) -> tuple[topologies.TopologySpec, RenderableType]:
-        """Measure training steps on the ranks of ``question.spec``."""
-        from recd_plugin_tuning.steps import calibrate
-        from recd_plugins.api import sessions
-
-        registry, job = sessions.calibration_job(
-            question.registry, question.plugins_dir, question.spec, path, question.batch_size
-        )
-        found = calibrate(registry, job, question.spec)
-        measured = question.spec.model_copy(update={"costs": found.costs})
-        comment = f"Measured by recd plan {registry.path} --calibrate {path}."
-        sessions.write_topology(path, measured, comment)
-        return measured, found.table()
+        return measure_cluster(device, QUICK, lambda _: None).spec

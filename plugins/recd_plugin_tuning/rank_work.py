@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,39 +55,22 @@ FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0
 QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
-@dataclass(frozen=True)
-class MiddleHalf:
-    """Median and quartiles of rounds or ranks."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """Return the median and quartiles of one or more values."""
-        low, median, high = np.percentile(values, (25, 50, 75)).tolist()
-        return cls(median, low, high)
-
-
-def rounds(
-    run: Callable[[], object], device: torch.device, effort: Effort
-) -> tuple[list[float], list[float]]:
-    """Time rounds of ``run`` on this rank and on the slowest rank. Collective."""
-    own: list[float] = []
-    slowest: list[float] = []
-    while len(own) < LEAST_ROUNDS or (len(own) < effort.rounds and sum(slowest) < effort.seconds):
+def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> float:
+    """Return the seconds of the faster rounds of ``run`` on the slowest rank. Collective."""
+    seconds: list[float] = []
+    while len(seconds) < LEAST_ROUNDS or (
+        len(seconds) < effort.rounds and sum(seconds) < effort.seconds
+    ):
         with doing("measuring", long=False):
             wait_for(device)
             dist.barrier()
             start = time.perf_counter()
             run()
             wait_for(device)
-            own.append(time.perf_counter() - start)
-            longest = torch.tensor([own[-1]], dtype=torch.float64)
+            longest = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
             dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-        slowest.append(longest.item())
-    return own, slowest
+        seconds.append(longest.item())
+    return float(np.percentile(seconds, 25))
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
@@ -280,8 +263,6 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
 # Seconds of warm-up, while the heap grows.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# Seconds to measure the CPU share.
-_SHARING_SECONDS = 0.3
 # Bytes touched before each round to evict caches, as between training steps.
 _OTHER_BYTES = 1 << 23
 _MOST_ROUNDS = 200
@@ -289,7 +270,7 @@ _MOST_ROUNDS = 200
 
 @dataclass(frozen=True)
 class WorkRates:
-    """Rates of local work over all ranks.
+    """Median rates of local work over all ranks.
 
     Attributes:
         rates: bytes, operations or ids per second by name of ``WORKS``.
@@ -298,10 +279,10 @@ class WorkRates:
         timed: seconds to which these are fitted.
     """
 
-    rates: Mapping[str, MiddleHalf]
+    rates: Mapping[str, float]
     lookup: Mapping[str, float]
     gemm: Mapping[str, float]
-    timed: Mapping[Timed, MiddleHalf]
+    timed: Mapping[Timed, float]
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
@@ -317,17 +298,14 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
                 say(words)
                 _rounds(run, device, _GROWING_SECONDS)
             turns[words].append(of_all_ranks(run, device, effort.seconds / _TURNS))
-    by_rank = {words: np.median(seconds, axis=0) for words, seconds in turns.items()}
-    rates = {
-        name: MiddleHalf.of((amount / by_rank[WORKS[name]]).tolist())
-        for name, (amount, _) in works.items()
-    }
-    timed = {each: MiddleHalf.of(by_rank[str(each)].tolist()) for each in fitted_to}
+    found = {words: float(np.median(seconds)) for words, seconds in turns.items()}
+    rates = {name: amount / found[WORKS[name]] for name, (amount, _) in works.items()}
+    timed = {each: found[str(each)] for each in fitted_to}
     (flops,) = products[0].work
-    rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
+    rates["matmul"] = flops / timed[products[0]]
 
     def fitted(names: Sequence[str], to: Sequence[Timed]) -> dict[str, float]:
-        work, measured = ([each.work for each in to], [timed[each].median for each in to])
+        work, measured = ([each.work for each in to], [timed[each] for each in to])
         found = step_costs.fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
         return dict(zip(names, found.tolist(), strict=True))
 
@@ -352,18 +330,6 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
     everyone = [0.0] * dist.get_world_size()
     dist.all_gather_object(everyone, mean)
     return everyone
-
-
-def alone_share(device: torch.device, effort: Effort) -> float:
-    """Return the share of wall time with a CPU: 1 if cores are not shared. Collective."""
-    _, run = works_of(device)["operators"]
-    dist.barrier()
-    start, processor = time.perf_counter(), time.process_time()
-    _rounds(run, device, min(effort.seconds, _SHARING_SECONDS))
-    share = (time.process_time() - processor) / (time.perf_counter() - start)
-    everyone = [0.0] * dist.get_world_size()
-    dist.all_gather_object(everyone, share)
-    return min(1.0, median(everyone))
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:

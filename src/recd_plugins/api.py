@@ -125,7 +125,6 @@ if TYPE_CHECKING:
     from recd_plugins.planning.plan_context import RegistryData
     from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
     from recd_plugins.planning.prepared import Prepared
-    from recd_plugins.planning.profile import gradients_sent_once
     from recd_plugins.planning.report import topology_line
     from recd_plugins.report import html_page, plots
     from recd_plugins.report import output as consoles

@@ -15,7 +15,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins import RunConfig, prepare
-from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
+from recd_plugins.interfaces.step_cost import AllToAllCost, StageCosts
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.report import PlanReport, render
 from recd_plugins.planning.step_cost import Compute, Operations
@@ -63,21 +63,15 @@ def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
         study(registry, "some", spec, 256, lambda _: None)
 
 
-def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:
-    costs = StageCosts(
-        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
-    )
+def test_ids_of_all_modules_are_sent_at_once_with_overlap(make_registry) -> None:
+    costs = StageCosts(all_to_all=AllToAllCost(collectives=1.0))
     spec = load_topology("machine", nodes=2, ranks=1).model_copy(update={"costs": costs})
 
-    def reduced(use: str, **sections: Any) -> float:
-        sharding = [{"use": use, "tables": ["*"]}]
-        made = report(make_registry(sharding=sharding, **sections), spec)
-        return made.plugins.seconds.all_reduce
+    def collectives(**training: Any) -> float:
+        training = {"batch_size": 256, "ranks": 2, **training}
+        return report(make_registry(training=training), spec).plugins.seconds.all_to_all
 
-    assert reduced("torchrec.row_wise") == pytest.approx(0.5)
-    pipeline = {"use": "torchrec.sparse_dist"}
-    assert reduced("torchrec.row_wise", pipeline=pipeline) == pytest.approx(1.0)
-    assert reduced("torchrec.data_parallel") == pytest.approx(1.0), "no rows are sent"
+    assert collectives() < collectives(overlap=False)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from recd_plugins.interfaces import Table, TableStrategy
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.interfaces.step_cost import (
-    AllReduceCost,
     AllToAllCost,
     GemmCost,
     LookupCost,
@@ -144,7 +143,7 @@ def works(
     local_world_size: int = 4,
     unique: float = 0.0,
     compute: Compute = NOTHING,
-    overlapped: bool = False,
+    joined: bool = False,
     gloo: bool = False,
     parts: Sequence[TableStrategy] = (),
 ) -> list[StepCost]:
@@ -158,7 +157,7 @@ def works(
         batch_size=10,
         world_size=4,
         local_world_size=local_world_size,
-        overlapped=overlapped,
+        joined=joined,
         gloo=gloo,
         parts=parts,
     )
@@ -212,7 +211,7 @@ def test_ids_of_all_modules_come_at_once_to_overlapping_ranks_of_gloo() -> None:
     modules = ShardingPlan({"a": one, "b": one})
 
     def joined(sharding: ShardingPlan, unique: float = 0.0) -> float:
-        return works(sharding, unique=unique, gloo=True, overlapped=True)[0].collectives
+        return works(sharding, unique=unique, gloo=True, joined=True)[0].collectives
 
     assert joined(ShardingPlan({"a": one})) == 4
     # Outputs and gradients of two, lengths and ids of one, numbers of rows with them.
@@ -311,19 +310,6 @@ def test_nodes() -> None:
     assert ranks[2].bytes_across_nodes == inputs + vectors
 
 
-@pytest.mark.parametrize(("local_world_size", "once"), [(1, 1.5), (2, 1.0), (4, 1.5)])
-def test_overlapped_gradients_of_dense_layers_cross_a_link_once_a_node(
-    local_world_size: int, once: float
-) -> None:
-    def reduced(*, overlapped: bool) -> set[float]:
-        options: Any = {"local_world_size": local_world_size, "overlapped": overlapped}
-        compute = replace(NOTHING, parameter_bytes=800)
-        return {work.bytes_reduced for work in works(TABLE_WISE, compute=compute, **options)}
-
-    assert reduced(overlapped=False) == {1.5 * 800}  # in a ring of 4
-    assert reduced(overlapped=True) == {once * 800}
-
-
 class Hot(TableStrategy):
     """A quarter of the ids of each table go to shards."""
 
@@ -373,35 +359,6 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     assert predict_stages([work(2)], COSTS) == alone
     most = predict_stages([work(3)], COSTS)
     assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
-
-
-@pytest.mark.parametrize(
-    ("alone", "seconds"),
-    [
-        (1.0, 4),
-        # Two processors of four ranks: all take half, then one has a processor.
-        (0.5, 1 + 3 * 0.5),
-        # One: nobody waits.
-        (0.25, (1 + 1 + 1 + 4) / 4),
-    ],
-)
-def test_a_rank_has_the_processors_of_those_that_are_done(alone: float, seconds: float) -> None:
-    costs = StageCosts(lookup=LookupCost(lookups=1.0), alone=alone)
-    works = [StepCost(lookups=calls) for calls in (1, 4, 1, 1)]
-    assert predict_stages(works, costs).total == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])
-def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: float) -> None:
-    works = [StepCost(bytes_looked_up=2e9, bytes_reduced=3e9)]
-    costs = StageCosts(
-        lookup=LookupCost(bytes_looked_up=1e-9),
-        all_reduce=AllReduceCost(bytes_reduced=1e-9),
-        hidden=hidden,
-    )
-    assert predict_stages(works, costs).all_reduce == pytest.approx(3)
-    # Lookups take 2 seconds: what is left of the all-reduce comes after them.
-    assert predict_stages(works, costs, overlapped=True).all_reduce == pytest.approx(left)
 
 
 def test_topologies_give_lower_bounds() -> None:

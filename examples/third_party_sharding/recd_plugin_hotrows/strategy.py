@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from recd_plugins.api import Section, StepShape, Table, TableStrategy, TrainedRun
@@ -82,14 +81,14 @@ class HotStrategy(TableStrategy):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        from recd_plugins.api import gradients_sent_once, step_costs
+        from recd_plugins.api import step_costs
 
         context, sent = run.context, run.sent or {}
         copies = sum(table.num_bytes for part in parts for table in part.tables.values())
         predicted = step_costs.bytes_of_tables(
             run.tables,
             {name: each for module in run.plan.plan.values() for name, each in module.items()},
-            replace(context.data.profile(), gradients=gradients_sent_once(context)),
+            context.data.profile(),
             batch_size=context.batch_size,
             world_size=context.world_size,
             parts=parts,

@@ -108,8 +108,6 @@ class CostOptions:
             DDP.
         saved_activations: c, embeddings that need not be held for an access of a hot row.
         wire_bytes: bytes per scalar in all-to-alls and in the sparse sync.
-        gradient_share: fraction of cold rows' gradients that is sent; below 1 with gradient
-            deduplication.
         coalesce: whether a row that a batch accesses several times is sent once.
         overlap: share of the time of all but the global all-to-all that compute hides.
         minimise: ``time``: no copy costs more time than it saves. ``bytes``: as many copies as
@@ -122,7 +120,6 @@ class CostOptions:
     memory_multiplier: float = 6.0
     saved_activations: float = 1.0
     wire_bytes: float = 4.0
-    gradient_share: float = 1.0
     coalesce: bool = False
     overlap: float = 0.0
     minimise: Literal["time", "bytes"] = "time"
@@ -133,12 +130,12 @@ class CostOptions:
     @property
     def plain(self) -> CostOptions:
         """Return options for plain batches."""
-        return replace(self, coalesce=False, gradient_share=1.0)
+        return replace(self, coalesce=False)
 
     @property
     def row_wise_bytes(self) -> float:
         """Return the bytes of the global all-to-all per element of a row, forward and backward."""
-        return (1 + self.gradient_share) * self.wire_bytes
+        return 2 * self.wire_bytes
 
     @property
     def flex_bytes(self) -> float:

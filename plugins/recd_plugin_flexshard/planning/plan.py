@@ -139,13 +139,12 @@ def plan_tiers(
     return _plan(tables, model, strategy, cuts)
 
 
-def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float = 1.0) -> TierPlan:
+def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
     """Return ``plan`` with its costs on another cluster."""
-    tables, options = plan.demands, replace(plan.options, gradient_share=gradient_share)
-    model = _model(tables, cluster, options)
+    model = _model(plan.demands, cluster, plan.options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
-    return _plan(tables, model, plan.strategy, cuts)
+    return _plan(plan.demands, model, plan.strategy, cuts)
 
 
 def _model(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions) -> CutModel:

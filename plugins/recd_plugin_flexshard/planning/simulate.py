@@ -213,7 +213,7 @@ def _play(
                 flex.add(step, rank, counts[1:-1].sum(1), route.dim)
                 cold.add(step, rank, counts[-1], route.dim)
     wire, sizes = options.wire_bytes, cold_size_bytes(plan) + (ranks - 1) * lengths
-    found = {"cold": cold.tier((wire, options.gradient_share * wire), by.a2a_global, sizes)}
+    found = {"cold": cold.tier((wire, wire), by.a2a_global, sizes)}
     if first:
         found["flex"] = flex.tier((wire, wire), by.a2a_intra, flex_size_bytes(plan))
     for tier, predicted in traffic(plan).items():

@@ -17,14 +17,11 @@ from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import (
     DataProfile,
-    DistinctGradients,
     FeatureProfile,
 )
 from recd_plugins.interfaces.distributions import zipf
-from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import DataError, SetupError
-from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
 
@@ -174,35 +171,6 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(
     assert first.length == pytest.approx(125)
     # t_b counts all rows, so its factor is still that of the data.
     assert second.dedupe_factor == pytest.approx(2 / (1 / 4 + 1))
-
-
-class EqualGradients(Zipf):
-    def profile(self) -> DataProfile:
-        share = ((0.2, 0.2),) * 2
-        known = DistinctGradients((1, 128), (0.1, 1.0), coalesced=share, plain=share)
-        return replace(super().profile(), gradients={table.name: known for table in TABLES})
-
-
-def test_copies_pay_later_with_gradient_dedup(context: PlanContext) -> None:
-    on_gpu = replace(context, data=EqualGradients())
-    by_gloo = replace(on_gpu, device_type="cpu")
-    once, all_sent = planned(TwoTier, by_gloo), planned(TwoTier, on_gpu)
-    assert once.options.gradient_share == pytest.approx(0.2 + 2 / (16 * 4))
-    assert once.seconds.a2a_global < all_sent.seconds.a2a_global
-    rows = [hot_and_flex(planned(TwoTier, each, budget="9x"))[0] for each in (by_gloo, on_gpu)]
-    assert rows[0] < rows[1]
-    for other in (
-        replace(by_gloo, ranks_per_node=32),  # one node
-        replace(by_gloo, wire_bytes=1.25),  # int8
-        replace(by_gloo, measured=True, costs=StageCosts()),  # links that take no time
-    ):
-        assert planned(TwoTier, other).options.gradient_share == 1
-    with all_gradients_sent():
-        assert planned(TwoTier, by_gloo).options.gradient_share == 1
-    there = {"topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096}
-    elsewhere = planned(TwoTier, by_gloo, plan_for=there)
-    assert hot_and_flex(elsewhere) == hot_and_flex(planned(TwoTier, on_gpu, plan_for=there))
-    assert elsewhere.options.gradient_share < 1
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,6 @@ class SumPooling(_Reduction):
 
     name = "recd.sum"
     mode = "sum"
-    gradient_dedup = True
 
 
 class MeanPooling(_Reduction):
@@ -165,7 +164,6 @@ class MeanPooling(_Reduction):
 
     name = "recd.mean"
     mode = "mean"
-    gradient_dedup = True
 
 
 class MaxPooling(_Reduction):

@@ -1,4 +1,4 @@
-"""Caches that look ahead have the pipeline; that ranks do not overlap then is said and reckoned."""
+"""Caches that look ahead have a pipeline of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.api import load_registry
-from recd_plugins.sharding.pipeline import LookaheadTrainPipeline, will_overlap
+from recd_plugins.sharding.pipeline import LookaheadTrainPipeline
 from recd_plugins.training.sharded_model import build_sharded_model
 
 CPU = torch.device("cpu")
@@ -34,13 +34,3 @@ def test_cached_tables_do_not_overlap(table: Path, tmp_path: Path, lookahead: bo
     parts = build_sharded_model(load_registry(path), "plugins", CPU)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, CPU)
     assert isinstance(pipeline, LookaheadTrainPipeline) == lookahead
-    assert not will_overlap(parts.prepared, parts.dmp.plan, "cpu", 2)
-
-
-def test_other_tables_do(table: Path, tmp_path: Path) -> None:
-    row_wise = [{"use": "torchrec.row_wise", "tables": ["*"]}]
-    path = tmp_path / "registry.yaml"
-    write_registry(path, table, None, training={"ranks": 1}, sharding=row_wise)
-    parts = build_sharded_model(load_registry(path), "plugins", CPU)
-    assert will_overlap(parts.prepared, parts.dmp.plan, "cpu", 2)
-    assert not will_overlap(parts.prepared, parts.dmp.plan, "cpu", 1)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import redirect_stderr
-from io import StringIO
 from itertools import cycle
 
 import torch
 
 from recd_plugin_tuning import cluster as module
 from recd_plugin_tuning.cluster import MeasuredCluster, measure_cluster
-from recd_plugin_tuning.plan_modes import Calibrated
 from recd_plugin_tuning.rank_work import Effort, of_all_ranks
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.schema import CheckpointSpec
@@ -67,14 +64,3 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
         ], measurements[0]
     finally:
         module.measure_cluster = measure_cluster
-
-
-def said_at_start(rank: int, world_size: int, found: MeasuredCluster) -> str:
-    """What a run says of a cluster that was measured like this."""
-    module.measure_cluster = lambda *_: found  # type: ignore[assignment]
-    try:
-        with redirect_stderr(StringIO()) as said:
-            Calibrated().cluster(torch.device("cpu"))
-    finally:
-        module.measure_cluster = measure_cluster
-    return said.getvalue()

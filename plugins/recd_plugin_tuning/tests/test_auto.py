@@ -81,7 +81,7 @@ def test_nothing_by_hand_is_much_better(make_registry, converter: str) -> None:
     )
     assert seconds_of(auto, spec) <= 1.1 * least
     assert found.planner is not None
-    assert found.seconds.total < 0.7 * found.planner
+    assert found.seconds < 0.7 * found.planner
     assert any(each.offer for each in found.groups)
 
 
@@ -137,42 +137,11 @@ def test_a_plan_tells_why(make_registry) -> None:
     shown, told = capture.get(), made.as_json()["auto"]
     assert "auto: what was chosen" in shown
     assert told["registry"] in shown
-    assert next(iter(told["limits"])) == "links between nodes"
-    assert told["with_compute"]
-    # The topology has collectives as free, which no choice may count on.
-    step = told["milliseconds"] - told["limits"]["latency of collectives"]
-    assert step == pytest.approx(1000 * made.plugins.seconds.total, rel=0.01)
     assert told["milliseconds"] < told["milliseconds_of_the_planner"]
     names = [name for group in told["groups"] for name in group["tables"]]
     assert sorted(names) == sorted(table.name for table in made.plugins.tables)
     for group in told["groups"]:
         assert all(other["milliseconds"] > 0 for other in group["others"])
-
-
-def test_a_plan_has_one_predicted_step(make_registry) -> None:
-    compute = Compute(
-        Operations(matmul_flops=1e6),
-        Operations(matmul_flops=1e6),
-        500_000,
-        operators=900,
-    )
-    least = slow().least_costs
-    costs = least.model_copy(
-        update={
-            "all_to_all": least.all_to_all.model_copy(update={"collectives": 1e-3}),
-            "other": least.other.model_copy(update={"steps": 1e-3, "operators": 4e-6}),
-            "hidden": 0.5,
-        }
-    )
-    spec = slow(costs=costs)
-    registry = make_registry(sharding=AUTO)
-    made = study(registry, "machine", spec, 256, lambda _: None, compute)
-    assert made.plain is not None
-    told = made.as_json()["auto"]["milliseconds"]
-    assert told == pytest.approx(1000 * made.plugins.seconds.total)
-    computed = made.plugins.seconds - made.plugins.seconds_of_tables
-    learned = 15 * 500_000 * costs.other.element_bytes
-    assert computed.other == pytest.approx(900 * 4e-6 + learned)
 
 
 def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
@@ -214,7 +183,7 @@ def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     assert replicated
     assert {name for name, kind in kinds.items() if kind == "data_parallel"} == replicated
     assert found.planner is not None
-    assert found.seconds.total < found.planner
+    assert found.seconds < found.planner
 
 
 def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) -> None:

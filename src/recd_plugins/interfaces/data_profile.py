@@ -12,8 +12,6 @@ from itertools import pairwise
 from math import log
 from typing import Any, Self
 
-import numpy as np
-
 from recd_plugins.interfaces.rows import Table
 
 
@@ -41,34 +39,6 @@ class DistinctIds:
             return ids * batch_size / size
         exponent = min(1.0, log(next_ids / ids) / log(next_size / size))
         return float(next_ids * (batch_size / next_size) ** exponent)
-
-
-@dataclass(frozen=True)
-class DistinctGradients:
-    """Share of distinct gradients among the row gradients that one rank receives.
-
-    Attributes:
-        owners: numbers of ranks that the rows are sharded over, ascending.
-        kept: shares of the gradients that are sent, ascending; least read rows are sent first.
-        coalesced: distinct shares ``[len(kept), len(owners)]`` with one gradient per id and batch.
-        plain: distinct shares of the same shape with one gradient per stored id.
-    """
-
-    owners: tuple[int, ...]
-    kept: tuple[float, ...]
-    coalesced: tuple[tuple[float, ...], ...]
-    plain: tuple[tuple[float, ...], ...]
-
-    def share(self, kept: float, owners: int, *, coalesced: bool) -> float:
-        """Return the share of distinct gradients.
-
-        Interpolates linearly in ``kept`` and in the logarithm of ``owners``.
-        """
-        of_kept = [
-            np.interp(np.log(owners), np.log(self.owners), shares)
-            for shares in (self.coalesced if coalesced else self.plain)
-        ]
-        return float(np.interp(kept, self.kept, of_kept))
 
 
 @dataclass(frozen=True)
@@ -118,15 +88,12 @@ class DataProfile:
         source: origin of the numbers, for messages.
         distinct: maps the name of a coalesced table to its distinct ids.
         read: maps the table name to the distinct rows that a batch reads.
-        gradients: maps the name of a table with gradient deduplication to its share of distinct
-            gradients.
     """
 
     features: Mapping[str, FeatureProfile]
     source: str = "the caller"
     distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
     read: Mapping[str, DistinctIds] = field(default_factory=dict)
-    gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
         """Return a feature's profile. Unknown features get a profile with one id per row."""
@@ -152,9 +119,9 @@ class DataProfile:
         return sum(self.of(f).rows(batch_size) for f in table.features)
 
     def plain(self) -> DataProfile:
-        """Return the profile without deduplication of rows, ids and gradients."""
+        """Return the profile without deduplication of rows and ids."""
         features = {name: feature.plain() for name, feature in self.features.items()}
-        return replace(self, features=features, distinct={}, gradients={})
+        return replace(self, features=features, distinct={})
 
 
 #: Largest shift between two lists that still counts as a partial duplicate.

@@ -81,9 +81,6 @@ class Pooling(Plugin, ABC):
     #: costs a collective per step.
     always_trained: ClassVar[bool] = False
 
-    #: Whether all rows of a sequence get bit-equal gradients, as with sum and mean; for planning.
-    gradient_dedup: ClassVar[bool] = False
-
     @abstractmethod
     def build(self, embedding_dim: int) -> nn.Module:
         """Return a module that pools a ``torchrec.JaggedTensor`` over unique rows.

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recd_plugins.interfaces.plugin import Plugin
 from recd_plugins.interfaces.rows import Table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
-    from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
+    from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
     from recd_plugins.interfaces.tables import LookupKernels, PlanContext, TableStrategy
 
 
@@ -146,13 +146,11 @@ class Evaluation:
 
     Attributes:
         seconds: stage times of the step without dense compute; None without a plan.
-        works: cost of each rank without dense compute.
         error: reason why there is no plan.
         without: function that estimates the step without the named tables.
     """
 
     seconds: StageTimes | None
-    works: Sequence[StepCost] = ()
     error: RecdError | None = None
     without: Callable[[Collection[str]], StageTimes] = _no_step
 
@@ -217,10 +215,6 @@ class Choice(Section, ABC):
     """
 
     offered: Offered
-
-    def with_compute(self, compute: StageTimes) -> Self:
-        """Return the choice with the stage times that do not depend on tables added."""
-        return self
 
 
 class Chooser(Sharding, ABC):

@@ -67,6 +67,7 @@ _RETIRED = {
     *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm", "tables_looked_up"),
     *("rows_looked_up", "products", "matmul_bytes", "attention_queries", "bytes_waited_for"),
     *("ids_read", "idle", "idle_links", "spared", "attention_flops"),
+    *("hidden", "alone"),
 }
 
 
@@ -148,14 +149,6 @@ class StageCosts(_Rates):
     all_to_all: AllToAllCost = AllToAllCost()
     all_reduce: AllReduceCost = AllReduceCost()
     other: OtherCost = OtherCost()
-    hidden: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0, description="Share of an all-reduce that overlaps with compute."
-    )
-    alone: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0,
-        description="Share of its time that a rank takes while the others wait: less than 1 if "
-        "ranks share processors.",
-    )
 
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -66,7 +66,7 @@ from recd_plugins.planning.plan_context import (
 )
 from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
 from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
-from recd_plugins.planning.profile import as_run_sends, measure_profile
+from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.step_cost import (
     NO_COMPUTE,
     Compute,
@@ -90,7 +90,6 @@ from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.build import build_sharders
-from recd_plugins.sharding.pipeline import will_overlap
 
 logger = logging.getLogger(__name__)
 
@@ -348,30 +347,23 @@ class RegistrySearch(SearchContext):
             if not fast:
                 raise
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
-        overlapped = will_overlap(prepared, plan, context.device_type, context.nodes)
-        sent = as_run_sends(profile, context.costs if context.measured else None)
         planned = all_tables_of(prepared.model)
 
-        def works(without: Collection[str] = ()) -> Sequence[StepCost]:
-            return estimate_step_cost(
+        def step(without: Collection[str] = ()) -> StageTimes:
+            works = step_cost_of(
+                prepared,
                 [table for table in planned if table.name not in without],
                 _without(plan, without),
-                sent,
+                profile,
                 NO_COMPUTE,
                 batch_size=context.batch_size,
-                world_size=context.world_size,
-                local_world_size=context.ranks_per_node,
-                parts=prepared.plugin_strategies,
-                wire=prepared.registry.training.wire,
-                overlapped=overlapped,
-                gloo=context.device_type == "cpu",
+                nodes=context.nodes,
+                ranks_per_node=context.ranks_per_node,
+                device_type=context.device_type,
             )
+            return predict_stages(works, self.costs)
 
-        def step(works: Sequence[StepCost]) -> StageTimes:
-            return predict_stages(works, self.costs, overlapped=overlapped)
-
-        whole = works()
-        return Evaluation(step(whole), tuple(whole), without=lambda names: step(works(names)))
+        return Evaluation(step(), without=step)
 
 
 def _digest(registry: RunConfig) -> str:
@@ -444,7 +436,6 @@ def _profile(
         known,
         distinct={**known.distinct, **measured.distinct},
         read={**known.read, **measured.read},
-        gradients={**known.gradients, **measured.gradients},
     )
 
 
@@ -483,6 +474,35 @@ def _meta_copy(model: nn.Module) -> nn.Module:
         vars(empty).update(vars(tensor))  # for example optimizers that are set on parameters
         memo[id(tensor)] = empty
     return deepcopy(model, memo)
+
+
+def step_cost_of(
+    prepared: Prepared,
+    tables: Sequence[Table],
+    plan: ShardingPlan,
+    profile: DataProfile,
+    compute: Compute,
+    *,
+    batch_size: int,
+    nodes: int,
+    ranks_per_node: int,
+    device_type: str,
+) -> list[StepCost]:
+    """Estimate the work of each rank in a step of a planned model."""
+    training = prepared.registry.training
+    return estimate_step_cost(
+        tables,
+        plan,
+        profile,
+        compute,
+        batch_size=batch_size,
+        world_size=nodes * ranks_per_node,
+        local_world_size=ranks_per_node,
+        parts=prepared.plugin_strategies,
+        wire=training.wire,
+        joined=device_type == "cpu" and training.overlaps(device_type, nodes),
+        gloo=device_type == "cpu",
+    )
 
 
 def activation_bytes(

@@ -1,10 +1,10 @@
-"""Data profile for the planner: lengths, deduplication, distinct ids and gradients."""
+"""Data profile for the planner: lengths, deduplication and distinct ids."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -18,32 +18,18 @@ from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.access import table_reads
 from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
-from recd_plugins.interfaces import PlanContext, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch, Placement
-from recd_plugins.interfaces.data_profile import (
-    DataProfile,
-    DistinctGradients,
-    DistinctIds,
-    FeatureProfile,
-)
-from recd_plugins.interfaces.step_cost import StageCosts
-from recd_plugins.sharding.gradient_dedup import all_are_sent
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.sparse.index_select import jagged_index_select
 
 _Ids = NDArray[np.int64]
-# One random number per row. The sum over its rows identifies a gradient.
-_Marks = NDArray[np.uint64]
 # A single small batch may have few sessions.
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
 # Hundreds of columns take more time, so read fewer batches.
 _MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
 # Batches are halved and joined to measure how distinct ids grow with the batch size.
 _HALVINGS, _BATCHES, _TOGETHER = 4, 32, (1, 2, 4)
-# Compute seconds per byte saved by gradient deduplication; equals links of 1 Gbit/s.
-_SECONDS_TO_SPARE_A_BYTE = 1e-8
-# Number of ids, in whole batches, in which equal gradients are counted.
-_MOST_IDS = 200_000
-_OWNERS, _KEPT = (1, 2, 4, 8, 32, 128), (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def measure_profile(
@@ -81,11 +67,9 @@ def measure_profile(
     tables = list({table.name: table for table in (*coalesced, *others)}.values())
     read = measure_reads(batches, tables)
     distinct = {table.name: read[table.name] for table in coalesced}
-    alike = pooled_alike(registry) & set(num_embeddings or ())
-    gradients = measure_gradients(batches, tables, alike)
     features = _mean([dict(_features(each)) for each in batches])
     source = f"the first {sum(map(len, looked_at)):,} rows{_order(registry, first)}"
-    return DataProfile(features, source, distinct, read, gradients)
+    return DataProfile(features, source, distinct, read)
 
 
 def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProfile]:
@@ -264,123 +248,3 @@ def _distinct(parts: Sequence[_Ids]) -> _Ids:
     first = np.ones(len(ids), np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first[1:])
     return ids[first]
-
-
-def gradient_dedup_pays(costs: StageCosts | None) -> bool:
-    """Return whether gradient deduplication saves time; True without ``costs``."""
-    return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
-
-
-def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
-    """Return the profile, without distinct gradients if a run does not deduplicate them."""
-    return profile if gradient_dedup_pays(costs) else replace(profile, gradients={})
-
-
-def gradients_sent_once(context: PlanContext) -> Mapping[str, DistinctGradients]:
-    """Return distinct gradients of the tables for which a run deduplicates them."""
-    # int8 already sends fewer bytes than 16-bit scalars.
-    by_gloo, int8 = context.device_type == "cpu", context.wire_bytes < 2
-    if not by_gloo or int8 or context.nodes == 1 or all_are_sent():
-        return {}
-    costs = context.costs if context.measured else None
-    return as_run_sends(context.data.profile(), costs).gradients
-
-
-def pooled_alike(registry: RunConfig) -> set[str]:
-    """Return the features whose pooling gives all rows of a sequence the same gradient."""
-    alike = set()
-    for feature in registry.dataset.schema().sparse:
-        plugins = [entry.plugin for entry in registry.pooling if entry.matches(feature)]
-        if plugins and plugins[0].gradient_dedup:
-            alike.add(feature)
-    return alike
-
-
-def measure_gradients(
-    batches: Sequence[Batch], tables: Sequence[Table], alike: Collection[str]
-) -> dict[str, DistinctGradients]:
-    """Measure the share of distinct gradients, keyed by table name.
-
-    Args:
-        batches: batches of equal size.
-        tables: tables to measure; only sequence tables with all features in ``alike`` count.
-        alike: features whose pooling gives all rows of a sequence the same gradient.
-    """
-    chosen = [t for t in tables if not t.pooled and t.features and set(t.features) <= set(alike)]
-    read = [{name: pair for name, *pair in _marked(batch)} for batch in batches if chosen]
-    found = {}
-    for table in chosen:
-        of_batches = [
-            (np.concatenate(ids), np.concatenate(marks))
-            for each in read
-            if (parts := [each[name] for name in table.features if name in each])
-            for ids, marks in [zip(*parts, strict=True)]
-        ]
-        if not any(len(ids) for ids, _ in of_batches):
-            continue
-        num_ids = accumulate((len(ids) for ids, _ in of_batches), initial=0)
-        counted = [each for each, n in zip(of_batches, num_ids, strict=False) if n < _MOST_IDS]
-        # The rows that are read, ascending, and their rank by frequency.
-        rows, counts = np.unique(np.concatenate([i for i, _ in of_batches]), return_counts=True)
-        places = np.empty(len(rows), np.int64)
-        places[np.argsort(counts, kind="stable")] = np.arange(len(rows))
-        coalesced, plain = (
-            _shares(each, (rows, places), table.num_embeddings)
-            for each in ([_summed(*pair) for pair in counted], counted)
-        )
-        found[table.name] = DistinctGradients(_OWNERS, _KEPT, coalesced, plain)
-    return found
-
-
-def _marked(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
-    """Yield feature, stored ids, and for each id the sum of its row marks."""
-    jagged = {} if batch.kjt is None else batch.kjt.to_dict()
-    for ikjt in batch.ikjts:
-        jagged |= ikjt.to_unique_kjt().to_dict()
-    for name, rows in jagged.items():
-        lengths = rows.lengths().numpy()
-        yield name, rows.values().numpy(), np.repeat(_marks(name, len(lengths)), lengths)
-    for partial in batch.partials:
-        for name, values, offsets, lengths in partial.split():
-            starts, marks = offsets.numpy().astype(np.int64), _marks(name, len(offsets))
-            change = np.zeros(len(values) + 1, np.uint64)
-            np.add.at(change, starts, marks)
-            np.subtract.at(change, starts + lengths.numpy(), marks)
-            yield name, values.numpy(), np.cumsum(change)[:-1]
-
-
-def _marks(feature: str, num_rows: int) -> _Marks:
-    drawn = np.random.default_rng(list(feature.encode()))
-    return drawn.integers(1 << 63, size=num_rows, dtype=np.uint64)
-
-
-def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    first = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else order
-    return ids[first], np.add.reduceat(marks[order], first) if len(ids) else marks
-
-
-def _shares(
-    batches: Sequence[tuple[_Ids, _Marks]], order: tuple[_Ids, _Ids], num_rows: int
-) -> tuple[tuple[float, ...], ...]:
-    """Return shares of distinct gradients, keyed by share of ids kept and number of owners."""
-    ids = np.concatenate([ids for ids, _ in batches])
-    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
-    marks = np.concatenate([marks for _, marks in batches])
-    places = order[1][np.searchsorted(order[0], ids)]
-    shares = []
-    for kept in _KEPT:
-        chosen = places <= np.quantile(places, kept) if len(ids) else places > 0
-        owned = (batch[chosen] * owners + ids[chosen] * owners // num_rows for owners in _OWNERS)
-        shares.append(tuple(_distinct_share(marks[chosen], each) for each in owned))
-    return tuple(shares)
-
-
-def _distinct_share(marks: _Marks, places: _Ids) -> float:
-    if not len(marks):
-        return 1.0
-    order = np.lexsort((marks, places))
-    marks, places = marks[order], places[order]
-    differs = (marks[1:] != marks[:-1]) | (places[1:] != places[:-1])
-    return (1 + int(differs.sum())) / len(marks)

@@ -85,7 +85,6 @@ class VariantReport:
         memory: bytes ``[world_size]`` by component, on the GPU if there is one.
         host_memory: bytes ``[world_size]`` of tables that GPUs read from host memory.
         seconds: step time by stage.
-        seconds_of_tables: step time without the model's dense compute.
     """
 
     batch_size: int
@@ -95,7 +94,6 @@ class VariantReport:
     memory: Mapping[str, _Bytes]
     host_memory: _Bytes
     seconds: StageTimes
-    seconds_of_tables: StageTimes
 
     def held(self, component: str) -> _Bytes:
         """Return the bytes of one memory component, ``[world_size]``."""

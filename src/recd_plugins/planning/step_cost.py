@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageCosts, StageTimes, StepCost
 from recd_plugins.sharding.wire import scalar_bytes
 
-#: Bytes of a float32, of an id, and of a row's index into deduplicated gradients.
-SCALAR_BYTES, ID_BYTES, NUMBER_BYTES = 4, 8, 2
+#: Bytes of a float32 and of an id.
+SCALAR_BYTES, ID_BYTES = 4, 8
 _LENGTH_BYTES = 4
 #: All ranks, as a slice.
 EVERY_RANK = slice(None)
@@ -113,7 +113,7 @@ def estimate_step_cost(
     local_world_size: int | None = None,
     parts: Sequence[TableStrategy] = (),
     wire: str = "fp32",
-    overlapped: bool = False,
+    joined: bool = False,
     gloo: bool = False,
 ) -> list[StepCost]:
     """Estimate the work of each rank in a training step.
@@ -128,8 +128,7 @@ def estimate_step_cost(
         local_world_size: ranks per node; default: all.
         parts: table strategies, which may add costs.
         wire: ``training.wire``.
-        overlapped: whether dense gradients are reduced beside lookups, once per node. Over gloo
-            the ids of all modules are then sent at once.
+        joined: whether the ids of all modules are sent at once.
         gloo: whether ranks use gloo, whose reduce-scatter is an all-reduce.
 
     Returns:
@@ -144,11 +143,10 @@ def estimate_step_cost(
         for name, value in work.items():
             totals[name][ranks] += value
 
-    add(EVERY_RANK, _dense_work(tables, compute, step, overlapped=overlapped))
+    add(EVERY_RANK, _dense_work(tables, compute, step))
     kinds = set[Kind]()
     # One kernel call looks up all tables of a module that are sharded alike.
     calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
-    dedup = gloo and local < world_size and wire != "int8"
     for path, module in plan.plan.items():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         for name, sharding in module.items():
@@ -156,14 +154,13 @@ def estimate_step_cost(
             variable = table.pooled and is_variable_table(table, profile)
             kinds.add(Kind(path, sharding.sharding_type, table.pooled, variable))
             own_share = _sharded_share(name, parts)
-            add(EVERY_RANK, _table_work(table, sharding, step, own_share, gloo=gloo, dedup=dedup))
+            add(EVERY_RANK, _table_work(table, sharding, step, own_share, gloo=gloo))
             alike = calls[path, sharding.sharding_type, sharding.compute_kernel]
             np.maximum(alike, _holders(sharding, world_size), out=alike)
             for part in parts:
                 for ranks, work in part.work(table, sharding, step):
                     add(ranks, vars(work))
         add(EVERY_RANK, {"collectives": sum(part.collectives(module) for part in parts)})
-    joined = overlapped and gloo
     waits = count_collectives(
         kinds, world_size=world_size, local_world_size=local, gloo=gloo, joined=joined
     )
@@ -175,42 +172,22 @@ def estimate_step_cost(
     ]
 
 
-def predict_stages(
-    works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
-) -> StageTimes:
-    """Return the mean seconds of each stage of a step; ranks wait in the all-to-all.
+def predict_stages(works: Sequence[StepCost], costs: StageCosts) -> StageTimes:
+    """Predict the mean seconds of each stage of a step; ranks wait in the all-to-all.
 
     Args:
         works: the work of each rank.
         costs: costs of the machine.
-        overlapped: whether dense gradients are reduced beside lookups.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
         for work in works
     ]
-    mean = StageTimes.mean(ranks)
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
     # The mean of differences is exactly 0 seconds for ranks with equal work.
-    all_done = _all_done(own, costs.alone)
-    waiting = sum(all_done - seconds for seconds in own) / len(own)
-    hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
-    return StageTimes(
-        lookup=mean.lookup,
-        gemm=mean.gemm,
-        all_to_all=max(rank.all_to_all for rank in ranks) + waiting,
-        all_reduce=mean.all_reduce - hidden,
-        other=mean.other,
-    )
-
-
-def _all_done(own: Sequence[float], alone: float) -> float:
-    """Return the seconds until all ranks are done; ranks share processors if ``alone`` < 1."""
-    seconds = before = 0.0
-    for done, work in enumerate(sorted(own)):
-        seconds += (work - before) * max(alone, 1 - done / len(own))
-        before = work
-    return seconds
+    waiting = sum(max(own) - seconds for seconds in own) / len(own)
+    slowest = max(rank.all_to_all for rank in ranks)
+    return replace(StageTimes.mean(ranks), all_to_all=slowest + waiting)
 
 
 def collective_seconds(device_type: str) -> float:
@@ -285,7 +262,7 @@ def bytes_of_tables(
     found = {}
     for table in tables:
         share = _sharded_share(table.name, parts)
-        work = _table_work(table, shardings[table.name], step, share, dedup=True)
+        work = _table_work(table, shardings[table.name], step, share)
         sent = (work.get(kind, 0.0) for kind in ("bytes_in_node", "bytes_across_nodes"))
         found[table.name] = float(sum(map(np.sum, sent)))
     return found
@@ -359,11 +336,9 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
     return held
 
 
-def _dense_work(
-    tables: Sequence[Table], compute: Compute, step: StepShape, *, overlapped: bool
-) -> _Fields:
+def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> _Fields:
     """Return the dense layers' work of every rank."""
-    batch_size, world_size, local, profile, _ = step
+    batch_size, world_size, _, profile, _ = step
     # Unique rows are expanded in forward and backward.
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
@@ -388,12 +363,9 @@ def _dense_work(
         for name in ("matmul_flops", "element_bytes")
     }
     operations["element_bytes"] += 2 * SCALAR_BYTES * expanded + LEARNED * compute.parameter_bytes
-    # A ring over all ranks; if overlapped, a ring over nodes.
-    once_a_node = overlapped and 1 < local < world_size
-    ring = world_size // local if once_a_node else world_size
     return {
         **operations,
-        "bytes_reduced": 2 * (ring - 1) / ring * compute.parameter_bytes,
+        "bytes_reduced": 2 * (world_size - 1) / world_size * compute.parameter_bytes,
         "operators": operators,
         "ids_made_unique": made_unique,
     }
@@ -406,7 +378,6 @@ def _table_work(
     own_share: float,
     *,
     gloo: bool = False,
-    dedup: bool = False,
 ) -> _Fields:
     """Return each rank's work for a table, both as owner of shards and as sender of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
@@ -442,14 +413,9 @@ def _table_work(
         # All-reduce of sums, all-gather of their gradients.
         ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
     ring_across = ring / local if local < world_size else 0.0
-    gradients = vectors
-    if dedup and (known := profile.gradients.get(table.name)) is not None:
-        parts_of_rows = round(1 / float(shares.mean()))
-        differ = known.share(own_share, parts_of_rows, coalesced=table.name in profile.distinct)
-        gradients = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
-    in_node = of_owners(inputs + gradients)
+    in_node = of_owners(inputs + vectors)
     # The ranks of a node share the sums sent to other nodes.
-    across = of_nodes(of_owners(inputs + (vectors / local if within_node else gradients)))
+    across = of_nodes(of_owners(inputs + (vectors / local if within_node else vectors)))
     node, nodes = np.arange(world_size) // local, world_size // local
     vectors = of_owners(vectors)
     looked_up = of_owners(world_size * sent * columns * SCALAR_BYTES)

@@ -25,9 +25,9 @@ from recd_plugins.interfaces.model_tables import (
     embedding_modules,
     names_of_several,
 )
-from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.choosing import activation_bytes, prepare, without_plugins
+from recd_plugins.planning.choosing import activation_bytes, prepare, step_cost_of, without_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
@@ -39,18 +39,11 @@ from recd_plugins.planning.estimates import (
 from recd_plugins.planning.plan_context import RegistryData, setting_of
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.profile import as_run_sends
 from recd_plugins.planning.report import PlannedTable, PlanReport, VariantReport
-from recd_plugins.planning.step_cost import (
-    NO_COMPUTE,
-    Compute,
-    estimate_step_cost,
-    predict_stages,
-)
+from recd_plugins.planning.step_cost import Compute, predict_stages
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.runtime.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 
 #: Memory of a rank in addition to embeddings, optimizer and table strategies.
@@ -257,7 +250,6 @@ def study(
         theirs = variant("plain", lambda _: plain)
     except SetupError as error:  # treated as fitting nowhere
         problem = str(error)
-    chosen = candidate.prepared.chosen
     return PlanReport(
         name,
         spec,
@@ -266,7 +258,7 @@ def study(
         theirs,
         problem,
         registry.training.wire,
-        chosen and chosen.with_compute(mine.seconds - mine.seconds_of_tables),
+        candidate.prepared.chosen,
     )
 
 
@@ -292,24 +284,17 @@ def report_side(
         costs: costs of the machine.
     """
     prepared = candidate.prepared
-    overlapped = will_overlap(prepared, planned.sharding, spec.device, spec.nodes)
-
-    def step(compute: Compute) -> StageTimes:
-        works = estimate_step_cost(
-            candidate.tables,
-            planned.sharding,
-            as_run_sends(candidate.profile, spec.costs),
-            compute,
-            batch_size=batch_size,
-            world_size=spec.world_size,
-            local_world_size=spec.ranks_per_node,
-            parts=prepared.plugin_strategies,
-            wire=prepared.registry.training.wire,
-            overlapped=overlapped,
-            gloo=spec.device == "cpu",
-        )
-        return predict_stages(works, costs, overlapped=overlapped)
-
+    works = step_cost_of(
+        prepared,
+        candidate.tables,
+        planned.sharding,
+        candidate.profile,
+        compute,
+        batch_size=batch_size,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        device_type=spec.device,
+    )
     on_hosts = np.zeros(spec.world_size, np.int64)
     for option in planned.options if spec.device == "cuda" else ():
         for shard in option.shards:
@@ -321,8 +306,7 @@ def report_side(
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         on_hosts,
-        step(compute),
-        step(NO_COMPUTE),
+        predict_stages(works, costs),
     )
 
 

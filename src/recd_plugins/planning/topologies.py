@@ -72,7 +72,7 @@ class TopologySpec(BaseModel):
     )
     flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
     costs: step_cost.StageCosts | None = Field(
-        default=None, description="What the stages of a step cost, as recd plan --calibrate wrote."
+        default=None, description="Seconds per unit of work, by stage of a step."
     )
     collectives: CollectiveRates | None = Field(
         default=None, description="What collectives reach; else what the bandwidths allow."

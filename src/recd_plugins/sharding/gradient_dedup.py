@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed.comm_ops import All2All_Seq_Req_Wait, Request
 from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.runtime.rank_agreement import crosses_links, sends_by_gloo
 from recd_plugins.sharding.byte_counter import EXCHANGE_TAG
 from recd_plugins.sharding.coalesced import kernels
@@ -28,6 +29,8 @@ _ALIGNED = 8
 # If the message exceeds this share of all bytes, send all rows and skip comparisons for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
+# Seconds of compute per byte that deduplication saves, as much as a link of 1 Gbit/s needs.
+_SECONDS_PER_BYTE = 1e-8
 _all_sent = False
 
 
@@ -104,9 +107,9 @@ def sends_once() -> bool:
     return crosses_links() and not _all_sent
 
 
-def all_are_sent() -> bool:
-    """Return whether ``all_gradients_sent`` is active."""
-    return _all_sent
+def gradient_dedup_pays(costs: StageCosts | None) -> bool:
+    """Return whether gradient deduplication saves time; True without ``costs``."""
+    return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_PER_BYTE
 
 
 @contextmanager

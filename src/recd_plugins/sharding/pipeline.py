@@ -30,18 +30,15 @@ from torchrec.distributed.train_pipeline.runtime_forwards import (
 )
 from torchrec.distributed.types import (
     Awaitable,
-    EmbeddingModuleShardingPlan,
     LazyAwaitable,
     LazyNoWait,
     ParameterSharding,
-    ShardingPlan,
     ShardingType,
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.compat.lookup_kernels import plan_prefetches, prefetches
+from recd_plugins.compat.lookup_kernels import prefetches
 from recd_plugins.config import RunConfig, at_entry
-from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.interfaces.model_tables import outermost_sharded
 from recd_plugins.interfaces.plugin import plugin_call
@@ -396,20 +393,6 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | No
         return False
     asked = None if registry is None else registry.training.overlap
     return not prefetches(dmp) and overlaps(dmp, device, asked)
-
-
-def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
-    """Return whether the pipeline for an unsharded model will overlap, given its plan and nodes."""
-    training = prepared.registry.training
-    if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
-        return False
-    kernels = prepared.lookup_kernels
-    modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
-    if any(plan_prefetches(module, kernels) for module in modules):
-        return False
-    return any(
-        _is_final_early(each) and (training.overlap or _sends_rows(each)) for each in modules
-    )
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:

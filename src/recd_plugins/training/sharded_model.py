@@ -32,13 +32,12 @@ from recd_plugins.planning.choosing import (
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.plan_context import RegistryData, setting_of
 from recd_plugins.planning.prepared import Prepared, prepare_parts
-from recd_plugins.planning.profile import gradient_dedup_pays
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.rank_agreement import all_gather_object, check_agreement
 from recd_plugins.runtime.text import shortened
-from recd_plugins.sharding.gradient_dedup import all_gradients_sent
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent, gradient_dedup_pays
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint_files import DamagedError
 from recd_plugins.training.identity import (

@@ -144,7 +144,7 @@ def test_drawn_batches_come_to_what_the_plan_predicts(coalesced: bool) -> None:
     options = CostOptions()
     if coalesced:
         demands[0] = replace(demands[0], distinct=DistinctIds((256,), (1000.0,)))
-        options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3, gradient_share=0.4)
+        options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3)
     plan = plan_tiers(demands, ClusterShape(8, 4, 256), "three_tier", options)
     assert all(table.hot and table.flex for table in plan.tables) or coalesced
     played = simulate(plan, DrawnBatches(plan), 4)

@@ -107,17 +107,12 @@ class PoolingContract(_AnyPoolingContract):
         )
 
     def test_gradients_reach_embeddings_and_parameters(
-        self, plugin: Pooling, module: nn.Module, rows: list[Tensor]
+        self, module: nn.Module, rows: list[Tensor]
     ) -> None:
         values = torch.cat(rows).requires_grad_()
         pooled = module(_jagged(rows, values))
         (pooled * torch.randn(pooled.shape)).sum().backward()
         _assert_trained(module, values)
-        assert values.grad is not None
-        for row, each in enumerate(torch.split(values.grad, [len(row) for row in rows])):
-            assert not plugin.gradient_dedup or torch.equal(each, each[:1].expand_as(each)), (
-                f"gradient_dedup is set, and gradients within row {row} differ"
-            )
 
 
 class TargetPoolingContract(_AnyPoolingContract):
