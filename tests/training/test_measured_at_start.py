@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from recd_plugins.config import TrainingSpec
-from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
+from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.session import KEPT, topology_at_start, write_topology
@@ -102,7 +102,7 @@ def test_where_nothing_measures_it_is_said_what_is_assumed() -> None:
 def test_a_resumed_run_keeps_its_topology_unless_there_are_more_nodes(tmp_path: Path) -> None:
     for nodes in (2, 3):
         here = this_machine(1, nodes=nodes)
-        kept = topology_of({**here.model_dump(), "ddr_bytes": here.ddr_bytes // 2})
+        kept = here.model_copy(update={"ddr_bytes": here.ddr_bytes // 2})
         write_topology(tmp_path / KEPT, kept, "Of a test.")
         (first, _), (second, nothing) = run_on_ranks(resumed, 2, tmp_path, local_world_size=1)
         assert first == second == (kept if nodes == 2 else None)

@@ -30,7 +30,6 @@ def check_contributions(manager: PluginManager) -> None:
     manager.hand("register_starts", Starts().add)
     manager.hand("register_plans", plan_modes().add)
     manager.hand("register_reports", RunReports(run.params).add)
-    manager.register_topology_sections()
 
 
 @click.command()

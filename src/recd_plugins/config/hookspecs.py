@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
     import click
-    from pydantic import BaseModel
 
     from recd_plugins.interfaces import (
         Cache,
@@ -62,11 +61,6 @@ def register_caches() -> Sequence[type[Cache]]:  # type: ignore[empty-body]
 @hookspec
 def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
     """Return pooling classes."""
-
-
-@hookspec
-def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: ignore[empty-body]
-    """Return the pydantic models of additional sections of topology files, by section name."""
 
 
 @hookspec

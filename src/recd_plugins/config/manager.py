@@ -53,7 +53,6 @@ BESIDES = {
     "register_starts": "starts of recd init",
     "register_plans": "modes of recd plan",
     "register_measurements": "measurements",
-    "register_topology_sections": "sections of topology files",
     "register_reports": "reports of recd run",
 }
 
@@ -166,26 +165,11 @@ class PluginManager:
             with self._tolerated(package):
                 _returned(hooks, "register_commands", origin, cli=cli)
 
-    def register_topology_sections(self) -> dict[str, type[BaseModel]]:
-        """Return sections of topology files by name, from installed packages."""
-        sections: dict[str, type[BaseModel]] = {}
-
-        def add(section: tuple[str, type[BaseModel]], where: str) -> None:
-            if section[0] in sections:
-                raise PluginError(
-                    f"{where}: section {section[0]} of topology files belongs to another package; "
-                    "rename it, or leave one package out (--without NAME)"
-                )
-            sections[section[0]] = section[1]
-
-        self.hand("register_topology_sections", add)
-        return sections
-
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
         """Call ``add`` with each item of a hook and a description of its origin.
 
         Args:
-            hook: name of a hook that returns lists or mappings.
+            hook: name of a hook that returns lists.
             add: raises PluginError for unusable items.
 
         Raises:
@@ -353,15 +337,11 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
 
 
 def _returned(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
-    """Return the items of all lists or mappings that a hook returned."""
+    """Return the items of all lists that a hook returned."""
     try:
         with redirect_stdout(sys.stderr):  # a program may read the command's own output
             answers = [each for each in getattr(hooks.hook, hook)(**arguments) if each is not None]
-            return [
-                item
-                for each in answers
-                for item in (each.items() if isinstance(each, Mapping) else each)
-            ]
+            return [item for each in answers for item in each]
     except PluginError as error:
         raise PluginError(f"{origin}: {hook}: {error}") from error
     except Exception as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import Field, StrictInt
 
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
@@ -66,7 +66,6 @@ class PlanContext:
         device_type: ``cpu`` or ``cuda``.
         rates: latencies and bandwidths of collectives.
         data: training data.
-        sections: additional sections of the topology file that plugin packages declare, by name.
         memory_bytes: bytes that a rank has for tables; None if unknown.
         costs: measured cost rates of a step, or lower bounds; None if unknown.
         topology: topology for TorchRec's planner; None if all machines are like this one.
@@ -81,7 +80,6 @@ class PlanContext:
     device_type: str
     rates: CollectiveRates
     data: TrainingData
-    sections: Mapping[str, BaseModel] = field(default_factory=dict)
     memory_bytes: int | None = None
     costs: StageCosts | None = None
     topology: Topology | None = None

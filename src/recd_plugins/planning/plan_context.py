@@ -142,7 +142,6 @@ def setting_of(
         optimizer=registry.training.optimizer,
         device_type=spec.device,
         rates=spec.collective_rates,
-        sections=spec.sections,
         memory_bytes=spec.memory_bytes,
         costs=spec.costs or spec.least_costs,
         topology=spec.to_torchrec(),

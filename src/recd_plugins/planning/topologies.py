@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -15,13 +13,11 @@ from pydantic import (
     Field,
     StrictInt,
     ValidationError,
-    create_model,
     model_validator,
 )
 
 from recd_plugins.config.document import read_yaml
 from recd_plugins.config.from_file import schema_problems
-from recd_plugins.config.manager import PluginManager
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import step_cost
 from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates
@@ -90,11 +86,6 @@ class TopologySpec(BaseModel):
                 raise ValueError(f"device cuda needs {', '.join(missing)}")
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if type(self) is TopologySpec:
-            return super().__reduce_ex__(protocol)
-        return topology_of, (self.model_dump(),)  # with sections it is of a class without a module
-
     @property
     def world_size(self) -> int:
         """Total number of ranks."""
@@ -134,12 +125,6 @@ class TopologySpec(BaseModel):
             all_reduce=step_cost.AllReduceCost(bytes_reduced=1 / reduced),
             other=step_cost.OtherCost(element_bytes=1 / memory),
         )
-
-    @property
-    def sections(self) -> dict[str, BaseModel]:
-        """Sections that plugins declare, keyed by name."""
-        names = type(self).model_fields.keys() - TopologySpec.model_fields.keys()
-        return {name: found for name in names if (found := getattr(self, name)) is not None}
 
     def to_torchrec(self) -> Topology:
         """Return TorchRec's topology for its planner; bandwidths are in bytes per millisecond."""
@@ -345,27 +330,11 @@ def costs_source(spec: TopologySpec) -> str:
 def read_topology(path: Path) -> TopologySpec:
     """Read a topology from a YAML file; raise RegistryError with lines if it is wrong."""
     document = read_yaml(path, first="`device:` and `ranks_per_node:`")
-    model = _model()
     try:
-        return model.model_validate(document.data)
+        return TopologySpec.model_validate(document.data)
     except ValidationError as error:
-        problems = schema_problems(document, (), model, "key of a topology", error)
+        problems = schema_problems(document, (), TopologySpec, "key of a topology", error)
         raise RegistryError(problems) from error
-
-
-def topology_of(values: Mapping[str, Any]) -> TopologySpec:
-    """Build a topology from its ``model_dump``, with the sections of installed plugins."""
-    return _model().model_validate(values)
-
-
-def _model() -> type[TopologySpec]:
-    return _with_fields(tuple(PluginManager().register_topology_sections().items()))
-
-
-@cache
-def _with_fields(sections: tuple[tuple[str, type[BaseModel]], ...]) -> type[TopologySpec]:
-    fields: Any = {name: (cls | None, None) for name, cls in sections}
-    return create_model("TopologySpec", __base__=TopologySpec, **fields)
 
 
 def is_file_name(name: str) -> bool:

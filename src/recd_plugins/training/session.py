@@ -29,7 +29,6 @@ from recd_plugins.planning.topologies import (
     is_file_name,
     machine_of,
     read_topology,
-    topology_of,
 )
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import RecdError, SetupError
@@ -256,7 +255,7 @@ def topology_at_start(
         if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
             click.echo(f"planned for the nodes as {path} has them, as before", err=True)
             spec = kept
-    if (found := _shared(spec)) is not None:
+    if (found := from_rank_0(spec)) is not None:
         return found
     measured_by, start = measurement(plugins_dir), time.monotonic()
     by = None if measured_by is None else qualified(type(measured_by))
@@ -284,13 +283,7 @@ def topology_at_start(
         )
         if path is not None:
             write_topology(path, spec, "Measured at the start of the run.")
-    return _shared(spec)
-
-
-def _shared(spec: TopologySpec | None) -> TopologySpec | None:
-    """Return rank 0's topology. Collective."""
-    values = from_rank_0(None if spec is None else spec.model_dump())
-    return None if values is None else topology_of(values)
+    return from_rank_0(spec)
 
 
 def refuse_other_names(path: Path) -> None:
