@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from datetime import date
 from functools import cache
 from importlib.metadata import entry_points
@@ -176,11 +176,9 @@ def movielens() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _what_is_noted_is_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Counts of rows go into a cache, here and in processes that tests start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        # Here, not in the first test that needs it: before Python 3.13 the server looks for what it
-        # is to import from the folder that it is started in, and finding nothing says nothing.
-        forkserver.ensure_running()
-        yield
+def _forkserver() -> None:
+    """Start the fork server before any test changes the working directory.
+
+    Before Python 3.13 it imports its modules from there, and ignores missing ones.
+    """
+    forkserver.ensure_running()

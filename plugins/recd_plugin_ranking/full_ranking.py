@@ -63,15 +63,12 @@ def rank(
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
     with torch.no_grad():
         # The converter is fitted to training batches. The batches here have other sizes.
-        transforms = row_pipelines.fitted_transforms(registry, prepared)
+        pipeline = row_pipelines.RowPipeline.of_model(registry, prepared)
 
         def batch_of(rows: Rows) -> ModelInput:
-            resized = registry.with_training({"batch_size": len(rows)})
-            return lower(
-                row_pipelines.RowPipeline(resized, transforms).batch(rows), prepared.placement
-            )
+            return lower(pipeline.batch(rows), prepared.placement)
 
-        vectors = module.item_vectors(batch_of(items.rows.take(np.arange(len(items)), {})))
+        vectors = module.item_vectors(batch_of(items.rows.take(np.arange(len(items)))))
         had = _Had(registry, rules, items)
         parts, of_users = [], []
         num_queries = 0
@@ -209,4 +206,4 @@ def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
         table = row_tables.RowTable([rows])
         chosen = np.flatnonzero(is_positive(rows, label))
         for start in range(0, len(chosen), _QUERIES):
-            yield table.take(chosen[start : start + _QUERIES], {})
+            yield table.take(chosen[start : start + _QUERIES])

@@ -85,12 +85,12 @@ class Items:
             if new.any():
                 found.append(unique[new])
                 part = Rows(rows.data.select(list(columns)), rows.origins)
-                parts.append(row_tables.RowTable([part]).take(first[new], {}))
+                parts.append(row_tables.RowTable([part]).take(first[new]))
             merged, inverse = np.unique(np.concatenate([ids, unique]), return_inverse=True)
             counts = np.bincount(inverse, np.concatenate([counts, number])).astype(np.int64)
             ids = merged
         order = np.argsort(np.concatenate(found))
-        table = row_tables.RowTable([row_tables.RowTable(parts).take(order, {})])
+        table = row_tables.RowTable([row_tables.RowTable(parts).take(order)])
         return cls(ids, counts, table, tuple(columns))
 
     def __len__(self) -> int:

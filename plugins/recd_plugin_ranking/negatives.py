@@ -70,12 +70,10 @@ class DrawnItems:
         num_rows, copies = len(rows), self._negatives
         columns = list(self._items.columns)
         own = Rows(rows.data.select(columns), rows.origins)
-        others = self._items.rows.take(drawn.ravel(), {})
+        others = self._items.rows.take(drawn.ravel())
         order = np.arange(num_rows)[:, None], num_rows + np.arange(drawn.size).reshape(drawn.shape)
-        mixed = row_tables.RowTable([own, others]).take(np.concatenate(order, 1).ravel(), {})
-        whole = row_tables.RowTable([rows]).take(
-            np.repeat(np.arange(num_rows), copies + 1), rows.groups
-        )
+        mixed = row_tables.RowTable([own, others]).take(np.concatenate(order, 1).ravel())
+        whole = row_tables.RowTable([rows]).take(np.repeat(np.arange(num_rows), copies + 1))
         labels = np.arange(len(whole)) % (copies + 1) == 0
         replaced = {name: mixed.data.column(name) for name in columns}
         replaced[self._label] = pa.array(labels.astype(np.int8)).cast(
@@ -88,8 +86,7 @@ class DrawnItems:
         ]
         arrays = [replaced.get(field.name, whole.data.column(field.name)) for field in fields]
         data = pa.record_batch(arrays, schema=pa.schema(fields))
-        groups = {name: number * (copies + 1) for name, number in rows.groups.items()}
-        return Rows(data, whole.origins, groups)
+        return Rows(data, whole.origins)
 
     def _drawn(self, rows: Rows, epoch: int) -> Int64s:
         """Draw item indices, ``[num_rows, negatives]``."""
@@ -211,14 +208,14 @@ class RequestRows:
         for piece in pieces:
             start = piece.unit.first_row + piece.skip
             places = self._clicked[start : start + piece.num_rows]
-            origins = self._table.take(places, {}).origins
+            origins = self._table.take(places).origins
             yield Rows(pa.record_batch([pa.array(places)], names=["place"]), origins)
 
     def __call__(self, positives: Rows, epoch: int) -> Rows:
         """Return the given positive rows, each followed by its unclicked rows."""
         places = positives.data.column("place").to_numpy()
         chosen = self._chosen(places, row_keys(positives, self._seed, epoch))
-        return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel(), {})
+        return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel())
 
     def _chosen(self, places: Int64s, keys: Any) -> Int64s:
         """Draw unclicked rows from the session of each positive row, ``[rows, negatives]``."""

@@ -95,12 +95,7 @@ class SessionParquet(Dataset):
         if self.options.generate is not None:
             self._generate(self.options.generate)
         for split in self.splits():
-            table = self._table_of(split)
-            self._columns(table)
-            # Number of rows that pass the filter. Readers store it here after counting.
-            if table.num_to_count:
-                with progress_bars.progress_bars() as add_bar:
-                    table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
+            self._columns(self._table_of(split))
 
     def identity(self) -> dict[str, Any]:
         return {split: self._table_of(split).contents() for split in self.splits()}

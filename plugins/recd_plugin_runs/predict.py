@@ -243,7 +243,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than one batch of this size.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
-    pipeline = row_pipelines.RowPipeline(scored, row_pipelines.fitted_transforms(scored, prepared))
+    pipeline = row_pipelines.RowPipeline.of_model(scored, prepared)
     unknown = UnknownIds(registry)
     keys = dataset.keys()
     dealt = turns(scanned(dataset), tuple(keys), rank, world_size, size)

@@ -229,14 +229,7 @@ class _HotOrder:
                 window = [_without(rows, self._session) for rows in window]
         batches = sort_rows(hot, len(window[0]))
         table = row_tables.RowTable(window)
-        return (
-            table.take(batch.rows, _groups(batch.num_hot, len(batch.rows))) for batch in batches
-        )
-
-
-def _groups(num_hot: int, num_rows: int) -> dict[str, int]:
-    groups = {"hot": num_hot, "normal": num_rows - num_hot}
-    return {name: rows for name, rows in groups.items() if rows}
+        return map(table.take, batches)
 
 
 def _session_starts(window: Sequence[Rows], column: str) -> np.ndarray:

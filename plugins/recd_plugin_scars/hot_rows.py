@@ -70,19 +70,11 @@ def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
     return hot
 
 
-@dataclass(frozen=True, eq=False)
-class SortedBatch:
-    """One batch: its row numbers in the window, int64 and ascending, and how many are hot."""
-
-    rows: NDArray[np.int64]
-    num_hot: int
-
-
-def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
+def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]]:
     """Return the rows of a window as hot and normal batches, and at most one mixed batch.
 
     Hot rows and normal rows keep their order. ``hot`` is bool ``[num_rows]``, and must fill whole
-    batches.
+    batches. Each batch has ascending row numbers in the window, int64 ``[batch_size]``.
     """
     hot_rows, normal_rows = np.flatnonzero(hot), np.flatnonzero(~hot)
     places = evenly_spread(len(hot) // batch_size)
@@ -93,10 +85,8 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[SortedBatch]:
         num_hot[places[whole]] = left
     hot_parts = np.split(hot_rows, np.cumsum(num_hot)[:-1])
     normal_parts = np.split(normal_rows, np.cumsum(batch_size - num_hot)[:-1])
-    return [
-        SortedBatch(np.sort(np.concatenate(parts)), len(parts[0]))
-        for parts in zip(hot_parts, normal_parts, strict=True)
-    ]
+    parts = zip(hot_parts, normal_parts, strict=True)
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:

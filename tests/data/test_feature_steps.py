@@ -7,9 +7,8 @@ from recd_plugins import load_registry
 from recd_plugins.data.preprocess import (
     build_preprocess,
     feature_steps,
-    refuse_ids_apart,
 )
-from recd_plugins.interfaces import FeatureSchema, Table
+from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
@@ -90,12 +89,3 @@ def test_the_model_is_built_for_the_dense_features_that_preprocessing_gives(regi
     assert isinstance(model, DLRM)
     assert model.top.dense_arch is not None
     assert model.top.dense_arch(dense).shape == (2, 4)
-
-
-def test_a_step_that_does_not_know_how_many_ids_it_makes(registry, monkeypatch):
-    found = registry("{use: tables.vocabulary, features: [item_id], options: {rows: 9}}")
-    step = type(found.preprocessing[0].plugin)
-    monkeypatch.setattr(step, "num_ids", property(lambda step: step.counted))
-    where = r"r\.yaml:5 preprocessing\[0\]: tables\.vocabulary: "
-    with pytest.raises(AttributeError, match=where + "num_ids, which is asked before fit, failed"):
-        refuse_ids_apart(found, [Table("t_item_id", ("item_id",), 9, 4, pooled=True)])

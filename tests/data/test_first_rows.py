@@ -29,7 +29,7 @@ class Sorted(Reader):
         table = row_tables.RowTable(list(self._inner))
         order = np.arange(64).reshape(16, 4).T.flatten()
         for first in range(0, 64, self._size):
-            yield table.take(order[first : first + self._size], groups={})
+            yield table.take(order[first : first + self._size])
     def state_dict(self): return {}
     def load_state_dict(self, state): pass
 

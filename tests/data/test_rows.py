@@ -35,17 +35,16 @@ def table() -> RowTable:
 
 
 def test_rows_come_with_their_values_and_origins(table: RowTable) -> None:
-    taken = table.take(np.array([11, 3, 4, 5, 6, 0]), {"some": 6})
+    taken = table.take(np.array([11, 3, 4, 5, 6, 0]))
     assert len(table) == 12
     assert taken.data["number"].to_pylist() == [11, 3, 4, 5, 6, 0]
     assert taken.data["ids"].to_pylist() == [[2, 2], [], [1], [2, 2], [], []]
-    assert taken.groups == {"some": 6}
     origins = Origin("a", 0, 1), Origin("a", 13, 1), Origin("b", 0, 3), Origin("a", 10, 1)
     assert taken.origins == origins
 
 
 def test_a_dictionary_keeps_what_its_rows_use(table: RowTable) -> None:
-    taken = table.take(np.array([1, 7, 10, 4]), {})
+    taken = table.take(np.array([1, 7, 10, 4]))
     same = taken.data["same_ids"]
     assert taken.data.schema == SCHEMA
     assert [np.frombuffer(value, np.int64).tolist() for value in same.to_pylist()] == [[1]] * 4

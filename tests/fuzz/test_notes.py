@@ -56,24 +56,6 @@ def test_access_profiles_damaged(case: Case) -> None:
         wrong(f"other counts of a damaged profile: {found}")
 
 
-@fuzz
-def test_counts_of_rows_changed(case: Case) -> None:
-    """The rows that a filter keeps are counted once and noted; a changed note is counted anew."""
-    tables.write_two()
-    tables.write_registry(where=[["label", "==", 0]])
-    cache = Path("cache").resolve()
-    environ = {"XDG_CACHE_HOME": str(cache)}
-    run = ("run", "registry.yaml", "--json", "figures.json")
-    assert recd(*run, environ=environ).ok
-    (note,) = cache.glob("recd/row_counts/*.json")
-    change_json(case, note)
-    done = recd(*run, environ=environ, leaves=["cache"])
-    if not done.ok:
-        done.refused()
-    elif tables.figures() != tables.losses_of(row for row in tables.rows() if not row["label"]):
-        wrong("other rows than the filter keeps")
-
-
 def broken_off(command: list[str], module: Any, name: str, times: int) -> list[Path]:
     """A command is stopped as by Ctrl-C in a call; the files of JSON that it leaves."""
     kept: Callable[..., Any] = getattr(module, name)

@@ -283,8 +283,7 @@ class RegistryBatches:
         self._tables = tables
         plain = replace(registry, converter=PlainConverter(PlainConverter.Options()))
         self._pipelines = [
-            row_pipelines.RowPipeline(each, row_pipelines.fitted_transforms(each, prepared))
-            for each in (registry, plain)
+            row_pipelines.RowPipeline.of_model(each, prepared) for each in (registry, plain)
         ]
 
     def read(

@@ -57,9 +57,7 @@ class Order:
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
         hot = np.concatenate([hot_of(numbers(rows)) for rows in window])
-        table = RowTable(window)
-        for batch in sort_rows(hot, len(window[0])):
-            yield table.take(batch.rows, {"hot": batch.num_hot})
+        return map(RowTable(window).take, sort_rows(hot, len(window[0])))
 
 
 def numbers(rows: Rows) -> NDArray[np.int64]:
@@ -110,7 +108,7 @@ def test_a_window_holds_the_rows_that_it_had(shape: dict[str, int]) -> None:
             for hot in (True, False):
                 kept = after[hot_of(after) == hot].tolist()
                 assert kept == before[hot_of(before) == hot].tolist(), "hot rows keep their order"
-            counts = [rows.groups["hot"] for rows in mine[part]]
+            counts = [hot_of(numbers(rows)).sum() for rows in mine[part]]
             mixed = [count for count in counts if count not in (0, shape["batch_size"])]
             assert len(mixed) <= 1
         for rows in mine:
@@ -144,7 +142,7 @@ def test_positions_and_numbers_of_hot_batches_are_alike_on_ranks(shape: dict[str
     for step in zip(*ranks, strict=True):
         assert len({json.dumps(state(of)) for of in ranks}) == 1
         for of_rank, rows in zip(groups, step, strict=True):
-            of_rank.append(rows.groups["hot"])
+            of_rank.append(int(hot_of(numbers(rows)).sum()))
     size = shape["batch_size"]
     for first in range(0, len(groups[0]), shape["window"]):
         places = [

@@ -54,11 +54,6 @@ training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
         ),
         (
             "features: [reader_id]",
-            "features: ['*_id', shown*]",
-            r"shown_news already has tables.vocabulary in preprocessing.0. \(line \d+\)",
-        ),
-        (
-            "features: [reader_id]",
             "features: [at]",
             r"requests.jsonl: row \d+ \(from 0\), candidate \d, column 'reader_id': the id is",
         ),

@@ -19,7 +19,7 @@ from recd_plugins.data.checks import check_ids
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import RegistryLookups, read_first_rows
 from recd_plugins.data.preprocess import Preprocess, fitted_steps
-from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Rows, Table
 from recd_plugins.interfaces.access import AccessProfile, TableCounter
@@ -148,8 +148,7 @@ def table_reads(
 def _converted(
     registry: RunConfig, placement: Placement, num_embeddings: Mapping[str, int]
 ) -> Iterator[Batch]:
-    fit_converter(registry)
-    pipeline = RowPipeline(registry, Transforms.of(registry, placement, num_embeddings))
+    pipeline = RowPipeline(registry, placement, num_embeddings)
     dataset = read_first_rows(registry).dataset if registry.wrappers else registry.dataset
     reader = dataset.reader(
         rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"

@@ -27,7 +27,7 @@ from recd_plugins.data.prepared import (
     with_sessions,
     wrapped_dataset,
 )
-from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
+from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.rows import concat_rows
 from recd_plugins.interfaces import Dataset, Feed, Reader, Rows, Split, TableStrategy
 from recd_plugins.interfaces.batch import ModelInput
@@ -51,13 +51,13 @@ def read_task(
     Raises:
         PluginError: a plugin, or its state, cannot be pickled.
     """
-    transforms = fitted_transforms(registry, prepared)
+    pipeline = RowPipeline.of_model(registry, prepared)
     known = _for_readers(registry)
     lookups, parts = RegistryLookups(known), tuple[TableStrategy, ...]()
     if prepared is not None and registry.wrappers:
         parts = tuple(prepared.lookups.parts)
         lookups = RegistryLookups(known, prepared.lookups.tables, parts)
-    reader = partial(_Reader, registry=known, lookups=lookups, transforms=transforms)
+    reader = partial(_Reader, registry=known, lookups=lookups, pipeline=pipeline)
     try:
         pickled = pickle.dumps(reader)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -74,12 +74,12 @@ def read_task(
 
 class _Reader(TaskReader):
     def __init__(
-        self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, transforms: Transforms
+        self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, pipeline: RowPipeline
     ) -> None:
         self._task = task
         self._registry = registry
         self._lookups = lookups
-        self._pipeline = RowPipeline(registry, transforms)
+        self._pipeline = pipeline
 
     def blocks(
         self, position: State, worker: int, num_workers: int
@@ -254,7 +254,7 @@ def _feed(
     pin_memory: bool,
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:
-        return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
+        return _OwnFeed(RowPipeline.of_model(registry, prepared))
     task = read_task(registry, rank, world_size, split, prepared)
     if (entry := registry.ingestion) is not None:
         with at_entry(registry.path, entry), plugin_call(entry.plugin, "open"):
@@ -338,8 +338,7 @@ class EveryRow:
             for batch in self._loader:
                 yield batch, self._batch_size
         if self._rest:
-            registry = self._prepared.registry
-            pipeline = RowPipeline(registry, fitted_transforms(registry, self._prepared))
+            pipeline = RowPipeline.of_model(self._prepared.registry, self._prepared)
             for rows in self._rest:
                 (batch,) = pipeline.read([self._filled(rows)])
                 yield pinned(batch) if self._pin_memory else batch, len(rows)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from urllib.parse import unquote
@@ -30,14 +28,14 @@ from recd_plugins.data.storage import Location
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.interfaces.data_profile import TableStatistics
 from recd_plugins.interfaces.rows import Storage
-from recd_plugins.runtime.errors import DataError, RecdError
-from recd_plugins.runtime.files import parse_json, read_note, real_path, write_note
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.files import parse_json
 
 #: Key in a Parquet footer; its value is the file's ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
 
 # Number of files of an object store that are read in parallel.
-_FOOTERS_AT_ONCE, _COUNTED_AT_ONCE = 16, 8
+_FILES_AT_ONCE = 16
 # Rows decoded at once. More rows cost page faults, fewer cost calls. Dictionary columns decode
 # whole row groups, since each batch rebuilds the dictionary.
 _DECODE_ROWS, _DECODE_DICTIONARY_ROWS = 2048, 16_384
@@ -48,9 +46,6 @@ _TAIL, _ENDING = 1 << 16, 8
 _FOOTER = "footer"
 # The folder name of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
-_COUNTS_VERSION = 2
-
-_Counts = list[list[int]]
 
 
 class ParquetTable:
@@ -85,7 +80,6 @@ class ParquetTable:
             raise DataError(f"{found[0]}: has two columns named {twice[0]}; rename one")
         on_columns = [each for each in where if each.column in self.schema.names]
         self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
-        self._where = tuple(on_columns)
         self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
         looked = [first, *_look_at_all(self.locations[1:])]
         if self.locations[0] != found[0]:
@@ -109,25 +103,17 @@ class ParquetTable:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups with rows that meet the conditions; these rows are counted once."""
-        return self.counted()
-
-    def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
-        """Return ``units``; ``progress`` is called with the number of newly counted row groups."""
-        counts = None if self._filter is None else self._counts(self._filter, progress)
-        units = [
-            Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
+        """Row groups with rows that meet the conditions. The filter is applied to count them."""
+        counts = [[rows for _, rows in groups] for groups in self._groups]
+        if self._filter is not None:
+            with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+                counts = list(threads.map(partial(_count, self._filter), self.locations))
+        units = (
+            Unit(number, group, first_row, counts[number][group])
             for number, groups in enumerate(self._groups)
-            for group, (first_row, num_rows) in enumerate(groups)
-        ]
+            for group, (first_row, _) in enumerate(groups)
+        )
         return tuple(unit for unit in units if unit.num_rows)
-
-    @property
-    def num_to_count(self) -> int:
-        """Number of row groups whose rows must be counted before training."""
-        if self._filter is None or self._cached_counts() is not None:
-            return 0
-        return sum(map(len, self._groups))
 
     def identity(self) -> list[list[str | int]]:
         """Return path, footer digest and row counts of every file, as JSON values."""
@@ -211,40 +197,6 @@ class ParquetTable:
             found.append(list(zip(accumulate(rows, initial=0), rows, strict=False)))
         return found
 
-    def _counts(self, row_filter: RowFilter, progress: Callable[[int], None]) -> _Counts:
-        """Count the matching rows of each row group, or read the counts from the user's cache."""
-        if (cached := self._cached_counts()) is not None:
-            return cached
-        with ThreadPoolExecutor(_COUNTED_AT_ONCE) as threads:
-            counts = list(
-                threads.map(lambda file: _count(file, row_filter, progress), self.locations)
-            )
-        with suppress(RecdError):  # without a cache, every reader would count for itself
-            write_note(self._cache, {"version": _COUNTS_VERSION, "counts": counts})
-        return counts
-
-    def _cached_counts(self) -> _Counts | None:
-        found = read_note(self._cache)
-        if found is None or found["version"] != _COUNTS_VERSION:
-            return None
-        counts: _Counts = found["counts"]
-        return counts
-
-    @cached_property
-    def _cache(self) -> Path:
-        """Return the cache file for the counts, named by a hash of files and conditions."""
-        files = [
-            [each.below(self._top), each.size, each.changed, _digest(footer)]
-            for each, footer in zip(self.locations, self._metadata, strict=True)
-        ]
-        conditions = [[each.column, each.op, each.value] for each in self._where]
-        local = self._top.local
-        place = str(real_path(local)) if local else [self._top.path, self._top.storage.endpoint]
-        text = json.dumps([_COUNTS_VERSION, place, files, conditions], default=str)
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return Path(cache, "recd", "row_counts", f"{name}.json")
-
     @property
     def _top(self) -> Location:
         """Return the folder that file paths are relative to."""
@@ -306,7 +258,7 @@ def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
 def _look_at_all(locations: Sequence[Location]) -> list[tuple[pq.FileMetaData, Location]]:
     if not locations or locations[0].local is not None:
         return list(map(_look, locations))
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
         return list(threads.map(_look, locations))
 
 
@@ -395,7 +347,7 @@ def _batches(
             yield batch
 
 
-def _count(location: Location, row_filter: RowFilter, progress: Callable[[int], None]) -> list[int]:
+def _count(row_filter: RowFilter, location: Location) -> list[int]:
     """Return the number of rows of each row group that pass a filter."""
     scan = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
     counts, where = [], row_filter.expression
@@ -410,7 +362,6 @@ def _count(location: Location, row_filter: RowFilter, progress: Callable[[int], 
                 counts.append(pc.sum(keeps).as_py() or 0)
             else:
                 counts.append(part.count_rows(filter=where))
-            progress(1)
     return counts
 
 

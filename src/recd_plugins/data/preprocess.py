@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from itertools import accumulate, groupby, pairwise, product
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, groupby, pairwise, product
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ _Chain = tuple[Preprocessing, ...]
 #: Values and lengths of rows.
 _Jagged = tuple[Tensor, Tensor]
 _Partial = PartialInverseKeyedJaggedTensor
+_Rows: TypeAlias = KeyedJaggedTensor | InverseKeyedJaggedTensor
 Steps = dict[str, _Chain]
 #: Tensors, keyed by a JSON list of entry number, feature ("" if shared by all) and tensor name.
 FittedState = Mapping[str, Tensor]
@@ -59,31 +61,31 @@ def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
 def _apply_steps(
     steps: Sequence[Preprocessing], features: Sequence[str], values: Tensor, lengths: Tensor
 ) -> _Jagged:
+    """Apply steps to rows. A step of scope ``id`` gets all values as one row."""
     for step in steps:
-        if step.scope == "id":
-            values = _apply_to_ids(step, features, values)
-        else:
-            values, offsets = _apply(step, features, values, offsets_of(lengths))
+        per_row = step.scope == "row"
+        offsets = offsets_of(lengths) if per_row else torch.tensor([0, values.numel()])
+        with _step_call(step, f"transform of {', '.join(features)}"):
+            values, offsets = step.transform(values, offsets)
+        if per_row:
             lengths = torch.diff(offsets).to(lengths.dtype)
     return values, lengths
 
 
-def _apply_to_ids(step: Preprocessing, features: Sequence[str], values: Tensor) -> Tensor:
-    """Apply a step of scope ``id`` to all values, passed as one row."""
-    return _apply(step, features, values, torch.tensor([0, values.numel()]))[0]
+@dataclass
+class _Block:
+    """The stored rows of neighbouring features of one tensor that have the same steps."""
 
-
-def _apply(
-    step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor
-) -> _Jagged:
-    with _step_call(step, f"transform of {', '.join(features)}"):
-        return step.transform(values, offsets)
+    keys: Sequence[str]
+    steps: _Chain
+    values: Tensor
+    lengths: Tensor
 
 
 class Preprocess:
     """Applies the steps of each feature, in order, to the stored rows of a batch.
 
-    Neighbouring features with the same steps are processed in one call.
+    Features with the same steps are processed in one call.
 
     Args:
         steps: the steps, keyed by feature.
@@ -101,45 +103,61 @@ class Preprocess:
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
         """Return a batch with transformed features."""
         partials, exact = self._transform_partials(batch.partials)
+        kjt = batch.kjt
+        if kjt is not None and not self._steps.keys().isdisjoint(kjt.keys()):
+            ((values, lengths),) = self._transform_rows([kjt])
+            kjt = KeyedJaggedTensor(kjt.keys(), values, lengths=lengths, stride=kjt.stride())
         return replace(
             batch,
             dense_features=self._transform_dense(batch.dense_features, rows),
-            kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
+            kjt=kjt,
             ikjts=(*self._transform_ikjts(batch.ikjts), *exact),
             partials=partials,
         )
 
     def _transform_ikjts(
         self, ikjts: Sequence[InverseKeyedJaggedTensor]
-    ) -> Iterator[InverseKeyedJaggedTensor]:
-        """Transform IKJTs with the same steps in one call, if they are adjacent in memory."""
-        for steps, run in groupby(ikjts, self._common_steps):
-            group = list(run)
-            for ikjt in group:
-                self._refuse_weights(ikjt)
+    ) -> list[InverseKeyedJaggedTensor]:
+        return [
+            ikjt
+            if self._steps.keys().isdisjoint(ikjt.keys())
+            else InverseKeyedJaggedTensor(
+                ikjt.keys(), values, ikjt.inverse_lookup(), lengths=lengths
+            )
+            for ikjt, (values, lengths) in zip(ikjts, self._transform_rows(ikjts), strict=True)
+        ]
+
+    def _transform_rows(self, tensors: Sequence[_Rows]) -> list[_Jagged]:
+        """Return new values and lengths of the stored rows of each tensor."""
+        # A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
+        blocks = [list(self._blocks(tensor)) for tensor in tensors]
+        same: dict[_Chain, list[_Block]] = {}
+        for block in chain.from_iterable(blocks):
+            same.setdefault(block.steps, []).append(block)
+        for steps, group in same.items():
             if steps:
-                yield from _transform_together(steps, group)
-            else:
-                yield from map(self._transform_ikjt, group)
+                _transform_blocks(steps, group)
+        return [
+            (_joined([block.values for block in each]), _joined([block.lengths for block in each]))
+            for each in blocks
+        ]
 
-    def _common_steps(self, ikjt: InverseKeyedJaggedTensor) -> _Chain | None:
-        """Return the steps of all features of an IKJT, or None if they differ."""
-        chains = {self._steps.get(key, ()) for key in ikjt.keys()}  # noqa: SIM118
-        return chains.pop() if len(chains) == 1 else None
-
-    def _transform_ikjt(self, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        if self._steps.keys().isdisjoint(ikjt.keys()):
-            return ikjt
-        return _with_rows(ikjt, *self._transform_rows(ikjt))
-
-    def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if self._steps.keys().isdisjoint(kjt.keys()):
-            return kjt
-        self._refuse_weights(kjt)
-        values, lengths = self._transform_rows(kjt)
-        return KeyedJaggedTensor(
-            keys=kjt.keys(), values=values, lengths=lengths, stride=kjt.stride()
-        )
+    def _blocks(self, tensor: _Rows) -> Iterator[_Block]:
+        keys, values, lengths = tensor.keys(), tensor.values(), tensor.lengths()
+        changed = [key for key in keys if key in self._steps]
+        if changed and tensor.weights_or_none() is not None:
+            raise DataError(
+                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
+                "of preprocessing, or give them no weights"
+            )
+        by_feature = lengths.view(len(keys), -1)
+        ids_per_feature = by_feature.sum(1).tolist() if len(keys) > 1 else [values.numel()]
+        feature, value = 0, 0
+        for features, steps in self._runs(keys):
+            last = feature + len(features)
+            end = value + sum(ids_per_feature[feature:last])
+            yield _Block(features, steps, values[value:end], by_feature[feature:last].flatten())
+            feature, value = last, end
 
     def _transform_partials(
         self, partials: Sequence[_Partial]
@@ -155,44 +173,18 @@ class Preprocess:
                 for at, step in enumerate(steps):
                     changed = _apply_to_partial(step, part)
                     if changed is None:
-                        exact += _transform_together(steps[at:], part.to_ikjt())
+                        left = Preprocess(dict.fromkeys(part.keys(), steps[at:]))
+                        exact += left._transform_ikjts(part.to_ikjt())
                         break
                     part = changed
                 else:
                     shared.append(part)
         return tuple(shared), tuple(exact)
 
-    def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Jagged:
-        """Return new values and lengths for the stored rows."""
-        keys, values, lengths = rows.keys(), rows.values(), rows.lengths()
-        runs = list(self._runs(keys))
-        if len(runs) == 1:
-            return _apply_steps(runs[0][1], keys, values, lengths)
-        by_feature = lengths.view(len(keys), -1)
-        ids_per_feature = by_feature.sum(1).tolist()
-        parts: list[_Jagged] = []
-        feature, value = 0, 0
-        for features, steps in runs:
-            last = feature + len(features)
-            end = value + sum(ids_per_feature[feature:last])
-            parts.append(
-                _apply_steps(steps, features, values[value:end], by_feature[feature:last].flatten())
-            )
-            feature, value = last, end
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
     def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], _Chain]]:
         """Yield groups of neighbouring features that have the same steps."""
         for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
             yield list(run), steps
-
-    def _refuse_weights(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> None:
-        changed = [key for key in rows.keys() if key in self._steps]  # noqa: SIM118
-        if changed and rows.weights_or_none() is not None:
-            raise DataError(
-                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
-                "of preprocessing, or give them no weights"
-            )
 
     def _transform_dense(self, dense: Tensor, rows: Rows | None) -> Tensor:
         if self._steps.keys().isdisjoint(self._dense):
@@ -205,57 +197,34 @@ class Preprocess:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _transform_together(
-    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
-) -> list[InverseKeyedJaggedTensor]:
-    """Apply the same steps to IKJTs, in one call for those that are adjacent in memory."""
-    # A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
-    transformed: list[InverseKeyedJaggedTensor] = []
-    for count, values in adjacent_runs([ikjt.values() for ikjt in ikjts]):
-        transformed += _transform_run(steps, ikjts[len(transformed) :][:count], values)
-    return transformed
-
-
-def _transform_run(
-    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor], all_values: Tensor
-) -> list[InverseKeyedJaggedTensor]:
-    keys = [key for ikjt in ikjts for key in ikjt.keys()]  # noqa: SIM118
-    if all(step.scope == "id" for step in steps):
-        values = all_values
-        for step in steps:
-            values = _apply_to_ids(step, keys, values)
-        parts = torch.split(values, [ikjt.values().numel() for ikjt in ikjts])
-        return [ikjt.with_values(part) for ikjt, part in zip(ikjts, parts, strict=True)]
-    ((_, all_lengths), *others) = adjacent_runs([ikjt.lengths() for ikjt in ikjts])
-    if others:
-        return [
-            _with_rows(ikjt, *_apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
-            for ikjt in ikjts
-        ]
-    values, lengths = _apply_steps(steps, keys, all_values, all_lengths)
-    num_rows = [ikjt.lengths().numel() for ikjt in ikjts]
+def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:
+    """Apply steps to several blocks in one call, and replace their rows."""
+    features = [key for block in blocks for key in block.keys]
+    values, lengths = _apply_steps(
+        steps,
+        features,
+        _joined([block.values for block in blocks]),
+        _joined([block.lengths for block in blocks]),
+    )
+    num_rows = [block.lengths.numel() for block in blocks]
     ends = offsets_of(lengths)[list(accumulate(num_rows))].tolist()
     num_ids = [end - start for start, end in pairwise([0, *ends])]
-    return [
-        _with_rows(ikjt, *rows)
-        for ikjt, *rows in zip(
-            ikjts, torch.split(values, num_ids), torch.split(lengths, num_rows), strict=True
-        )
-    ]
+    for block, ids, of_rows in zip(
+        blocks, torch.split(values, num_ids), torch.split(lengths, num_rows), strict=True
+    ):
+        block.values, block.lengths = ids, of_rows
 
 
-def _with_rows(
-    ikjt: InverseKeyedJaggedTensor, values: Tensor, lengths: Tensor
-) -> InverseKeyedJaggedTensor:
-    return InverseKeyedJaggedTensor(
-        keys=ikjt.keys(), values=values, inverse_lookup=ikjt.inverse_lookup(), lengths=lengths
-    )
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors, without a copy if they are adjacent in memory."""
+    runs = adjacent_runs(parts)
+    return runs[0][1] if len(runs) == 1 else torch.cat(list(parts))
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
     """Return the features after ``step``, or None if the step needs whole rows."""
     if step.scope == "id":
-        values = _apply_to_ids(step, part.keys(), part.values())
+        values, _ = _apply_steps([step], part.keys(), part.values(), part.lengths())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
     with _step_call(step, f"kept_lengths of {', '.join(part.keys())}"):
         kept = step.kept_lengths(part.lengths())
@@ -299,9 +268,7 @@ def _transform_columns(
     """Apply steps to dense features in the dtype of ``columns``, and round to float32."""
     num_rows, num_features = columns.shape
     values = columns.t().flatten()
-    offsets = torch.arange(values.numel() + 1)
-    for step in steps:
-        values, offsets = _apply(step, features, values, offsets)
+    values, _ = _apply_steps(steps, features, values, torch.ones(values.numel(), dtype=torch.int64))
     by_feature = values.float().view(num_features, num_rows, -1)
     if not all_finite(by_feature):
         feature, row, _ = (~by_feature.isfinite()).nonzero()[0].tolist()
@@ -322,61 +289,34 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     features for number steps.
 
     Raises:
-        RegistryError: a pattern matches no feature that its step supports; or a feature has
-            two vocabularies.
+        RegistryError: a pattern matches no feature that its step supports.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
     names = dict.fromkeys((*schema.sparse, *schema.dense))
-    claims = registry.claim("preprocessing", names)
-    problems = []
     taken: dict[str, set[str]] = {}
     for entry in registry.preprocessing:
         takes = entry.plugin.takes
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
             found = matched(pattern, names)
-            if taken[entry.field].isdisjoint(found):
+            if found and taken[entry.field].isdisjoint(found):
                 kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
                 message = (
                     f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
                     f"{pattern} matches {', '.join(found)}: {kind}"
                 )
-                problems.append(_problem(registry, entry, message))
+                where = str(registry.path), entry.line, f"{entry.field}.features"
+                raise RegistryError([Problem(*where, message)])
     chains = {
-        name: [entry for entry in entries if name in taken[entry.field]]
-        for name, entries in claims.items()
+        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
+        for name, entries in registry.claim("preprocessing", names).items()
     }
-    for name, chain in chains.items():
-        first: dict[str, Entry[Preprocessing]] = {}
-        for entry in chain:
-            known = first.setdefault(entry.plugin.name, entry)
-            if known is not entry and num_ids_of(entry.plugin) is not None:
-                message = (
-                    f"{name} already has {entry.plugin.name} in {known.field} (line {known.line}); "
-                    "leave the feature out of one of them"
-                )
-                problems.append(_problem(registry, entry, message))
-    if problems:
-        raise RegistryError(problems)
-    return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
-
-
-def _problem(registry: RunConfig, entry: Entry[Preprocessing], message: str) -> Problem:
-    return Problem(str(registry.path), entry.line, f"{entry.field}.features", message)
-
-
-def num_ids_of(step: Preprocessing) -> int | None:
-    """Return the number of ids that a step produces, whether it is fitted or not."""
-    with plugin_call(step, "num_ids, which is asked before fit,"):
-        return step.num_ids
+    return {name: steps for name, steps in chains.items() if steps}
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
     """Refuse separate vocabularies in one table, since an id would have several rows."""
-    numbering = [
-        entry for entry in _fitted_entries(registry) if num_ids_of(entry.plugin) is not None
-    ]
-    problems = []
+    numbering = [each for each in _fitted_entries(registry) if each.plugin.num_ids is not None]
     for table, entry in product(tables, numbering):
         those = [name for name in table.features if entry.matches(name)]
         together = entry.plugin.fits_together and len(those) == len(table.features)
@@ -387,9 +327,7 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
             f"numbers the ids of {' and of '.join(those)} apart; name all of them in one entry "
             "with shared: true"
         )
-        problems.append(Problem(str(registry.path), entry.line, entry.field, message))
-    if problems:
-        raise RegistryError(problems)
+        raise RegistryError([Problem(str(registry.path), entry.line, entry.field, message)])
 
 
 def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
@@ -423,19 +361,17 @@ def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
             for name, rows in _training_rows(registry, schema, list(claimed), plugin.fit_rows):
                 step = shared if plugin.fits_together else _unfitted(plugin)
                 before = claimed[name][: claimed[name].index(plugin)]
-                _fit(step, name, (_apply_steps(before, [name], *part) for part in rows))
+                parts = (_apply_steps(before, [name], *part) for part in rows)
+                with (
+                    doing(f"fitting {step.name} to {name}", long=True),
+                    _step_call(step, f"fit to {name}"),
+                ):
+                    step.fit(name, ((values, offsets_of(lengths)) for values, lengths in parts))
                 fitted[name] = step
             plugin.fitted = fitted
         for name, step in (plugin.fitted or {}).items():
             steps[name] = tuple(step if each is plugin else each for each in steps[name])
     return steps
-
-
-def _fit(step: Preprocessing, feature: str, rows: Iterable[_Jagged]) -> None:
-    parts = ((values, offsets_of(lengths)) for values, lengths in rows)
-    what = f"fitting {step.name} to {feature}"
-    with doing(what, long=True), _step_call(step, f"fit to {feature}"):
-        step.fit(feature, parts)
 
 
 def _fitted_entries(registry: RunConfig) -> list[Entry[Preprocessing]]:
@@ -460,13 +396,18 @@ def _training_rows(
     while left:
         kept: dict[str, list[_Jagged]] = {name: [] for name in left}
         size = 0
-        with _bar(f"reading rows to fit {left[0]}", limit) as advance:
+        first_rank = not dist.is_initialized() or dist.get_rank() == 0
+        with (
+            row_progress(f"reading rows to fit {left[0]}", limit)
+            if first_rank
+            else nullcontext(lambda _: None)
+        ) as advance:
             for rows in training_rows(registry, limit):
                 for name, parts in kept.items():
                     parts.append(_jagged(rows, name, schema))
-                    size += _num_bytes(parts[-1:])
+                    size += sum(tensor.nbytes for tensor in parts[-1])
                 while kept and size > _KEPT_BYTES:
-                    size -= _num_bytes(kept.popitem()[1])
+                    size -= sum(tensor.nbytes for part in kept.popitem()[1] for tensor in part)
                 if not kept:
                     break
                 advance(len(rows))
@@ -475,17 +416,6 @@ def _training_rows(
             first = left[0]
             yield first, (_jagged(rows, first, schema) for rows in training_rows(registry, limit))
         left = left[max(1, len(kept)) :]
-
-
-def _num_bytes(parts: Sequence[_Jagged]) -> int:
-    return sum(values.nbytes + lengths.nbytes for values, lengths in parts)
-
-
-def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """Show a progress bar of rows on rank 0."""
-    if dist.is_initialized() and dist.get_rank():
-        return nullcontext(lambda _: None)
-    return row_progress(what, rows)
 
 
 def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
@@ -530,16 +460,12 @@ def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collecti
         of = {feature: "" if plugin.fits_together else feature for feature in claimed}
         if {(number, name) for name in of.values()} != {key for key in by_step if key[0] == number}:
             continue
-        plugin.fitted = {
-            feature: _loaded(plugin, feature, by_step[number, name]) for feature, name in of.items()
-        }
-
-
-def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) -> Preprocessing:
-    step = plugin if plugin.fits_together else _unfitted(plugin)
-    with _step_call(step, f"load_fitted_state of {feature}"):
-        step.load_fitted_state(state)
-    return step
+        fitted = {}
+        for feature, name in of.items():
+            fitted[feature] = step = plugin if plugin.fits_together else _unfitted(plugin)
+            with _step_call(step, f"load_fitted_state of {feature}"):
+                step.load_fitted_state(by_step[number, name])
+        plugin.fitted = fitted
 
 
 def _entries_with_state(registry: RunConfig) -> Iterator[tuple[int, Entry[Preprocessing]]]:

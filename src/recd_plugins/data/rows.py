@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
@@ -90,8 +90,8 @@ class RowTable:
     def __len__(self) -> int:
         return int(self._data.num_rows)
 
-    def take(self, rows: NDArray[np.int64], groups: Mapping[str, int]) -> Rows:
-        """Return a batch of the rows at int64 indices ``[num_rows]``, with ``Rows.groups``.
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        """Return a batch of the rows at int64 indices ``[num_rows]``.
 
         Dictionaries keep only the values that these rows use.
         """
@@ -103,7 +103,7 @@ class RowTable:
             for column in self._data.columns
         ]
         data = pa.record_batch(columns, schema=self._data.schema)
-        return Rows(data, self._origins(rows), groups)
+        return Rows(data, self._origins(rows))
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
         """Return the origins of rows; adjacent rows of one file share an origin."""

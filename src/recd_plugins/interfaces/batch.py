@@ -73,7 +73,7 @@ class MakingTimes:
 
 
 @dataclass(frozen=True)
-class Batch(Pipelineable):
+class Batch:
     """Batch of B rows. Each sparse feature is in exactly one of the jagged tensors.
 
     Attributes:
@@ -98,24 +98,6 @@ class Batch(Pipelineable):
     @property
     def batch_size(self) -> int:
         return self.labels.shape[0]
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return self._map(lambda each: each.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Self:
-        return self._map(lambda each: each.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self._map(lambda each: each.record_stream(stream))
-
-    def _map(self, function: Callable[[Any], Any]) -> Self:
-        return type(self)(
-            function(self.dense_features),
-            function(self.labels),
-            None if self.kjt is None else function(self.kjt),
-            tuple(map(function, self.ikjts)),
-            tuple(map(function, self.partials)),
-        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +154,6 @@ class ModelInput(Pipelineable):
             row, int64 ``[B]``.
         segments: maps each sequence feature of a partial IKJT to the position of its unique rows
             among the stored ids.
-        groups: number of rows of each row group, from ``Rows``.
         making: seconds to produce the batch.
         sessions: int64 ``[B]``, equal for rows of one session, if requested.
         taken: sequence features whose unique rows or ``inverse_lookup`` were read.
@@ -186,7 +167,6 @@ class ModelInput(Pipelineable):
     num_unique: Mapping[str, int] = field(default_factory=dict)
     inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
     segments: Mapping[str, Segments] = field(default_factory=dict)
-    groups: Mapping[str, int] = field(default_factory=dict)
     making: MakingTimes = field(default_factory=MakingTimes)
     sessions: Tensor | None = None
     taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -258,7 +238,7 @@ class ModelInput(Pipelineable):
             value = getattr(self, item.name)
             if not item.init:
                 continue
-            if item.name in ("num_unique", "groups", "making") or value is None:
+            if item.name in ("num_unique", "making") or value is None:
                 changed[item.name] = value
             elif isinstance(value, Mapping):
                 items = dict.items(value) if isinstance(value, _Noting) else value.items()

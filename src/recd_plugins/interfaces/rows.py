@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -71,12 +71,10 @@ class Rows:
     Attributes:
         data: the rows.
         origins: origins of the rows in order, for error messages.
-        groups: number of rows per group, from a wrapper that groups rows.
     """
 
     data: pa.RecordBatch
     origins: tuple[Origin, ...]
-    groups: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.data.num_rows)

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.config import RunConfig
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch, wrapped_dataset
-from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import embedding_modules
@@ -135,8 +135,7 @@ def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
     rows = Rows(rows.data.take(places), origins)
     fit_converter(registry, rows)
-    counted = registry.with_training({"batch_size": len(rows)})
-    batch = next(RowPipeline(counted, Transforms.of(registry, placement)).read([rows]))
+    (batch,) = RowPipeline(registry, placement).read([rows])
     return replace(
         batch,
         sparse_features=_first_id(batch.sparse_features),

@@ -17,7 +17,7 @@ from recd_plugins.config import Entry, RunConfig
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.access import table_reads
 from recd_plugins.data.prepared import FirstRows, read_first_rows
-from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
@@ -58,7 +58,7 @@ def measure_profile(
     first = read_first_rows(registry)
     rows = first.rows
     fit_converter(registry, rows)
-    pipeline = RowPipeline(registry, Transforms.of(registry, Placement(), num_embeddings))
+    pipeline = RowPipeline(registry, Placement(), num_embeddings or {})
     batch = pipeline.batch(rows)
     most = max(_FEW_BATCHES, min(_MOST_BATCHES, _MOST_COLUMNS // rows.data.num_columns))
     count = min(-(-least_rows // len(rows)), most)

@@ -41,12 +41,11 @@ def write(folder: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that any store of these tests takes, and a cache that starts empty."""
+def _home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that any store of these tests takes."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("AWS_PROFILE", raising=False)
 
 

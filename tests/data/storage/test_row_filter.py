@@ -21,10 +21,8 @@ from pydantic import ValidationError
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.reader import Piece
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.runtime.files import read_note, write_note
 
 NUMBERS = {
     "==": np.equal,
@@ -233,43 +231,3 @@ def test_keys_of_hive_partitions_choose_files_unopened(folder, tmp_path):
         ParquetTable(folder, where=[condition("day", ">", 2)])
     with pytest.raises(DataError, match=r"nor is it a key of its folders; there are: .*day"):
         ParquetTable(folder, where=[condition("month", "==", 2)])
-
-
-def test_counts_are_kept_for_the_files_as_they_are(folder, tmp_path):
-    where = [condition("label", "==", 1)]
-    table = ParquetTable(folder, where=where)
-    assert table.num_to_count == 9
-    units = table.units
-    assert ParquetTable(folder, where=where).num_to_count == 0
-    assert ParquetTable(folder, where=[condition("label", "!=", 1)]).num_to_count == 9
-    (note,) = (tmp_path / "cache" / "recd" / "row_counts").iterdir()
-    for damaged in ("", "{}", note.read_text().replace("15", "16000")):
-        note.write_text(damaged)
-        assert ParquetTable(folder, where=where).units == units
-    # A count that is wrong all the same is noticed where rows are read.
-    write_note(note, json.loads(json.dumps(read_note(note)).replace("15", "14")))
-    table = ParquetTable(folder, where=where)
-    with pytest.raises(DataError, match="was replaced while it was in use"):
-        list(table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), table.schema))
-
-
-def test_a_file_that_is_replaced_is_counted_anew(tmp_path):
-    """Also one of the same size, on a file system that does not say when it changed."""
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    where = [condition("x", ">", 4)]
-    sizes = set()
-    for values, kept in (([0, 9, 9], 2), ([9, 1, 1], 1)):
-        sink = pa.BufferOutputStream()
-        pq.write_table(
-            pa.table({"x": [*values, 5]}), sink, use_dictionary=False, compression="none"
-        )
-        content = sink.getvalue().to_pybytes()
-        sizes.add(len(content))
-        memory.pipe("/replaced.parquet", content)
-        (tmp_path / "t.parquet").write_bytes(content)
-        for path in (tmp_path / "t.parquet", "memory://replaced.parquet"):
-            (unit,) = ParquetTable(path, where=where).units
-            assert unit.num_rows == kept + 1
-    assert len(sizes) == 1

@@ -60,7 +60,7 @@ def assert_equal(batch: ModelInput, expected: ModelInput, what: str) -> None:
 def _contents(batch: ModelInput) -> tuple[list[Tensor], list[object]]:
     """Return the tensors of a batch and its other values."""
     tensors = [batch.dense_features, batch.labels, *batch.inverse_lookup.values()]
-    values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup), dict(batch.groups)]
+    values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup)]
     for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
         if kjt is not None:
             names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
