@@ -16,14 +16,12 @@ with without_collections():
     import recd_plugins.testing.gloo
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main
-    from recd_plugins.compat.torchrec_internals import refuse_other_versions
     from recd_plugins.config.manager import PluginManager
     from recd_plugins.runtime.versions import installed_set
     from recd_plugins.sparse.dedup import Deduplicator
 
     PluginManager().plugins  # noqa: B018
     main.list_commands(click.Context(main))
-    refuse_other_versions()
     installed_set()
     # Compile the slowest numba kernel once, 7 s.
     with open(__file__) as lock:

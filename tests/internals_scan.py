@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recd_plugins.runtime.versions import Internal
 
-_BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "require_attributes")
+_BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 # Documented, although they begin with an underscore.
 _PUBLIC = frozenset({"_exit", "_current_frames", "_replace", "_fields", "_asdict", "_make"})
 

@@ -26,9 +26,7 @@ FOLDER = ROOT / "build" / "torchrec"
 #: Arguments of pytest by name.
 RUNS: dict[str, list[str]] = {
     "internals": ["tests/test_internals.py"],
-    "kernels": [
-        f"tests/distributed/test_{name}.py" for name in ("row_wise_adagrad", "portable_kernels")
-    ],
+    "kernels": ["tests/distributed/test_portable_kernels.py"],
     "parity": [
         f"tests/distributed/test_{name}.py" for name in ("parity", "other_modules", "drop_in")
     ],

@@ -22,7 +22,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from recd_plugins.api import doing, step_costs, unique_ids, use_row_wise_adagrad
+from recd_plugins.api import doing, step_costs, unique_ids
 
 #: Minimum number of rounds of each measurement.
 LEAST_ROUNDS = 3
@@ -166,7 +166,6 @@ class Lookup:
             pooling_mode=PoolingMode.SUM,
             device=device,
         )
-        use_row_wise_adagrad(kernel)
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
         # Bags of one id, as for sequences.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)

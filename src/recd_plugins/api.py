@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recd_plugins.cli import options as cli_options
     from recd_plugins.compat import lookup_kernels, portable_kernels
-    from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
-    from recd_plugins.compat.torchrec_internals import require_attributes
     from recd_plugins.config import ModelSpec, RunConfig, TrainingSpec, at_entry
     from recd_plugins.config import device as devices
     from recd_plugins.config.from_file import load_registry

@@ -1,4 +1,4 @@
-"""Batches in the form of the first one, and what is said of the weights of their ids."""
+"""Batches are converted to the form of the first one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.mean_pooling import with_inverse_indices_of
 from recd_plugins.runtime.errors import ExactnessError, SetupError
-from recd_plugins.sharding.batch_form import BatchForm, IdWeights
+from recd_plugins.sharding.batch_form import BatchForm
 
 ROWS = 4
 
@@ -98,19 +98,4 @@ def test_a_plain_first_batch_makes_all_plain_and_says_so(caplog: pytest.LogCaptu
     assert [text for text in caplog.messages if text.startswith("bags")] == [
         "bags: deduplicated batches become plain, as its first batch was: let that be "
         "deduplicated, of an evaluation too"
-    ]
-
-
-def test_ids_without_weights_are_told_once_where_there_are_tables(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    weights = IdWeights("bags", weighted=True)
-    none = torch.tensor([], dtype=torch.int64)
-    weights.check_sent([KeyedJaggedTensor([], none, lengths=none)])
-    assert not caplog.records, "a rank that has no table gets no features"
-    for _ in range(2):
-        ids = KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]))
-        weights.check_sent([ids])
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "bags is is_weighted, and its batches have no weights"
     ]

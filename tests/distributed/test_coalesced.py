@@ -27,7 +27,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.runtime.errors import RecdError, SetupError
-from recd_plugins.sharding import batch_form
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.coalesced import input_dist
 from recd_plugins.sharding.coalesced.input_dist import feature_groups
@@ -336,10 +335,10 @@ REFUSED: dict[str, Callable[[], object]] = {
     "leave use_index_dedup away": lambda: coalesced_module(
         make("sequences"), "table_wise", ["t1", "t2"], use_index_dedup=True
     ),
-    "tables t3 are to be coalesced and have gradient_clipping": lambda: coalesced_module(
+    "table t3 is coalesced and has gradient_clipping": lambda: coalesced_module(
         clipping(make("bags")), "table_wise", ["t3"]
     ),
-    "t3 are to be coalesced and have gradient_clipping, which": lambda: coalesced_module(
+    "t3 is coalesced and has gradient_clipping, which": lambda: coalesced_module(
         clipping(make("sequences")), "table_wise", ["t3"]
     ),
     "inverse indices of feature a are from 0 to 3, and it has 3 rows": lambda: ab(ab_bags(), True)(
@@ -369,19 +368,3 @@ def test_refusals() -> None:
     (found,) = run_on_ranks(refusals, 1)
     for words, message in zip(REFUSED, found, strict=True):
         assert words in message
-
-
-def warnings_of_weights(rank: int, world_size: int) -> list[int]:
-    with patch.object(batch_form.logger, "warning") as warning:
-        found = []
-        for weighted in (True, False):
-            dmp = ab(ab_bags(weighted=weighted), True)
-            for _ in range(2):
-                dmp(ab_batch(WEIGHTS))
-            found.append(warning.call_count)
-            warning.reset_mock()
-    return found
-
-
-def test_a_warning_of_weights_is_of_those_that_came() -> None:
-    assert run_on_ranks(warnings_of_weights, 1) == [[0, 1]]

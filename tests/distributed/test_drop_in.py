@@ -9,7 +9,7 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.planning.test_planner import prepared, profile, registry
-from tests.sharded import bags, local_weights, plan_of, shard, sharded
+from tests.sharded import bags, local_weights, shard, sharded
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -22,7 +22,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import row_wise, table_wise
-from torchrec.distributed.types import CommOp, ShardingEnv
+from torchrec.distributed.types import CommOp
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -213,15 +213,3 @@ class OwnSharder(EmbeddingBagCollectionSharder):
 def test_what_cannot_be_joined_is_refused(base: Any, arguments: Any, message: str) -> None:
     with pytest.raises(SetupError, match=message):
         build_sharders(prepared(registry()), base, **arguments)
-
-
-def test_a_plan_that_drops_an_optimizer_brings_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    module = model_of(Trainer(in_backward=True))["bags"]
-    sharder: Any = build_sharders(prepared(registry()))[0]
-    plan = plan_of(module, "data_parallel", sharder, 1, 1)
-    with pytest.raises(Exception, match="process group"):  # what comes after it needs ranks
-        sharder.shard(module, plan, ShardingEnv.from_local(1, 0), DEVICE)
-    assert (
-        "data-parallel tables lose the optimizer of their backward pass (RowWiseAdagrad) and train "
-        "with the dense optimizer, if at all: t_f0, t_f1, t_f2, t_f3, t_f4, t_f5"
-    ) in caplog.text

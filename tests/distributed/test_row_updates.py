@@ -1,26 +1,26 @@
-"""What FBGEMM's kernels for CUDA take of a batch, by the update of their tables."""
+"""Batch forms that FBGEMM's kernels accept, by the optimizer of their tables."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.sharded import sequences
 from torchrec import optim
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from recd_plugins.compat.row_updates import (
-    ClippedGradients,
-    check_updates,
-    plain_updates,
-    why_plain_kernels,
-)
+from recd_plugins.compat.row_updates import check_updates, clipped_tables, why_plain_kernels
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
 from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
+
+FUSED = ParameterSharding("table_wise", "fused", ranks=[0])
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:
@@ -40,60 +40,57 @@ def bags(**optimizers: type | None) -> EmbeddingBagCollection:
     return module
 
 
-def test_updates_whose_kernels_for_cuda_take_plain_batches_alone() -> None:
-    module = bags(a=optim.Adagrad, b=optim.RowWiseAdagrad, c=optim.LAMB, d=optim.Adam, e=None)
-    assert plain_updates(module, None, "cuda") == {"a": "exact_adagrad", "c": "lamb"}
-    assert plain_updates(module, None, "cpu") == {}
-    own = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
-    assert plain_updates(module, own, "cuda").keys() == {"a", "c", "e"}
+def fused(optimizer: type) -> FusedEmbeddingBagCollection:
+    configs = bags(a=None).embedding_bag_configs()
+    meta = torch.device("meta")
+    return FusedEmbeddingBagCollection(configs, optimizer, {"lr": 0.1}, device=meta)
 
 
-def test_updates_of_a_fused_collection_are_its_own() -> None:
-    def fused(optimizer: type) -> FusedEmbeddingBagCollection:
-        configs = bags(a=None, b=None).embedding_bag_configs()
-        return FusedEmbeddingBagCollection(
-            configs, optimizer, {"lr": 0.1}, device=torch.device("meta")
-        )
-
-    assert plain_updates(fused(torch.optim.Adagrad), None, "cuda").keys() == {"a", "b"}
-    assert plain_updates(fused(torch.optim.SGD), None, "cuda") == {}
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
 
 
-def test_why_batches_are_plain() -> None:
-    fused = ParameterSharding("table_wise", "fused", ranks=[0])
-    replicated = ParameterSharding("data_parallel", "dense")
-    tables = {"a": fused, "b": replicated}
-    assert why_plain_kernels({"a": fused}, {}, on_cpu=False) == ""
-    assert why_plain_kernels(tables, {}, on_cpu=True) == ""
-    assert "dense kernels, those of tables b" in why_plain_kernels(tables, {}, on_cpu=False)
-    why = why_plain_kernels({"a": fused}, {"a": "lamb"}, on_cpu=False)
-    assert why == "as kernels of lamb for CUDA, those of tables a, take no other"
+@pytest.mark.parametrize(
+    ("module", "fused_params", "kind"),
+    [
+        (bags(a=optim.Adagrad), None, "exact_adagrad"),
+        (bags(a=optim.RowWiseAdagrad), ADAGRAD, ""),
+        (bags(a=optim.LAMB), None, "lamb"),
+        (bags(a=optim.Adam), None, ""),
+        (bags(a=None), None, ""),
+        (bags(a=None), ADAGRAD, "exact_adagrad"),
+        (fused(torch.optim.Adagrad), None, "exact_adagrad"),
+        (fused(torch.optim.SGD), None, ""),
+    ],
+)
+def test_updates_whose_kernels_for_cuda_take_plain_batches_alone(
+    module: Any, fused_params: Any, kind: str
+) -> None:
+    assert why_plain_kernels(module, {"a": FUSED}, fused_params, "cpu") == ""
+    why = why_plain_kernels(module, {"a": FUSED}, fused_params, "cuda")
+    assert (f"CUDA kernels of {kind} " in why) if kind else why == ""
+
+
+def test_dense_kernels_take_plain_batches_but_for_data_parallel_tables_on_cpu() -> None:
+    places = {"a": ParameterSharding("data_parallel", "dense")}
+    assert why_plain_kernels(bags(a=None), places, None, "cpu") == ""
+    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cuda")
+    places = {"a": ParameterSharding("table_wise", "dense", ranks=[0])}
+    assert "dense kernels" in why_plain_kernels(bags(a=None), places, None, "cpu")
 
 
 def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
-    tables = EmbeddingCollection(
-        tables=[EmbeddingConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["f_a"])]
-    )
-    params = {"a": ParameterSharding("table_wise", "fused", ranks=[0])}
     clipping = {"gradient_clipping": True, "max_gradient": 0.1}
-    sharded = object.__new__(ExactShardedEmbeddingCollection)
-    clipped = ClippedGradients(tables, params, clipping)
-    vars(sharded).update(_groups=None, _on_cpu=False, clipped=clipped)
-    assert "clips the gradient of each row" in sharded._why_plain()
-    vars(sharded).update(clipped=ClippedGradients(tables, params, None))
-    assert sharded._why_plain() == ""
+    for params, words in ((clipping, "clips the gradient of each row"), (None, "")):
+        clipped = clipped_tables(sequences("a"), {"t_a": FUSED}, params)
+        sharded: Any = SimpleNamespace(_groups=None, _device_type="cuda", clipped=clipped)
+        why = ExactShardedEmbeddingCollection._why_plain(sharded)
+        assert (words in why) if words else why == ""
 
 
 @pytest.mark.parametrize("kernel", ["fused", "fused_uvm", "fused_uvm_caching"])
 def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: str) -> None:
     module = bags(a=optim.SGD)
-    weight = module.embedding_bags["a"].weight
-    weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
+    module.embedding_bags["a"].weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
     with pytest.raises(SetupError, match=r"table a: .* do nothing with momentum"):
-        check_updates(params, {"a": weight}, None, torch.device("cuda"))
-
-
-def test_a_module_on_one_rank_gathers_nothing() -> None:
-    assert gathers_equal_sizes(None, "cpu")
-    assert not gathers_equal_sizes(None, "cuda")
+        check_updates(module, params, None, torch.device("cuda"))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ParameterSharding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.compat.row_updates import ClippedGradients
+from recd_plugins.compat.row_updates import clipped_tables
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import ExactnessError
@@ -84,7 +84,8 @@ def test_tables_that_clip_gradients_are_refused(partial: bool) -> None:
             model.sequences.embedding_configs(), ("fused", "dense"), strict=True
         )
     }
-    model.sequences.clipped = ClippedGradients(model.sequences, params, {"gradient_clipping": True})
+    clipped = clipped_tables(model.sequences, params, {"gradient_clipping": True})
+    model.sequences.clipped = clipped  # type: ignore[assignment]
     guard(model)
     with pytest.raises(ExactnessError, match="features a are deduplicated, and their tables "):
         model(batch(partial))

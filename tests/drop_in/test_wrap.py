@@ -249,9 +249,8 @@ def _check(optimizer: Any, arguments: dict[str, Any], fused_params: dict[str, An
     model = Model()
     if optimizer is not None:
         apply_optimizer_in_backward(optimizer, model.bags.parameters(), arguments)
-    parameters = {name: bag.weight for name, bag in model.bags.embedding_bags.items()}
-    plan = {name: ParameterSharding("table_wise", "fused", [0]) for name in parameters}
-    check_updates(plan, parameters, fused_params, CPU)
+    plan = {n: ParameterSharding("table_wise", "fused", [0]) for n in model.bags.embedding_bags}
+    check_updates(model.bags, plan, fused_params, CPU)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +268,6 @@ def test_arguments_that_do_nothing_are_refused(
 ) -> None:
     with pytest.raises(SetupError, match=f"table t_f0: .*{message}"):
         _check(optimizer, arguments, fused_params)
-
-
-def test_a_rate_that_nobody_gave_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    _check(torch.optim.SGD, {}, {"learning_rate": 0.3})
-    assert not caplog.records
-    _check(torch.optim.SGD, {}, {})
-    assert "SGD was given no lr, and FBGEMM's default of 0.01 counts" in caplog.text
 
 
 def test_one_dict_of_arguments_is_for_two_optimizers() -> None:

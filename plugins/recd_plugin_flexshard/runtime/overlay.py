@@ -18,7 +18,7 @@ from torchrec.distributed import comm_ops
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
 from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows
-from recd_plugins.api import ExactnessError, require_attributes
+from recd_plugins.api import ExactnessError
 
 # Names of regions of a profile: copies learn in the lookup, as in a fused kernel.
 LOOKUP_REGION = "[lookup]_[tiers]"
@@ -43,10 +43,6 @@ class UpdateRule:
     """The optimizer update of one fused kernel."""
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
-        require_attributes(
-            kernel, "optimizer", "optimizer_args", "get_learning_rate", "output_dtype"
-        )
-        require_attributes(kernel.optimizer_args, "eps", *_REFUSED_OPTIONS)
         self._kernel = kernel
         self._tables = ", ".join(tables)
         if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):

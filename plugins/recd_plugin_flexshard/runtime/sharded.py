@@ -41,7 +41,6 @@ from recd_plugins.api import (
     SetupError,
     lookup_kernels,
     refuse_inverse_indices,
-    require_attributes,
 )
 
 
@@ -87,15 +86,6 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             fused_params,
             device,
             **arguments,
-        )
-        # Private, torchrec 1.6 to 1.9.
-        require_attributes(
-            self,
-            "_use_index_dedup",
-            "_lookups",
-            "_need_indices",
-            "_optim",
-            "_model_parallel_name_to_sharded_tensor",
         )
         assert env.process_group is not None
         set_group(self._model_parallel_name_to_sharded_tensor, self._optim, env.process_group)

@@ -41,11 +41,7 @@ from recd_plugins.api import (
     LookupKernels,
     lookup_kernels,
     portable_kernels,
-    require_attributes,
 )
-
-# Private, torchrec 1.6 to 1.9: the tables of a kernel.
-_OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")
 
 
 class _FastBags(portable_kernels.PortableEmbeddingBag):
@@ -275,7 +271,6 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         # Skips the fused base's constructor, which would allocate the tables on the device.
         config = with_parameters_on_host(config)
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
-        require_attributes(self, "_pooling", *_OF_KERNEL)
         self._open_stores(device, caches, self._pooling)
         fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
         self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
@@ -304,7 +299,6 @@ class CachedEmbedding(_Cached, BatchedFusedEmbedding):
     ) -> None:
         config = with_parameters_on_host(config)
         BaseBatchedEmbedding.__init__(self, config, pg, device)
-        require_attributes(self, *_OF_KERNEL)
         self._open_stores(device, caches, PoolingMode.NONE)
         self._fast_kernel = (_FastRows(self._fast.kernel, config, pg, device),)
 

@@ -29,7 +29,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 
 from recd_plugin_scars.runtime.policies import CachedShard, TableCache
 from recd_plugin_scars.runtime.stores import BackingStore, open_backing_store
-from recd_plugins.api import SetupError, require_attributes, use_row_wise_adagrad
+from recd_plugins.api import SetupError
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
@@ -240,7 +240,6 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         """Return a kernel whose ``prepare_inputs`` checks ids on a device."""
         if device.type == "cpu":
             return self
-        require_attributes(self, *_OF_BOUNDS)
         other = copy.copy(self)
         other._buffers = {
             name: buffer.to(device) if name in _OF_BOUNDS and buffer is not None else buffer
@@ -300,19 +299,6 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
         self._load()
 
 
-# Private, fbgemm 1.6 to 1.9: the tables of a kernel.
-_OF_TABLES = (
-    "hash_size_cumsum",
-    "learning_rate_tensor",
-    "momentum1_offsets",
-    "optimizer_args",
-    "rows_per_table",
-    "total_hash_size",
-    "total_hash_size_bits",
-    "weights_offsets",
-)
-
-
 class FastMemory:
     """Slots for rows and their optimizer state; FBGEMM looks them up and updates them.
 
@@ -362,8 +348,6 @@ class FastMemory:
             **arguments,
             bounds_check_mode=BoundsCheckMode.NONE,
         )
-        use_row_wise_adagrad(self.kernel)
-        require_attributes(self.kernel, *_OF_TABLES, f"weights_{self._memory}")
         self.kernel.weights_offsets.zero_()
         self.kernel.momentum1_offsets.zero_()
         # Overrides the environment variable: slots need no bounds check.

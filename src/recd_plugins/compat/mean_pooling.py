@@ -26,6 +26,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.coalesced.input_dist import refuse_at_signs
+from recd_plugins.sparse.deduplicated_kjt import with_fields
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 
@@ -38,15 +39,13 @@ def mean_pooled(module: EmbeddingBagCollection | FusedEmbeddingBagCollection) ->
 def refuse_weighted_mean(tables: Sequence[str]) -> None:
     """Refuse mean pooling of bags whose ids have weights.
 
-    An unsharded EmbeddingBagCollection does not support it. FBGEMM's kernels (1.6 to 1.9) divide by
-    the number of ids in the forward pass, but not in the backward pass. For row-wise tables
-    TorchRec divides by the sum of the weights.
+    FBGEMM's kernels (1.6 to 1.9) divide by the number of ids in the forward pass, but not in the
+    backward pass. For row-wise tables TorchRec divides by the sum of the weights.
     """
     if tables:
         raise ExactnessError(
-            f"tables {', '.join(tables)} have mean pooling of weighted ids, which FBGEMM divides "
-            "in its forward pass alone, and TorchRec in row-wise tables otherwise: use sum "
-            "pooling, with weights that are divided already, or give the ids no weights"
+            f"tables {', '.join(tables)} have mean pooling of weighted ids, for which FBGEMM "
+            "computes wrong gradients: use sum pooling with normalised weights, or no weights"
         )
 
 
@@ -57,8 +56,8 @@ def refuse_means_in_grids(
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
-            f"tables {', '.join(grids)} have mean pooling and are sharded grid_shard, of which "
-            "TorchRec gives the sums: shard them otherwise, or use sum pooling"
+            f"tables {', '.join(grids)} have mean pooling and are sharded grid_shard, for which "
+            "TorchRec returns sums: shard them otherwise, or use sum pooling"
         )
 
 
@@ -113,14 +112,7 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
         return features
     place = {name: row for row, name in enumerate(names)}
     rows = torch.tensor([place[name] for name in order], device=indices.device)
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=features.values(),
-        weights=features.weights_or_none(),
-        lengths=features.lengths(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank(),
-        inverse_indices=(list(order), indices.index_select(0, rows)),
-    )
+    return with_fields(features, inverse_indices=(list(order), indices.index_select(0, rows)))
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.runtime.errors import DataError
 
 # FBGEMM's bag kernel indexes the rows of a table with 32 bits.
@@ -276,7 +275,6 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
             if sum(module._local_rows) == 0:
                 module.__class__ = _EMPTY[type(module)]
                 continue
-            use_row_wise_adagrad(module.emb_module)
             if type(module) is BatchedFusedEmbeddingBag:
                 module.__class__ = PortableEmbeddingBag
             elif fits_one_table(module.emb_module):

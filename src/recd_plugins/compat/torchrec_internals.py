@@ -6,27 +6,17 @@ names in the source that are not listed, and for listed names that are not used.
 
 from __future__ import annotations
 
-import sys
-from functools import cache
-from typing import Any
+from recd_plugins.runtime.versions import Internal
 
-from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.versions import Internal, lacks, one_of_the_sets, refuse_missing
-
-_TABLES = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
 #: Attributes and modules, keyed by their owner: a module or ``module:Class``.
-_NAMES = {
-    "torchrec.distributed.batched_embedding_kernel:BatchedDenseEmbedding": (
-        "_config _local_rows _local_cols _feature_table_map _emb_module"
-    ),
-    "torchrec.distributed.batched_embedding_kernel:BatchedDenseEmbeddingBag": (
-        "_config _local_rows _local_cols _feature_table_map _emb_module"
-    ),
-    "torchrec.distributed.batched_embedding_kernel:BatchedFusedEmbedding": (
-        "_config _local_rows _local_cols _feature_table_map _emb_module"
-    ),
-    "torchrec.distributed.batched_embedding_kernel:BatchedFusedEmbeddingBag": (
-        "_config _local_rows _local_cols _feature_table_map _emb_module"
+_NAMES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            f"torchrec.distributed.batched_embedding_kernel:Batched{kind}Embedding{bag}"
+            for kind in ("Dense", "Fused")
+            for bag in ("", "Bag")
+        ),
+        "_config _local_rows _local_cols _feature_table_map _emb_module",
     ),
     "torchrec.distributed.dist_data:KJTAllToAllTensorsAwaitable": (
         "_output_splits _output_tensors _awaitables"
@@ -97,10 +87,6 @@ _NAMES = {
         "_kjt_flatten _kjt_flatten_spec _kjt_flatten_with_keys _kjt_unflatten"
     ),
     "fbgemm_gpu.quantize_comm:QuantizedCommCodec": "_loss_scale _comm_precision",
-    f"{_TABLES}:SplitTableBatchedEmbeddingBagsCodegen": (
-        "_indices _offsets _used_rowwise_adagrad_with_counter "
-        "_used_rowwise_adagrad_with_global_weight_decay"
-    ),
     "torch": "_C",
     "torch._C": "_current_graph_task_id _autograd _distributed_c10d",
     "torch._C._distributed_c10d:Backend.Options": "_timeout",
@@ -139,29 +125,3 @@ _NAMES = {
 INTERNALS = tuple(
     Internal(of, tuple(names.split()), "recd-plugins") for of, names in _NAMES.items()
 )
-
-
-@cache
-def refuse_other_versions() -> None:
-    """Refuse an installation that lacks one of ``INTERNALS``; checks once per process.
-
-    Only imported modules are checked, since importing torch.distributed.optim alone takes 0.3 s.
-
-    Raises:
-        SetupError: names each missing attribute, what needs it and what to install.
-    """
-    refuse_missing(each for each in INTERNALS if each.of.partition(":")[0] in sys.modules)
-
-
-def require_attributes(owner: Any, *names: str) -> None:
-    """Refuse an installed version whose ``owner`` lacks one of ``names``.
-
-    Raises:
-        SetupError: names the attribute and what to install.
-    """
-    for name in names:
-        if not hasattr(owner, name):
-            cls = owner if isinstance(owner, type) else type(owner)
-            package = cls.__module__.partition(".")[0]
-            missing = lacks(package, f"{cls.__name__}.{name}", "exact training")
-            raise SetupError(f"{missing}: {one_of_the_sets()}")

@@ -23,7 +23,6 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from recd_plugins.compat.torchrec_internals import refuse_other_versions
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
@@ -125,12 +124,10 @@ def prepare(
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         RecdError: a sequence feature has no pooling.
         ExactnessError: a combination that cannot be exact.
-        SetupError: modules share a table, a version of TorchRec, FBGEMM or torch is not supported,
-            or no candidate of a chooser fits.
+        SetupError: modules share a table, or no candidate of a chooser fits.
     """
     if topology is not None:
         registry = registry.with_training({"topology": str(topology)})
-    refuse_other_versions()
     refuse_shared_tables(model)
     modules = list(embedding_modules(model))
     if context is not None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import CodeType
 from typing import Any
-
-from recd_plugins.runtime.errors import SetupError
 
 __version__ = "0.1.0"
 
@@ -104,12 +102,6 @@ class Internal:
         for name in self.names:
             if not has_name(owner, name):
                 yield lacks(package, f"{where}.{name}", self.used_for)
-
-
-def refuse_missing(internals: Iterable[Internal]) -> None:
-    """Raise SetupError if private names are missing. It says what they are for, and the remedy."""
-    if missing := [message for internal in internals for message in internal.missing()]:
-        raise SetupError(f"{'; '.join(missing)}: {one_of_the_sets()}")
 
 
 def lacks(package: str, name: str, used_for: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionContext
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
@@ -28,7 +28,7 @@ from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import all_gather_object
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.coalesced.input_dist import Coalesced, refuse_at_signs
-from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
+from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows, with_fields
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class BatchForm:
     @property
     def takes_unique_rows(self) -> bool:
         """Return whether the module looks up the unique rows of a deduplicated batch."""
-        return not self.plain_only
+        return not self.plain_only or isinstance(self, StoredRows)
 
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return the features of a batch in the feature order of the first batch.
@@ -149,17 +149,16 @@ class BatchForm:
 class StoredRows(BatchForm):
     """Batch form for modules that receive the unique rows as a plain batch."""
 
-    @property
-    def takes_unique_rows(self) -> bool:
-        """Return True: unique rows are looked up as plain rows."""
-        return True
-
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return the module's features, padded with empty rows to the same number of rows."""
         keys = features.keys()
         chosen = [key for key in keys if key in self._features]
         if features.variable_stride_per_key():
-            return _plain(features, chosen)
+            rows = features.to_dict()
+            most = max(len(rows[key].lengths()) for key in chosen)
+            plain = plain_kjt(chosen, [rows[key] for key in chosen], most)
+            assert plain is not None, "it has features"
+            return plain
         # TorchRec keeps to the places of features, so these are as in deduplicated batches.
         if len(chosen) == len(keys):
             return features
@@ -181,49 +180,25 @@ def returns_unique_rows(module: Any) -> bool:
     return isinstance(getattr(module, "form", None), StoredRows)
 
 
-class IdWeights:
-    """Checks per-id weights for an EmbeddingBagCollection; ``means`` are its mean-pooled tables."""
+def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> None:
+    """Refuse weights of ids that need a gradient, or that mean-pooled tables would get.
 
-    def __init__(self, name: str, *, weighted: bool, means: Sequence[str] = ()) -> None:
-        if weighted:
-            refuse_weighted_mean(means)
-        self._name, self._weighted, self._means = name, weighted, means
-        self._told = False
+    Args:
+        features: ids of a module.
+        means: tables of the module with mean pooling.
 
-    def check_batch(self, features: KeyedJaggedTensor) -> None:
-        """Check a batch before it is sent.
-
-        Raises:
-            ExactnessError: weights would never be trained, or a mean-pooled table has them.
-        """
-        weights = features.weights_or_none()
-        if weights is None:
-            return
-        if weights.requires_grad:
-            raise ExactnessError(
-                f"the weights of {', '.join(features.keys())} require a gradient, which "
-                "TorchRec's input dist does not pass on: what makes them would never learn. "
-                "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
-            )
-        if not self._weighted:
-            refuse_weighted_mean(self._means)
-            self._tell(
-                "is not is_weighted, and its batches have weights: sharded, TorchRec multiplies by "
-                "them, in one piece it ignores them. Make it is_weighted=True, or give it none"
-            )
-
-    def check_sent(self, features: Iterable[KeyedJaggedTensor]) -> None:
-        """Check the weights computed by feature processors before the lookup."""
-        if self._weighted and any(kjt.weights_or_none() is None and kjt.keys() for kjt in features):
-            self._tell(
-                "is is_weighted, and its batches have no weights: sharded, TorchRec sums vectors, "
-                "in one piece it fails. Give it weights, or make it is_weighted=False"
-            )
-
-    def _tell(self, what: str) -> None:
-        if not self._told:
-            self._told = True
-            logger.warning("%s %s", self._name, what)
+    Raises:
+        ExactnessError: the weights would never be trained, or a table in ``means`` exists.
+    """
+    weights = features.weights_or_none()
+    if weights is None:
+        return
+    if weights.requires_grad:
+        raise ExactnessError(
+            f"the weights of {', '.join(features.keys())} require a gradient, which TorchRec's "
+            "input dist drops: use a FeatureProcessedEmbeddingBagCollection, or detach the weights"
+        )
+    refuse_weighted_mean(means)
 
 
 def refuse_inverse_indices(
@@ -258,12 +233,12 @@ def fit_batches(
     *,
     remaps: bool = False,
     needs_rows: bool = False,
-    weights: IdWeights | None = None,
+    means: Sequence[str] | None = None,
 ) -> None:
     """Make a sharded TorchRec module convert its batches to one form.
 
     A module that ``remaps`` ids gets int64 ids. A module that ``needs_rows`` refuses a deduplicated
-    batch without rows.
+    batch without rows. If ``means`` is given, weights are checked as in ``refuse_lost_weights``.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
 
@@ -273,17 +248,15 @@ def fit_batches(
                 features = unique_rows(features)
             keep_inverse_indices(features)
             features = form.fit(form.ordered(features))
-            if weights is not None:
-                weights.check_batch(features)
+            if means is not None:
+                refuse_lost_weights(features, means)
             if needs_rows and features.variable_stride_per_key() and not num_rows(features):
                 raise ExactnessError(
-                    f"{form.name}: the batch has no row, and TorchRec's {type(sharded).__name__} "
-                    "takes no such deduplicated batch: give every rank rows (drop_last of a "
-                    "loader), or end the epoch for all ranks where one has none"
+                    f"{form.name}: the deduplicated batch has no row, which TorchRec's "
+                    f"{type(sharded).__name__} does not support: give every rank rows"
                 )
             if remaps and features.values().dtype == torch.int32:
-                ids = features.values().long()
-                features = with_tensors(features, ids, features.weights_or_none())
+                features = with_fields(features, values=features.values().long())
         return input_dist(ctx, features, *args, **kwargs)
 
     def computed(ctx: Any, features: Any) -> Any:
@@ -295,55 +268,16 @@ def fit_batches(
     sharded.input_dist, sharded.compute_and_output_dist = fitted, computed
 
 
-def with_tensors(
-    features: KeyedJaggedTensor, values: Tensor, weights: Tensor | None
-) -> KeyedJaggedTensor:
-    """Return the same rows with other ids or weights."""
-    variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=values,
-        weights=weights,
-        lengths=features.lengths(),
-        offsets=features.offsets_or_none(),
-        stride=None if variable else features.stride(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-        inverse_indices=features.inverse_indices_or_none(),
-    )
-
-
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
     """Return a plain batch in deduplicated form, with each row as its own unique row."""
     rows = features.stride()
     every_row = torch.arange(rows, device=features.device())
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=features.values(),
-        weights=features.weights_or_none(),
-        lengths=features.lengths(),
-        offsets=features.offsets_or_none(),
+    return with_fields(
+        features,
+        stride=None,
         stride_per_key_per_rank=[[rows]] * len(features.keys()),
         inverse_indices=(order, every_row.repeat(len(order), 1)),
     )
-
-
-def _plain(features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
-    keys, strides, num_ids = features.keys(), features.stride_per_key(), features.length_per_key()
-    weights = features.weights_or_none()
-    rows = {
-        key: JaggedTensor(values, of_values, lengths)
-        for key, values, lengths, of_values in zip(
-            keys,
-            features.values().split(num_ids),
-            features.lengths().split(strides),
-            [None] * len(keys) if weights is None else weights.split(num_ids),
-            strict=True,
-        )
-    }
-    most = max(stride for key, stride in zip(keys, strides, strict=True) if key in chosen)
-    plain = plain_kjt(chosen, [rows[key] for key in chosen], most)
-    assert plain is not None, "it has features"
-    return plain
 
 
 @dataclass
@@ -401,16 +335,14 @@ def num_rows(features: KeyedJaggedTensor) -> int:
 
 def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Add one empty row per feature to a batch without rows, and keep its form."""
-    keys, indices = features.keys(), features.inverse_indices_or_none()
+    num_keys, indices = len(features.keys()), features.inverse_indices_or_none()
     variable = features.variable_stride_per_key()
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=features.values(),
-        weights=features.weights_or_none(),
-        lengths=features.lengths().new_zeros(len(keys)),
+    return with_fields(
+        features,
+        lengths=features.lengths().new_zeros(num_keys),
         stride=None if variable else 1,
-        stride_per_key_per_rank=[[1]] * len(keys) if variable else None,
-        inverse_indices=indices and (indices[0], indices[1].new_zeros(len(keys), 1)),
+        stride_per_key_per_rank=[[1]] * num_keys if variable else None,
+        inverse_indices=indices and (indices[0], indices[1].new_zeros(num_keys, 1)),
     )
 
 

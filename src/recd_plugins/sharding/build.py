@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -40,33 +39,6 @@ class SharderDefaults:
     qcomm_codecs_registry: Codecs | None
     use_index_dedup: bool = False
 
-    @classmethod
-    def of(cls, sharder: Any) -> SharderDefaults:
-        """Return the arguments set on a TorchRec sharder."""
-        return cls(
-            sharder.fused_params,
-            sharder.qcomm_codecs_registry,
-            getattr(sharder, "_use_index_dedup", False),
-        )
-
-    def or_else(self, other: SharderDefaults) -> SharderDefaults:
-        """Return these arguments, with missing ones filled in from ``other``.
-
-        Raises:
-            SetupError: an argument is set in both.
-        """
-        for name in ("fused_params", "qcomm_codecs_registry"):
-            if getattr(self, name) and getattr(other, name):
-                raise SetupError(
-                    f"{name} is an argument of sharders() and of a sharder in base: leave one of "
-                    "the two away"
-                )
-        return replace(
-            self,
-            fused_params=self.fused_params or other.fused_params,
-            qcomm_codecs_registry=self.qcomm_codecs_registry or other.qcomm_codecs_registry,
-        )
-
     def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``params`` updated by the trainer's parameters.
 
@@ -74,6 +46,24 @@ class SharderDefaults:
         """
         chosen = self.fused_params or {}
         return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
+
+
+def _defaults(sharder: Any, other: SharderDefaults) -> SharderDefaults:
+    """Return the arguments of a TorchRec sharder, with missing ones filled in from ``other``.
+
+    Raises:
+        SetupError: an argument is set in both.
+    """
+    found: dict[str, Any] = {}
+    for name in ("fused_params", "qcomm_codecs_registry"):
+        own, given = getattr(sharder, name), getattr(other, name)
+        if own and given:
+            raise SetupError(
+                f"{name} is an argument of sharders() and of a sharder in base: leave one of the "
+                "two away"
+            )
+        found[name] = own or given
+    return SharderDefaults(use_index_dedup=getattr(sharder, "_use_index_dedup", False), **found)
 
 
 def build_sharders(
@@ -96,7 +86,7 @@ def build_sharders(
 
     def joined(stock: type[Any]) -> tuple[dict[str, Any], Codecs | None, bool]:
         found = _in_base(base, stock)
-        both = given if found is None else SharderDefaults.of(found).or_else(given)
+        both = given if found is None else _defaults(found, given)
         _check_optimizer(both, registry, file_counts=bool(defaults))
         codecs = wire_codecs(training, both.qcomm_codecs_registry, prepared.tables)
         return both.over(of_training), codecs, both.use_index_dedup
@@ -113,7 +103,7 @@ def build_sharders(
 
     def arguments(inner: Any) -> tuple[dict[str, Any], Codecs | None]:
         """Return the arguments for a sharder inside one of ``base``."""
-        own = SharderDefaults.of(inner)
+        own = SharderDefaults(inner.fused_params, inner.qcomm_codecs_registry)
         _check_optimizer(own, registry, file_counts=bool(defaults))
         codecs = own.qcomm_codecs_registry or qcomm_codecs_registry
         return (
@@ -137,12 +127,6 @@ def build_sharders(
                     raise SetupError(
                         f"{type(first).__name__} and {type(sharder).__name__} both shard "
                         f"{sharder.module_type.__name__}; a plugin gives a module type of its own"
-                    )
-                if unlike := _unlike(first, sharder):
-                    raise SetupError(
-                        f"another entry's sharder of {sharder.module_type.__name__} has other "
-                        f"{', '.join(unlike)}, and one sharder shards all modules of a type: let "
-                        "the modules that the plugin puts in have the options of their entry"
                     )
     if base:
         _warn_of_unsharded(prepared, found.keys())
@@ -176,16 +160,6 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
             f"{registry.path}:{named}, and the trainer's fused_params name {optimizer}: leave one "
             "of the two away"
         )
-
-
-def _unlike(first: object, second: object) -> list[str]:
-    """Return the names of plain-valued attributes (options, for example) that differ."""
-    plain = (str, int, float, BaseModel)
-    one, other = (
-        {name: value for name, value in vars(each).items() if isinstance(value, plain)}
-        for each in (first, second)
-    )
-    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:

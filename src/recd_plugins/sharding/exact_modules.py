@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -22,7 +22,7 @@ from torchrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -38,9 +38,10 @@ from recd_plugins.compat.mean_pooling import (
     exact_divisor,
     mean_pooled,
     refuse_means_in_grids,
+    refuse_weighted_mean,
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
-from recd_plugins.compat.row_updates import ClippedGradients, plain_updates, why_plain_kernels
+from recd_plugins.compat.row_updates import clipped_tables, why_plain_kernels
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
@@ -49,13 +50,13 @@ from recd_plugins.sharding.batch_form import (
     BatchForm,
     ExactBagContext,
     ExactSequenceContext,
-    IdWeights,
     StoredRows,
     accepts_deduplicated,
     keep_inverse_indices,
     num_rows,
     pooled_without_rows,
     refuse_inverse_indices,
+    refuse_lost_weights,
     set_unique_strides,
     with_an_empty_row,
     without_rows,
@@ -71,18 +72,64 @@ from recd_plugins.sharding.gradient_dedup import dedup_gradients
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
+Plan = dict[str, ParameterSharding]
 
-class _RowKernels:
-    """Mixin for TorchRec's sharded collections that uses lookup kernels of plugins."""
 
-    lookup_kernels: tuple[LookupKernels, ...]  # set before the base class creates the lookups
+class _ExactCollection:
+    """Mixin for TorchRec's sharded collections: kernels of plugins, coalescing, one batch form.
+
+    ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
+    ids in these methods.
+
+    Attributes:
+        dedups_gradients: whether ``DedupGradientAllToAll`` sends the gradients.
+    """
+
+    def __init__(
+        self: Any,
+        module: Any,
+        plan: Plan,
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        kernels: Sequence[LookupKernels] = (),
+        coalesced: Collection[str] = (),
+        **arguments: Any,
+    ) -> None:
+        pooled = isinstance(module, EmbeddingBagCollection)
+        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        self.clipped = clipped_tables(module, plan, fused_params)
+        check_coalesced(coalesced, plan, self.clipped.tables, pooled=pooled)
+        self._groups = feature_groups(configs, coalesced)
+        if self._groups is not None and arguments.get("use_index_dedup"):
+            raise SetupError(
+                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
+                "use_index_dedup away, as coalescing does the same"
+            )
+        self._device_type = "cpu" if device is None else device.type
+        # Set before the base class creates the lookups.
+        self.fused_params, self.lookup_kernels = fused_params, tuple(kernels)
+        super().__init__(module, plan, env, fused_params, device, **arguments)  # type: ignore[call-arg]
+        on_cpu = self._device_type == "cpu"
+        self.dedups_gradients = on_cpu and dedup_gradients(self._output_dists)
+        if on_cpu:
+            use_portable_lookups(self._lookups)
+        follow_state_dicts(self)
+        form = StoredRows if accepts_deduplicated(module) else BatchForm
+        self.form = form(
+            arguments.get("module_fqn") or type(module).__name__,
+            self._why_plain(module, plan, arguments.get("qcomm_codecs_registry")),
+            (name for config in configs for name in config.feature_names),
+            env.process_group,
+        )
 
     def reset_parameters(self) -> None:
         """Reset the tables; row kernels then read their rows again before the next use."""
         flush_kernels(self)  # type: ignore[arg-type]
         super().reset_parameters()  # type: ignore[misc]
 
-    def _create_lookups(self) -> None:
+    def _create_lookups(self: Any) -> None:
         with lookups_with(self.lookup_kernels):
             super()._create_lookups()  # type: ignore[misc]
 
@@ -94,7 +141,7 @@ class _RowKernels:
         return moved
 
 
-class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollection):
+class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCollection):
     """Accepts deduplicated (VBE) batches, and a batch size per rank, in every sharding.
 
     The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass.
@@ -103,54 +150,28 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     """
 
     def __init__(
-        self,
-        module: EmbeddingBagCollection,
-        table_name_to_parameter_sharding: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        fused_params: dict[str, Any] | None = None,
-        device: torch.device | None = None,
-        *,
-        kernels: Sequence[LookupKernels] = (),
-        coalesced: Collection[str] = (),
-        **arguments: Any,
+        self, module: EmbeddingBagCollection, plan: Plan, env: ShardingEnv, *more: Any, **named: Any
     ) -> None:
-        plan = table_name_to_parameter_sharding
-        name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
-        means = mean_pooled(module)
-        refuse_means_in_grids(means, plan)
-        self._weighted = module.is_weighted()
-        self._id_weights = IdWeights(name, weighted=self._weighted, means=means)
-        check_coalesced(coalesced, plan, pooled=True)
-        self.clipped = ClippedGradients(module, plan, fused_params, coalesced)
-        device_type = "cpu" if device is None else device.type
-        self._in_blocks = why_plain_codecs(arguments.get("qcomm_codecs_registry"))
-        self.fused_params = fused_params
-        self.lookup_kernels = tuple(kernels)
-        super().__init__(module, plan, env, fused_params, device, **arguments)
-        self._gathers_equal_sizes = gathers_equal_sizes(env.process_group, device_type)
-        if device_type == "cpu":
-            use_portable_lookups(self._lookups)
-        follow_state_dicts(self)
+        self._means, self._weighted = mean_pooled(module), module.is_weighted()
+        refuse_means_in_grids(self._means, plan)
+        if self._weighted:
+            refuse_weighted_mean(self._means)
+        super().__init__(module, plan, env, *more, **named)
+        self._gathers_equal_sizes = gathers_equal_sizes(env.process_group, self._device_type)
+        self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in plan.values())
         configs = module.embedding_bag_configs()
-        shardings = {c.name: plan[c.name] for c in configs}
-        self._groups = feature_groups(configs, coalesced)
         self._layout: BagLayout | None = None
+        self._divided_columns: Tensor | None = None
         if self._groups is None:
-            self._divided_columns = divide_row_wise_tables_only(self, configs, shardings)
+            self._divided_columns = divide_row_wise_tables_only(self, configs, plan)
         else:
-            self._layout = BagLayout(self, configs, shardings, self._groups)
-            self._divided_columns = None
+            self._layout = BagLayout(self, configs, plan, self._groups)
             self._has_mean_pooling_callback = False  # BagLayout divides
-        self._any_row_wise = any(s.sharding_type in ADDED_ON_THE_WAY for s in shardings.values())
-        updates = plain_updates(module, fused_params, device_type)
-        self.form = BatchForm(
-            name,
-            why_plain_kernels(shardings, updates, on_cpu=device_type == "cpu")
-            or self._in_blocks
-            or self.clipped.why_plain,
-            (name for config in configs for name in config.feature_names),
-            env.process_group,
-        )
+
+    def _why_plain(self, module: EmbeddingBagCollection, plan: Plan, codecs: Any) -> str:
+        self._in_blocks = why_plain_codecs(codecs)
+        why = why_plain_kernels(module, plan, self.fused_params, self._device_type)
+        return why or self._in_blocks or self.clipped.why_plain
 
     def update_shards(
         self,
@@ -160,45 +181,38 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     ) -> None:
         """Refuse ``DistributedModelParallel.reshard``, which would rebuild the lookups."""
         raise SetupError(
-            f"{self.form.name} is sharded exactly, which DistributedModelParallel.reshard would "
-            "undo in part: shard the model anew by the new plan, and load a checkpoint"
+            f"{self.form.name}: DistributedModelParallel.reshard would undo exact sharding in "
+            "part; shard the model anew by the new plan, and load a checkpoint"
         )
 
     def create_context(self) -> ExactBagContext:
         return ExactBagContext()
 
-    def input_dist(
-        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
-        features = maybe_td_to_kjt(features)
-        if isinstance(features, KeyedJaggedTensor):
-            features = self._checked(ctx, features)
-        if self._groups is not None:
+        features = self._checked(ctx, maybe_td_to_kjt(features))
+        if self._groups is None:
+            features = self.form.fit(features)
+        else:
             if self._weighted and features.weights_or_none() is None:
                 raise ExactnessError(
                     "a weighted EmbeddingBagCollection with coalesced tables got a batch without "
-                    "weights; those of a FeatureProcessedEmbeddingBagCollection come when ids are "
-                    "unique, too late: leave its tables out of coalesced"
+                    "weights; a FeatureProcessedEmbeddingBagCollection makes them too late: leave "
+                    "its tables out of coalesced"
                 )
-            assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(features, self._groups)
-        elif isinstance(features, KeyedJaggedTensor):
-            features = self.form.fit(features)
         awaitable = self.distribute(ctx, features)
         if self._divided_columns is not None:
             ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
         return awaitable
 
-    def _checked(
-        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
-    ) -> KeyedJaggedTensor:
+    def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if self.form.takes_unique_rows:
             features = unique_rows(features)
         keep_inverse_indices(features)
         features = self.form.ordered(features)
-        self._id_weights.check_batch(features)
+        refuse_lost_weights(features, self._means)
         variable = features.variable_stride_per_key()
         has_inverse = features.inverse_indices_or_none() is not None
         # Coalescing needs the inverse indices of each feature.
@@ -225,10 +239,8 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
         """Look up rows and send embeddings; train pipelines call this method too."""
-        if self._groups is None:  # weights of coalesced tables stay on their rank
-            self._id_weights.check_sent(input)
         set_unique_strides(ctx, input)
-        with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
+        with _sync_collectives(self._needs_sync_collectives(ctx)):
             return self._pooled(ctx, self.look_up(ctx, input))
 
     def look_up(
@@ -244,16 +256,12 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
+        with _sync_collectives(self._needs_sync_collectives(ctx)):
             return self._pooled(ctx, super().output_dist(ctx, output))
 
-    def _pooled(
-        self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
-    ) -> LazyAwaitable[KeyedTensor]:
+    def _pooled(self, ctx: Any, rows: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[KeyedTensor]:
         """Pool a coalesced batch, and remove the empty row if one was added."""
         if self._layout is not None:
-            assert isinstance(ctx, ExactBagContext)
-            assert ctx.coalesced is not None
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
@@ -273,94 +281,42 @@ class ExactShardedEmbeddingBagCollection(_RowKernels, ShardedEmbeddingBagCollect
 
 
 @contextmanager
-def _sync_collectives() -> Iterator[None]:
-    """Enable TorchRec's synchronous collectives, and reset them even after an exception.
-
-    TorchRec's own ``torchrec_use_sync_collectives`` stays enabled after an exception (1.8).
-    """
+def _sync_collectives(enabled: bool) -> Iterator[None]:
+    """Enable TorchRec's synchronous collectives, and reset them even after an exception."""
     before = comm_ops.get_use_sync_collectives()
-    comm_ops.set_use_sync_collectives(True)
+    comm_ops.set_use_sync_collectives(enabled or before)
     try:
         yield
     finally:
         comm_ops.set_use_sync_collectives(before)
 
 
-class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
-    """Trains data-parallel tables correctly on CPU, and refuses input that would lose gradients.
+class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollection):
+    """Trains data-parallel tables correctly on CPU, and refuses input that would lose gradients."""
 
-    ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
-    ids in these methods.
-
-    Attributes:
-        dedups_gradients: whether ``DedupGradientAllToAll`` sends the gradients.
-    """
-
-    def __init__(
-        self,
-        module: EmbeddingCollection,
-        table_name_to_parameter_sharding: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        fused_params: dict[str, Any] | None = None,
-        device: torch.device | None = None,
-        *,
-        kernels: Sequence[LookupKernels] = (),
-        coalesced: Collection[str] = (),
-        **arguments: Any,
-    ) -> None:
-        plan = table_name_to_parameter_sharding
-        check_coalesced(coalesced, plan, pooled=False)
-        self.clipped = ClippedGradients(module, plan, fused_params, coalesced)
-        self.fused_params = fused_params
-        self.lookup_kernels = tuple(kernels)
-        self._groups = feature_groups(module.embedding_configs(), coalesced)
-        super().__init__(module, plan, env, fused_params, device, **arguments)
-        self._on_cpu = device is None or device.type == "cpu"
-        form = StoredRows if accepts_deduplicated(module) else BatchForm
-        self.form = form(
-            arguments.get("module_fqn") or "an EmbeddingCollection",
-            self._why_plain(),
-            (name for config in module.embedding_configs() for name in config.feature_names),
-            env.process_group,
-        )
-        self.dedups_gradients = self._on_cpu and dedup_gradients(self._output_dists)
-        if self._on_cpu:
-            use_portable_lookups(self._lookups)
-        follow_state_dicts(self)
-        if self._groups is not None and self._use_index_dedup:
-            raise SetupError(
-                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
-                "use_index_dedup away, as coalescing does the same"
-            )
+    def _why_plain(self, *_: Any) -> str:
+        if self._groups is not None:
+            return "from which unique ids are taken"
+        if self._device_type == "cpu":
+            return "as TorchRec loses their gradient on CPU"
+        return self.clipped.why_plain
 
     def create_context(self) -> ExactSequenceContext:
         return ExactSequenceContext()
 
-    def input_dist(
-        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
-        features = maybe_td_to_kjt(features)
-        if isinstance(features, KeyedJaggedTensor):
-            features = unique_rows(features)
-            refuse_inverse_indices(features, allow_variable_batch=True)
-            if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
-                self.clipped.check_stored(features.keys())
-            features = self.form.fit(self.form.ordered(features))
-            if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
-                ctx.no_rows, features = True, with_an_empty_row(features)
+        features = unique_rows(maybe_td_to_kjt(features))
+        refuse_inverse_indices(features, allow_variable_batch=True)
+        if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
+            self.clipped.check_stored(features.keys())
+        features = self.form.fit(self.form.ordered(features))
+        if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
+            ctx.no_rows, features = True, with_an_empty_row(features)
         if self._groups is not None:
-            assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_sequences(features, self._groups)
         return self.distribute(ctx, features)
-
-    def _why_plain(self) -> str:
-        if self._groups is not None:
-            return "from which unique ids are taken"
-        if self._on_cpu:
-            return "as TorchRec loses their gradient on CPU"
-        return self.clipped.why_plain
 
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
@@ -372,12 +328,11 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Look up rows and send embeddings; refuse TorchRec's synchronous collectives."""
-        if self._on_cpu and comm_ops.get_use_sync_collectives():
+        if self._device_type == "cpu" and comm_ops.get_use_sync_collectives():
             raise ExactnessError(
                 "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
                 "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
-                "alone; these sharders switch them on where they are needed. torch.compile of the "
-                "whole model switches them on, too: compile its dense part"
+                "alone, and do not compile the whole model, but its dense part"
             )
         return self._expanded(ctx, self.look_up(ctx, input))
 
@@ -387,12 +342,10 @@ class ExactShardedEmbeddingCollection(_RowKernels, ShardedEmbeddingCollection):
         return self._expanded(ctx, super().output_dist(ctx, output))
 
     def _expanded(
-        self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
+        self, ctx: Any, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Expand a coalesced batch, and remove the empty row if one was added."""
         if self._groups is not None:
-            assert isinstance(ctx, ExactSequenceContext)
-            assert ctx.coalesced is not None
             embeddings = CoalescedSequences(
                 embeddings, ctx.coalesced, self._groups, self._need_indices
             )

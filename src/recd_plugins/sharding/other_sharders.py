@@ -49,7 +49,6 @@ from torchrec.distributed.types import (
     ShardedModule,
     ShardingEnv,
 )
-from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import (
     FeatureProcessorsCollection,
@@ -79,15 +78,13 @@ from recd_plugins.compat.managed_collision import (
 from recd_plugins.compat.mean_pooling import mean_pooled
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.compat.row_updates import (
-    check_update_of_fused,
-    clips,
-    plain_updates,
-    why_clipped,
+    check_updates,
+    tables_clipped_inside,
     why_plain_kernels,
 )
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.sharding.batch_form import BatchForm, IdWeights, fit_batches, with_tensors
+from recd_plugins.sharding.batch_form import BatchForm, fit_batches
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -96,7 +93,7 @@ from recd_plugins.sharding.sharders import (
 )
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY as _ROW_WISE
 from recd_plugins.sharding.wire import Codecs, why_plain_codecs
-from recd_plugins.sparse.deduplicated_kjt import unique_rows
+from recd_plugins.sparse.deduplicated_kjt import unique_rows, with_fields
 
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,
@@ -192,7 +189,7 @@ def _shard(
     on_cpu = device is None or device.type == "cpu"
     _refuse_row_wise_means(name, module, params)
     if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
-        check_update_of_fused(name, module, params, device)
+        check_updates(module, params, None, device)
     sharded = sharder.shard(module, params, env, device, module_fqn)
     if isinstance(sharded, ShardedFusedEmbeddingBagCollection) and on_cpu:
         use_portable_lookups(sharded._lookups)
@@ -204,21 +201,25 @@ def _shard(
         mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
         tables = [table for inside in embedding_modules(module) for table in inside.tables]
-        why = why_plain(module) or why_clipped(sharded)
-        if isinstance(module, FusedEmbeddingBagCollection | ManagedCollisionEmbeddingBagCollection):
+        clipped = (each.why_plain for each in tables_clipped_inside(sharded))
+        why = why_plain(module) or next(filter(None, clipped), "")
+        fused = isinstance(module, FusedEmbeddingBagCollection)
+        if fused or isinstance(module, ManagedCollisionEmbeddingBagCollection):
             why = why or why_plain_codecs(getattr(sharder, "qcomm_codecs_registry", None))
-        if not (on_cpu or why):
-            why = _why_plain_kernels(module, sharded, params)
+        if fused and not (on_cpu or why):
+            why = why_plain_kernels(module, params, None, "cuda")
+        remaps = isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection)
+        if remaps and not (on_cpu or why):
+            # The input dist of the inner module is not called.
+            forms = [getattr(inside, "form", None) for inside in sharded.modules()]
+            why = next((form.plain_only for form in forms if isinstance(form, BatchForm)), "")
+        features = (name for table in tables for name in table.features)
         fit_batches(
             sharded,
-            BatchForm(
-                name, why, (f for table in tables for f in table.features), env.process_group
-            ),
-            remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
+            BatchForm(name, why, features, env.process_group),
+            remaps=remaps,
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
-            weights=IdWeights(name, weighted=module.is_weighted(), means=mean_pooled(module))
-            if isinstance(module, FusedEmbeddingBagCollection)
-            else None,
+            means=mean_pooled(module) if fused else None,
         )
     return left_uncompiled(sharded)
 
@@ -232,58 +233,37 @@ def _refuse_row_wise_means(
     FeatureProcessedEmbeddingBagCollection computes the divisor before it computes the weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        configs = module._embedding_bag_collection.embedding_bag_configs()
+        means = mean_pooled(module._embedding_bag_collection)
     elif isinstance(module, FusedEmbeddingBagCollection):
-        configs = module.embedding_bag_configs()
+        means = mean_pooled(module)
     else:
         return
-    tables = [
-        config.name
-        for config in configs
-        if config.pooling == PoolingType.MEAN and params[config.name].sharding_type in _ROW_WISE
-    ]
-    if tables:
+    if tables := [table for table in means if params[table].sharding_type in _ROW_WISE]:
         raise SetupError(
-            f"{name}: tables {', '.join(tables)} of a {type(module).__name__} are split by rows "
-            "and pooled by means, which TorchRec divides wrongly: shard them by tables or columns, "
-            "or pool by sums"
+            f"{name}: tables {', '.join(tables)} of a {type(module).__name__} are row-wise and "
+            "mean-pooled, which TorchRec divides wrongly: shard them table-wise or column-wise, or "
+            "use sum pooling"
         )
-
-
-def _why_plain_kernels(
-    module: nn.Module, sharded: nn.Module, params: EmbeddingModuleShardingPlan
-) -> str:
-    """Return why kernels on CUDA need plain batches, or an empty string."""
-    if isinstance(module, FusedEmbeddingBagCollection):
-        return why_plain_kernels(params, plain_updates(module, None, "cuda"), on_cpu=False)
-    if not isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
-        return ""
-    # Uses the inner module, whose own input dist is not called.
-    forms = [getattr(inside, "form", None) for inside in sharded.modules()]
-    return next((form.plain_only for form in forms if isinstance(form, BatchForm)), "")
 
 
 def why_plain(module: nn.Module) -> str:
     """Return why a module needs plain batches; empty if it accepts deduplicated ones."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        return why_all_rows_processed(module)
+        return _why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return why_all_rows_remapped(module)
     if isinstance(module, FusedEmbeddingCollection) or type(module).__name__ == _PRIORITIZED:
         return "as an EmbeddingCollection has rows for ids"
     if isinstance(module, _PRUNED):
         return "as it prunes rows by how often they are looked up"
-    if isinstance(module, FusedEmbeddingBagCollection) and clips(module.optimizer_kwargs()):
-        return "as its gradient_clipping clips the gradient of each row"
+    if isinstance(module, FusedEmbeddingBagCollection):
+        clips = module.optimizer_kwargs().get("gradient_clipping")
+        return "as its gradient_clipping clips the gradient of each row" if clips else ""
     return ""
 
 
-def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
-    """Return why feature processors need all rows; empty if unique rows suffice.
-
-    Unique rows suffice for position weights: they depend only on the position in the row, and their
-    gradient is a sum over rows.
-    """
+def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
+    """Return why feature processors need all rows; position weights do not."""
     processors = module._feature_processors
     collected = isinstance(processors, FeatureProcessorsCollection)
     found = {type(processors)} if collected else {type(each) for each in processors.values()}
@@ -298,13 +278,13 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
     process = sharded.apply_feature_processors_to_kjt_list
 
     def kept(dist_input: KJTList) -> KJTList:
-        found = process(dist_input)
-        return KJTList(
-            [
-                _in_form_of(given, processed)
-                for given, processed in zip(dist_input, found, strict=True)
-            ]
-        )
+        found = []
+        for given, processed in zip(dist_input, process(dist_input), strict=True):
+            if given.variable_stride_per_key() and not processed.variable_stride_per_key():
+                strides = given.stride_per_key_per_rank()
+                processed = with_fields(processed, stride=None, stride_per_key_per_rank=strides)
+            found.append(processed)
+        return KJTList(found)
 
     # An instance attribute, which forward and train pipelines find before the class's method.
     sharded.apply_feature_processors_to_kjt_list = kept
@@ -332,16 +312,4 @@ def _with_own_weights(features: Any) -> Any:
         return features
     features = unique_rows(features)
     weights = features.weights_or_none()
-    return with_tensors(features, features.values(), None if weights is None else weights.clone())
-
-
-def _in_form_of(given: KeyedJaggedTensor, processed: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    if given.variable_stride_per_key() == processed.variable_stride_per_key():
-        return processed
-    return KeyedJaggedTensor(
-        keys=processed.keys(),
-        values=processed.values(),
-        weights=processed.weights_or_none(),
-        lengths=processed.lengths(),
-        stride_per_key_per_rank=given.stride_per_key_per_rank(),
-    )
+    return with_fields(features, weights=None if weights is None else weights.clone())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -35,8 +34,6 @@ from recd_plugins.sharding.exact_modules import (
 )
 from recd_plugins.sharding.gradient_dedup import sends_once
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, check_int8, int8_of
-
-logger = logging.getLogger(__name__)
 
 Codecs = dict[str, QuantizedCommCodecs]
 M = TypeVar("M", bound=nn.Module)
@@ -176,19 +173,7 @@ def _check(
         table: [each.__name__ for each in getattr(weight, "_optimizer_classes", ())]
         for table, weight in tables.items()
     }
-    lost = [
-        table
-        for table, sharding in params.items()
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value and brought.get(table)
-    ]
-    if lost:
-        logger.warning(
-            "data-parallel tables lose the optimizer of their backward pass (%s) and train with "
-            "the dense optimizer, if at all: %s",
-            ", ".join(sorted({name for table in lost for name in brought[table]})),
-            ", ".join(lost),
-        )
-    check_updates(params, tables, sharder.fused_params, device)
+    check_updates(module, params, sharder.fused_params, device)
     check_kernels(kernels, params)
     check_int8(sharder.qcomm_codecs_registry, params, pooled=pooled)
     decided = {

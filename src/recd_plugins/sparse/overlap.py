@@ -104,8 +104,6 @@ def _pointer_address(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
 int32_at: Any = _pointer_to(types.int32)
 #: int64_at(address)[i] is the i-th 64-bit integer starting at an address.
 int64_at: Any = _pointer_to(types.int64)
-#: float32_at(address)[i] is the i-th 32-bit float starting at an address.
-float32_at: Any = _pointer_to(types.float32)
 #: pointer_address(pointer) is its address.
 pointer_address: Any = intrinsic(_pointer_address)
 #: differing_words(left, right): bit i is set if the i-th of 64 words at two addresses differ.

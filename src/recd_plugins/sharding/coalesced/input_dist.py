@@ -78,12 +78,16 @@ def feature_groups(
 
 
 def check_coalesced(
-    coalesced: Collection[str], shardings: Mapping[str, ParameterSharding], *, pooled: bool
+    coalesced: Collection[str],
+    shardings: Mapping[str, ParameterSharding],
+    clipped: Collection[str],
+    *,
+    pooled: bool,
 ) -> None:
-    """Refuse dense kernels for coalesced tables and for other bags of the same module.
+    """Refuse coalesced tables that clip gradients, and dense kernels for them or bags beside them.
 
-    Ids of data-parallel tables are not sent, and dense kernels do not support variable batches
-    (VBE).
+    Ids of data-parallel tables are not sent, dense kernels do not support variable batches (VBE),
+    and clipping would clip sums of gradients.
     """
     names = [name for name in shardings if name in coalesced]
     for name, sharding in shardings.items():
@@ -96,6 +100,11 @@ def check_coalesced(
                 f"table {name} is data-parallel or has a dense kernel, and is coalesced or in one "
                 f"EmbeddingBagCollection with {names[0]}, which is: leave coalesce out, or shard "
                 "the table in another way with the kernel fused"
+            )
+        if name in coalesced and name in clipped:
+            raise SetupError(
+                f"table {name} is coalesced and has gradient_clipping, which would clip sums of "
+                "gradients: leave one of the two out"
             )
 
 
