@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._measure import Figure, higher, lower
-from recd_plugins.training.result import Variants, in_rounds
+from recd_plugins.training.result import Comparison, in_rounds
 from recd_plugins.training.session import session
 from recd_plugins.training.sharded_model import Variant
 
@@ -28,7 +28,7 @@ def figures_over_stock(
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Variant, ...] = ("baseline", "plugins")
     with session(registry, overrides=overrides, settings=settings) as trainer:
-        pairs = [Variants(each) for each in in_rounds(sides, rounds, trainer.train)]
+        pairs = [Comparison([each]) for each in in_rounds(sides, rounds, trainer.train)]
     found: dict[str, list[float]] = {}
     for pair in pairs:
         for name, over in pair.ratios("plugins").items():

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import SetupError, cli_options, consoles, file_utils, imports, machine
+from recd_plugins.api import (
+    RecdError,
+    SetupError,
+    cli_options,
+    consoles,
+    file_utils,
+    imports,
+    machine,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_tuning.cluster import MeasuredCluster
@@ -74,14 +82,15 @@ def calibrate(
         backend_for,
         join_torchrun,
         launch,
-        sessions,
+        topologies,
         torchrun_rank,
         torchrun_ranks_per_node,
         watch,
     )
 
     def check_files() -> None:
-        sessions.refuse_other_names(output)
+        if not topologies.is_file_name(output.name):
+            raise RecdError(f"{output}: the file of a topology ends in .yaml; name another")
         cli_options.check_output(output, force, begins=rb"(?ms).*^device *:")
 
     limits = watch.HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")

@@ -102,7 +102,6 @@ def test_overlapped_and_resumed_it_is_the_same_run(folder: Path, whole: dict[str
 
 def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str, Any]) -> None:
     assert whole["stages"]["lookup"] > 0
-    assert 0 < whole["step_memory"]["mean"] < whole["step_memory"]["peak"]
 
     checkpoints = folder / "checkpoints"
     registry = write(folder, checkpoints, every=3, keep=1)

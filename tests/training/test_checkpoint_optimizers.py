@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
-from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -173,12 +171,10 @@ def save_steps(rank: int, world_size: int, folder: Path) -> None:
     Checkpoints(folder, keep=1).save(dmp, build_optimizer(dmp, TRAINING), Progress(5))
 
 
-def load_steps(rank: int, world_size: int, folder: Path, sharding: str) -> tuple[set[int], str]:
+def load_steps(rank: int, world_size: int, folder: Path, sharding: str) -> set[int]:
     dmp = with_steps(sharding)
-    with redirect_stderr(io.StringIO()) as said:
-        Checkpoints(folder, keep=1).load(dmp, build_optimizer(dmp, TRAINING))
-    told = [line for line in said.getvalue().splitlines() if "earlier version" in line]
-    return {int(count) for count in counts_of(dmp)}, "".join(told)
+    Checkpoints(folder, keep=1).load(dmp, build_optimizer(dmp, TRAINING))
+    return {int(count) for count in counts_of(dmp)}
 
 
 @pytest.fixture
@@ -188,10 +184,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_tables_learn_on_from_their_step_on_any_plan(folder: Path) -> None:
-    assert run_on_ranks(load_steps, 2, folder, "row_wise") == [({10}, "")] * 2
+    assert run_on_ranks(load_steps, 2, folder, "row_wise") == [{10}, {10}]
     by_rank = run_on_ranks(load_steps, 2, folder, "table_wise")
-    assert sorted(steps for steps, _ in by_rank) == [set(), {10}]  # of which one has the table
-    assert run_on_ranks(load_steps, 1, folder, "row_wise") == [({10}, "")]
+    assert sorted(by_rank) == [set(), {10}]  # one rank has the table
 
 
 def test_of_an_earlier_version_it_is_the_number_of_steps(folder: Path) -> None:
@@ -204,7 +199,4 @@ def test_of_an_earlier_version_it_is_the_number_of_steps(folder: Path) -> None:
     }
     (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
     reseal(checkpoint)
-    (first, said), (second, nothing) = run_on_ranks(load_steps, 2, folder, "row_wise")
-    assert first == second == {5}
-    assert "the optimizer step of bags.t: taken for 5" in said
-    assert nothing == ""
+    assert run_on_ranks(load_steps, 2, folder, "row_wise") == [{5}, {5}]

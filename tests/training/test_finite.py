@@ -99,28 +99,19 @@ def test_a_loss_of_the_test_split_is_no_figure(tmp_path: Path) -> None:
         run_on_ranks(train, RANKS, Job(path))
 
 
-def refused(rank: int, world_size: int, folder: Path) -> list[str]:
+def refused(rank: int, world_size: int, folder: Path) -> str:
     trainer = Trainer(world_size)
     trainer.step()
     run = FiniteRun("run", Checkpoints(folder, 1))
     run.check_state(trainer.dmp, trainer.optimizer, 1)
     if rank == 1:
         trainer.dmp.state_dict()["top.bias"].detach().fill_(float("nan"))
-    said = []
-    for check in (
-        lambda: run.check_state(trainer.dmp, trainer.optimizer, 1),
-        lambda: run.check_loaded(trainer.dmp, trainer.optimizer),
-    ):
-        with pytest.raises(RecdError) as caught:
-            check()
-        said.append(str(caught.value))
-    return said
+    with pytest.raises(RecdError) as caught:
+        run.check_state(trainer.dmp, trainer.optimizer, 1)
+    return str(caught.value)
 
 
 def test_what_one_rank_has_all_ranks_refuse(tmp_path: Path) -> None:
-    (tmp_path / "step-000000001").mkdir()
     first, second = run_on_ranks(refused, RANKS, tmp_path)
     assert first == second
-    name = "weight top.bias has a value that is NaN or infinite"
-    assert f"run: after step 1 {name}" in first[0]
-    assert f"{tmp_path / 'step-000000001'}: {name}; remove this checkpoint" in first[1]
+    assert "run: after step 1 weight top.bias has a value that is NaN or infinite" in first

@@ -215,8 +215,8 @@ class RunCommand(click.Command):
 @click.option(
     "--breakdown",
     is_flag=True,
-    help="Profile 10 steps, and show the memory of a step and its seconds per stage (lookup, GEMM, "
-    "all-to-all, all-reduce, other).",
+    help="Profile 10 steps, and show the seconds of a step per stage (lookup, GEMM, all-to-all, "
+    "all-reduce, other).",
 )
 @RANKS
 @click.option(
@@ -320,7 +320,6 @@ def run(
     with without_collections():
         from recd_plugins.training.result import (
             Comparison,
-            ShardingComparison,
             in_rounds,
             quality_advice,
             stall_table,
@@ -366,17 +365,17 @@ def run(
             report, shown = _dry_run(trainer)
             results = {}
         elif several:
-            results, *again = in_rounds(
-                shardings, rounds, lambda name: trainer.train("plugins", name)
-            )
-            compared = ShardingComparison(results, again)
-            report, shown = compared.as_json(), [compared.table()]
+            of_rounds = in_rounds(shardings, rounds, lambda name: trainer.train("plugins", name))
+            results = of_rounds[0]
+            comparison = Comparison(of_rounds, shardings=True)
+            report, shown = comparison.as_json(), [comparison.table()]
         elif compare:
             variants: tuple[Variant, ...] = ("baseline", "plugins")
-            first, *others = in_rounds(variants, rounds, trainer.train)
-            comparison = Comparison(first, others, wire=trainer.registry.training.wire)
+            comparison = Comparison(
+                in_rounds(variants, rounds, trainer.train), wire=trainer.registry.training.wire
+            )
             report, shown = comparison.as_json(), [comparison.table()]
-            both = first
+            both = dict(comparison.rounds[0])
             results = {"plugins": both["plugins"]}
         else:
             result = trainer.train("plugins")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
+from torchrec.optim.keyed import OptimizerWrapper
 
 from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
 from recd_plugins.data.preprocess import FittedState
@@ -48,16 +48,15 @@ from recd_plugins.training.checkpoint_files import (
     DamagedError,
     FileDigest,
     Progress,
-    check_newest,
     checkpoints_in,
     clean,
     damaged,
     delete,
     differing,
     digest_of,
+    hidden,
     manifest_text,
     misfits,
-    partial_of,
     progress_text,
     put,
     read_manifest,
@@ -71,7 +70,6 @@ from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
-    of_all_ranks,
     put_back,
     rank_state,
     read_rank_state,
@@ -108,10 +106,14 @@ class CheckpointState:
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
         """Return the current state of the model and, if given, the optimizer. Collective."""
         model = dmp.state_dict()
-        check_names(model)
-        document: dict[str, Any] = {
-            "model": {common_name(name): value for name, value in model.items()}
-        }
+        document: dict[str, Any] = {"model": {}}
+        for name, value in model.items():
+            if (common := common_name(name)) in document["model"]:
+                raise SetupError(
+                    f"two parameters of the model are named {common} in checkpoints, which drop "
+                    "replicated_: rename one of the tables, or one of their modules"
+                )
+            document["model"][common] = value
         if optimizer is None:
             return cls(document, model, {}, frozenset())
         state = optimizer.state_dict()
@@ -132,13 +134,11 @@ class CheckpointState:
             document["steps"] = steps
         return cls(document, model, state, tables)
 
-    def leave_out_steps(self, stored: Collection[str]) -> list[str]:
-        """Drop and return the tables whose step count is missing from an older checkpoint."""
+    def leave_out_steps(self, stored: Collection[str]) -> None:
+        """Drop the step counts of tables that are missing from an older checkpoint."""
         steps = self.document.pop("steps", {})
-        kept = {name: step for name, step in steps.items() if f"steps.{name}" in stored}
-        if kept:
+        if kept := {name: step for name, step in steps.items() if f"steps.{name}" in stored}:
             self.document["steps"] = kept
-        return [name for name in steps if name not in kept]
 
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
@@ -162,9 +162,7 @@ class CheckpointState:
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
-    A checkpoint is written under a hidden name, renamed when every rank is done, and renamed again
-    before it is deleted. A killed process therefore leaves only complete checkpoints. Loading
-    verifies the digests in the manifest.
+    A killed process leaves only complete checkpoints. Loading verifies digests.
 
     Args:
         folder: the folder; created if it is missing.
@@ -199,17 +197,12 @@ class Checkpoints:
         """
         with ExitStack() as stack:
             try:
-                locks_work = stack.enter_context(locked_folder(self._folder))
+                stack.enter_context(locked_folder(self._folder))
             except OSError as error:
                 raise RecdError(
                     f"{self._folder}: cannot be written ({error.strerror or error}); set "
                     "training.checkpoint.path to another folder"
                 ) from error
-            if not locks_work:
-                _say(
-                    f"{self._folder}: is on a file system without locks; see that no other run "
-                    "writes there"
-                )
             clean(self._folder)
             newest = self.newest()
             if newest is not None and not resume:
@@ -240,9 +233,14 @@ class Checkpoints:
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
         final = self.of_step(progress.step)
-        together(lambda: check_newest(final) if dist.get_rank() == 0 else None)
+        newest = from_rank_0(self.newest())
+        if newest is not None and final.name < newest.name:  # a resume would load the newest
+            raise RecdError(
+                f"{final}: is of an earlier step than {newest.name}, which would be resumed: count "
+                "steps from the progress that load returned, or set another folder"
+            )
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
-        partial = from_rank_0(partial_of(final))
+        partial = from_rank_0(hidden(final, "partial"))
         try:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
             with buffers_of_rank_0(dmp):  # DCP lets any rank write them
@@ -253,7 +251,11 @@ class Checkpoints:
                 )
             told = together(lambda: (_digests_of_rank(partial), own))
             files = {name: digest for digests, _ in told for name, digest in digests.items()}
-            ranks = of_all_ranks([of_rank for _, of_rank in told])
+            ranks = {
+                f"{rank} {name}": array
+                for rank, (_, state_of_rank) in enumerate(told)
+                for name, array in state_of_rank.items()
+            }
             together(lambda: self._publish(partial, final, text, files, ranks, progress.best_step))
         except (CheckpointException, OSError, RecdError) as error:
             if dist.get_rank() == 0:
@@ -273,7 +275,6 @@ class Checkpoints:
             SetupError: ``optimizer`` lacks state of the tables.
         """
         check_optimizer(dmp, optimizer)
-        together(lambda: check_names(name for name, _ in dmp.named_parameters()))
         broken: dict[Path, str] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):
             if damage := _damage(path):
@@ -313,7 +314,11 @@ class Checkpoints:
         self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer | None
     ) -> Progress:
         progress = read_progress(path)
-        if told := together(lambda: self._differences(path))[0]:
+        identity = self._identity  # None on all ranks but 0
+        told, *_ = together(
+            lambda: [] if identity is None else check_resumable(path, identity, self._allowed)
+        )
+        if told:
             _say(f"going on from {path.name}, where {'; '.join(told)}")
         try:
             metadata = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
@@ -321,16 +326,12 @@ class Checkpoints:
             if optimizer is not None:
                 make_state(optimizer, stored)
             state = CheckpointState.of(dmp, optimizer)
-            lacking = together(lambda: state.leave_out_steps(stored))
-            trained = together(lambda: trained_names(optimizer))  # some may be frozen
+            state.leave_out_steps(stored)
+            own = [common_name(name) for name in getattr(optimizer, "params", ())]
+            trained = together(lambda: own)  # some parameters may be frozen
             planner = SafeLoadPlanner({name for of_rank in trained for name in of_rank})
             load(state.document, storage_reader=SafeReader(path, metadata), planner=planner)
             state.put_back(dmp, optimizer, progress.step)
-            if tables := sorted({name for of_rank in lacking for name in of_rank}):
-                _say(
-                    f"{path.name} is of an earlier version, which did not note the optimizer step "
-                    f"of {shortened(tables)}: taken for {progress.step}, the trained steps"
-                )
         except (
             AssertionError,  # buffers of a collision map that belong to rows of other ranks
             CheckpointException,
@@ -349,11 +350,6 @@ class Checkpoints:
         if optimizer is not None:
             together(lambda: put_back(dmp, read_rank_state(path)))
         return progress
-
-    def _differences(self, path: Path) -> list[str]:
-        if dist.get_rank() != 0 or self._identity is None:
-            return []
-        return check_resumable(path, self._identity, self._allowed)
 
     def _publish(
         self,
@@ -397,18 +393,6 @@ def common_name(name: str) -> str:
     return _REPLICATED.sub(r"\1\2", name)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Refuse parameters that would have the same name in checkpoints."""
-    by_common: dict[str, str] = {}
-    for name in names:
-        first = by_common.setdefault(common_name(name), name)
-        if first != name:
-            raise SetupError(
-                f"{first} and {name} of the model have one name in checkpoints, which drop "
-                "replicated_: rename one of the tables, or one of their modules"
-            )
-
-
 def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
     """Refuse an optimizer whose state would be missing from checkpoints. Collective."""
     if not hasattr(optimizer, "params"):
@@ -416,7 +400,11 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
             f"checkpoints name state by parameters, which {type(optimizer).__name__} does not "
             "know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
         )
-    if unsaved := _unsaved(optimizer):
+    saved: Any = optimizer
+    while isinstance(saved, OptimizerWrapper):
+        saved = saved._optimizer  # private, torchrec 1.6 to 1.9; its state dict is the wrapper's
+    state = optimizer.state
+    if unsaved := [n for n, p in optimizer.params.items() if p in state and p not in saved.state]:
         raise SetupError(
             f"no state dict of the optimizer has the state of {shortened(unsaved)}, which a "
             "resumed run would lose: put wrappers, such as WarmupOptimizer, inside of "
@@ -463,39 +451,6 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
             parameter.copy_(values)  # weight decay changes them
     for parameter, gradient in gradients:
         parameter.grad = gradient
-
-
-def trained_names(optimizer: Optimizer | None) -> list[str]:
-    """Return the names that checkpoints use for the parameters of an optimizer."""
-    return [common_name(name) for name in getattr(optimizer, "params", {})]
-
-
-def _unsaved(optimizer: Any) -> list[str]:
-    """Return parameters whose state is missing from the optimizer's state dict.
-
-    A wrapper such as WarmupOptimizer adds its own state. It keeps the state that a wrapped
-    CombinedOptimizer had at construction.
-    """
-    saved = optimizer
-    while isinstance(saved, OptimizerWrapper):
-        saved = saved._optimizer  # private, torchrec 1.6 to 1.9; its state dict is the wrapper's
-    kept = saved.state
-    found = {
-        name: None
-        for part in _parts(optimizer)
-        for name, each in part.params.items()
-        if each in part.state and each not in kept
-    }
-    return list(found)
-
-
-def _parts(optimizer: Any) -> Iterator[Any]:
-    yield optimizer
-    if isinstance(optimizer, OptimizerWrapper):
-        yield from _parts(optimizer._optimizer)
-    elif isinstance(optimizer, CombinedOptimizer):
-        for _, part in optimizer.optimizers:
-            yield from _parts(part)
 
 
 def _say(line: str) -> None:
@@ -547,9 +502,11 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
     cause = _own(error)
     if isinstance(cause, RecdError):
         return cause
-    reason = _reason(error) if cause is None else getattr(cause, "strerror", None) or str(cause)
-    left = "--resume goes on from the checkpoint before it, if there is one"
-    return RecdError(f"{path}: cannot be written ({reason}); {left}")
+    reason = cause.strerror if isinstance(cause, OSError) else _reason(error)
+    return RecdError(
+        f"{path}: cannot be written ({reason}); --resume goes on from the checkpoint before it, if "
+        "there is one"
+    )
 
 
 @dataclass(frozen=True)
@@ -581,24 +538,14 @@ class FiniteRun:
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
 
-    def check_loaded(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-        """Check the state that was loaded from the newest checkpoint."""
-        if (name := _not_finite(dmp, optimizer)) is not None:
-            raise RecdError(
-                f"{self._newest()}: {name} has a value that is NaN or infinite; remove this "
-                "checkpoint to go on from the one before"
-            )
-
     def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
         ends = f"{self.name}: {what}, so the run ends here and saves nothing more"
-        if (newest := self._newest()) is None:
+        newest = None if self.checkpoints is None else self.checkpoints.newest()
+        if newest is None:
             return RecdError(f"{ends}; no checkpoint was saved. {advice}")
         return RecdError(
             f"{ends}; the newest checkpoint is {newest}. {advice}, and go on from it with --resume"
         )
-
-    def _newest(self) -> Path | None:
-        return None if self.checkpoints is None else self.checkpoints.newest()
 
 
 def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:

@@ -13,11 +13,12 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, ClassVar, Literal
 
 import click
 import numpy as np
-from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from recd_plugins.config import RunConfig
 from recd_plugins.runtime.errors import RecdError
@@ -79,21 +80,6 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
 
 
-def check_newest(checkpoint: Path) -> None:
-    """Refuse to save a step before the newest checkpoint, which a resume would load."""
-    newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
-    if checkpoint.name < newest:
-        raise RecdError(
-            f"{checkpoint}: is of an earlier step than {newest}, which would be resumed: count "
-            "steps from the progress that load returned, or set another folder"
-        )
-
-
-def partial_of(checkpoint: Path) -> Path:
-    """Return a new hidden name to write to, which leftover ranks of a killed run cannot know."""
-    return _hidden(checkpoint, "partial")
-
-
 def clean(folder: Path) -> None:
     """Remove leftovers of earlier runs. Restore the name of a complete checkpoint."""
     for path in folder.iterdir():
@@ -117,13 +103,13 @@ def set_aside(checkpoint: Path) -> Path:
 
 def delete(checkpoint: Path) -> None:
     """Rename a checkpoint, then remove it."""
-    os.replace(checkpoint, dying := _hidden(checkpoint, "old"))
+    os.replace(checkpoint, dying := hidden(checkpoint, "old"))
     shutil.rmtree(dying, ignore_errors=True)
 
 
 def put(partial: Path, checkpoint: Path) -> None:
     """Rename a written checkpoint to its final name, replacing an existing one."""
-    before = _hidden(checkpoint, "before") if checkpoint.exists() else None
+    before = hidden(checkpoint, "before") if checkpoint.exists() else None
     if before:
         os.replace(checkpoint, before)
     try:
@@ -148,7 +134,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _hidden(checkpoint: Path, suffix: str) -> Path:
+def hidden(checkpoint: Path, suffix: str) -> Path:
+    """Return a new hidden name, which leftover ranks of a killed run cannot know."""
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{suffix}")
 
 
@@ -341,9 +328,6 @@ class Progress:
         return None if self.validation is None else self.validation.best_step
 
 
-_PROGRESS = TypeAdapter(Progress)
-
-
 def progress_text(progress: Progress) -> str:
     """Return the progress as JSON text."""
     values = asdict(progress)
@@ -351,7 +335,10 @@ def progress_text(progress: Progress) -> str:
         if not values[later]:
             del values[later]
     text = json.dumps(values) + "\n"
-    _parsed(text, "this step cannot be saved", RecdError)
+    try:
+        _parsed(text)
+    except ValueError as error:
+        raise RecdError(f"this step cannot be saved: {error}") from error
     return text
 
 
@@ -359,10 +346,9 @@ def read_progress(checkpoint: Path) -> Progress:
     """Read ``progress.json`` of a checkpoint."""
     path = checkpoint / PROGRESS
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(_unreadable(path, error)) from error
-    progress = _parsed(text, str(path), DamagedError)
+        progress = _parsed(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"{path}: {shorten(str(error), 200)}") from error
     if checkpoint.name != step_name(progress.step):
         raise DamagedError(
             f"{path}: step: is {progress.step}; name its folder {step_name(progress.step)}"
@@ -370,18 +356,10 @@ def read_progress(checkpoint: Path) -> Progress:
     return progress
 
 
-def _parsed(text: str | bytes, where: str, error_type: type[RecdError]) -> Progress:
-    try:
-        progress = _PROGRESS.validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        shown = f"{name}: is {first['input']!r:.40} ({first['msg']})" if name else first["msg"]
-        raise error_type(f"{where}: {shown}") from error
+def _parsed(text: str | bytes) -> Progress:
+    progress = TypeAdapter(Progress).validate_json(text)
     if progress.losses and len(progress.losses) != progress.step:
-        raise error_type(
-            f"{where}: losses has {len(progress.losses)} values for {progress.step} steps"
-        )
+        raise ValueError(f"losses has {len(progress.losses)} values for {progress.step} steps")
     return progress
 
 

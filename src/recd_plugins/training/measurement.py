@@ -12,12 +12,11 @@ import ctypes
 import gc
 import resource
 import statistics
-import sys
 import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from recd_plugins.interfaces.step_cost import STAGES, Channel, Stage, StageTimes
 from recd_plugins.runtime.machine import clock_of
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.evaluation import Predictions
-from recd_plugins.training.result import StepMemory
 
 if TYPE_CHECKING:
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -57,17 +55,13 @@ _NEWEST_SAMPLES = 5_000_000
 _READ_AHEAD = 2
 # Number of steps by which a device may lag behind the host.
 _UNREAD = 64
-_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
 class Span:
-    """A profiler event from ``start`` to ``end``, in nanoseconds.
+    """A profiler event, in nanoseconds. A region is annotated code.
 
-    Attributes:
-        thread: id of the host thread.
-        is_region: whether the span is annotated code, not an operator.
-        operator: correlation id of this operator, or of the operator that launched this kernel.
+    ``operator`` is the correlation id of an operator, or of the operator that launched a kernel.
     """
 
     name: str
@@ -80,21 +74,25 @@ class Span:
 
 @dataclass
 class StepEvents:
-    """Profiler events of one step.
-
-    Attributes:
-        step: the span of the whole step.
-        host: operators and regions on host threads.
-        in_flight: collectives on gloo's threads.
-        kernels: kernels and copies on the device.
-        allocations: pairs of time in nanoseconds and bytes; bytes are negative for a free.
-    """
+    """Profiler events of one step."""
 
     step: Span
+    #: Operators and regions on host threads.
     host: list[Span] = field(default_factory=list)
+    #: Collectives on gloo's threads.
     in_flight: list[Span] = field(default_factory=list)
+    #: Kernels and copies on the device.
     kernels: list[Span] = field(default_factory=list)
+    #: Pairs of time and bytes; bytes are negative for a free.
     allocations: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that one step allocates on its device above the level at its start."""
+
+    peak: float
+    mean: float
 
 
 def read_profile(profiler: profile, device: torch.device) -> StepEvents:
@@ -225,18 +223,6 @@ class StepProfile:
 
     Timed steps give the step time. Profiled steps, minus the cost of profiling, give the share of
     each stage. All ranks measure the same steps.
-
-    Example::
-
-        profile = StepProfile(device, warmup=3)
-        for _ in range(13):
-            with profile.step():
-                pipeline.progress(batches)
-        profile.step_seconds, profile.stages(), profile.memory()
-
-    Args:
-        device: device of the model.
-        warmup: steps that only fill the pipeline and the allocators.
     """
 
     def __init__(self, device: torch.device, warmup: int) -> None:
@@ -343,7 +329,7 @@ class Meter:
         self._channels = channels or {}
         self._clock = clock_of(device)
         self._step = 0
-        self._cut_short = self._uncounted = False
+        self._counts = True
         self._bytes = CollectiveBytes()
         self._ids = 0
         # A run may take days: keep eight bytes per step, and device events only of the newest
@@ -376,12 +362,9 @@ class Meter:
                 self._add_waits(_UNREAD)
 
     def ran_dry(self) -> None:
-        """Restart counting if the drained pipeline interrupted it. The second time, give up."""
-        if self._uncounted or self._step >= 1 + self.COUNTED_STEPS + _READ_AHEAD:
-            return
-        self._uncounted, self._cut_short = self._cut_short, True
-        self._step = 1 + self.COUNTED_STEPS if self._uncounted else 0
-        self._ids, self._bytes = 0, CollectiveBytes()
+        """Give up counting if the drained pipeline interrupted it."""
+        if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
+            self._counts, self._step = False, 1 + self.COUNTED_STEPS
 
     def step_seconds(self) -> list[float]:
         """Return the wall time of each timed step, reading included."""
@@ -406,7 +389,7 @@ class Meter:
 
     def per_step(self) -> StepCounts | None:
         """Return the mean of the counted steps; None if the run was too short."""
-        if self._uncounted or self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
+        if not self._counts or self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return None
         by_channel = Counter[str]()
         for traffic, num_bytes in self._bytes.sent.items():
@@ -431,23 +414,10 @@ class RankFigures:
     observed: dict[str, Any]
     stalls: Stalls | None
     stages: StageTimes | None
-    memory: StepMemory | None
 
 
 class Measurement:
-    """Measures the steps of a run on one rank.
-
-    Args:
-        dmp: the sharded model.
-        parts: table plugins of the run.
-        device: device of this rank.
-        first_step: steps done before.
-        breakdown: profile some steps.
-
-    Attributes:
-        stalls: waits of the steps for batches.
-        predictions: predictions of training steps, computed before learning from the batch.
-    """
+    """Measures the steps of a run on one rank. With ``breakdown``, profiles some of them."""
 
     def __init__(
         self,
@@ -500,14 +470,12 @@ class Measurement:
 
     def figures(self) -> RankFigures:
         """Return the measurements of the finished run."""
-        profiled = self._profile.complete
         return RankFigures(
             self._meter.per_step(),
             self._peak,
             self._observed,
             self._meter.stalls(),
-            self._profile.stages() if profiled else None,
-            self._profile.memory() if profiled else None,
+            self._profile.stages() if self._profile.complete else None,
         )
 
     def step_seconds(self) -> list[float]:
@@ -516,25 +484,24 @@ class Measurement:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak memory. On macOS the peak of a process cannot be reset."""
+    """Reset the peak memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR.exists():
+    else:
         ctypes.CDLL(None).malloc_trim(0)  # else memory used during set-up would count
-        _CLEAR.write_text("5")
+        with suppress(OSError):  # some containers lack the file
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(device: torch.device) -> int:
     """Return the peak bytes since ``reset_peak``: allocated on CUDA, else resident in the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -546,13 +513,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return a map from name to report section of the table plugins.
-
-    Args:
-        parts: table plugins of the run.
-        run: the trained run. ``observed`` is set for each class of plugins.
-        ranks: the measurements of each rank.
-    """
+    """Return a map from name to report section of the table plugins."""
     return {
         section.name: section
         for cls, some in by_class(parts).items()

@@ -44,15 +44,6 @@ def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
     return {name: arrays[whole] for whole, (rank, _, name) in parted.items() if rank == own}
 
 
-def of_all_ranks(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Merge states by rank, for one file."""
-    return {
-        f"{rank} {name}": array
-        for rank, state in enumerate(states)
-        for name, array in state.items()
-    }
-
-
 def broadcast_state(tensors: Iterable[Tensor]) -> None:
     """Copy rank 0's tensors to every rank, as DistributedDataParallel does. Collective."""
     for tensor in tensors:

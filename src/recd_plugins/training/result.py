@@ -27,8 +27,6 @@ FEW_STEPS = 5
 _GROWN = 1e-3
 # A higher test AUC usually means that a feature leaks the label.
 _BEST_AUC = 0.99
-# Number of consecutive validations below the best one. A single one may be noise.
-_WORSE_VALIDATIONS = 2
 _TITLES = {
     "step_seconds": "step time (median)",
     "lookup_seconds": "  lookup",
@@ -39,8 +37,6 @@ _TITLES = {
     "collective_bytes": "bytes sent a step, all collectives",
     "ids_looked_up": "ids looked up a step",
     "peak_memory_bytes": "peak memory of a rank",
-    "step_peak_bytes": "  above the start of a step, peak",
-    "step_mean_bytes": "  above the start of a step, mean",
     "last_loss": "loss at the last step",
 }
 
@@ -62,11 +58,6 @@ class StallReport:
         """Return the report, or None if the run was too short."""
         known = tuple(rank for rank in ranks if rank is not None)
         return cls(known) if len(known) == len(ranks) else None
-
-    @property
-    def share(self) -> float:
-        """Share of step time spent waiting for data, averaged over ranks."""
-        return sum(self.mean_shares().values())
 
     @property
     def worst_rank(self) -> int:
@@ -94,7 +85,7 @@ class StallReport:
         """Return JSON values: shares of step time, and seconds per rank."""
         worst = self.worst
         return {
-            "share": self.share,
+            "share": sum(self.mean_shares().values()),
             "shares": self.mean_shares(),
             "worst": {"rank": self.worst_rank, "share": worst.share, "shares": worst.shares()},
             "steps": worst.steps,
@@ -137,14 +128,6 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
 
 
 # A run.
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes that one step allocates on its device above the level at its start."""
-
-    peak: float
-    mean: float
 
 
 @dataclass(frozen=True)
@@ -194,8 +177,6 @@ class Result:
         test: quality on the test split, of the best step if the run was validated.
         metrics: maps the name of each metric of the registry to its value on the test split.
         stages: seconds of a step per stage, averaged over ranks; None unless profiled.
-        step_memory: memory that a step allocates, on the rank that needs most; None unless
-            profiled.
         sections: maps names to the reports of table plugins.
         stalls: waits of the timed steps for data.
         ingestion: figures of the ingestion plugin per rank, for the training split; None without a
@@ -214,7 +195,6 @@ class Result:
     test: Quality | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     stages: StageTimes | None = None
-    step_memory: StepMemory | None = None
     sections: Mapping[str, Section] = field(default_factory=dict)
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
@@ -269,9 +249,6 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
     found["collective_bytes"] = (sum(sent.values()) if sent else None, "B")
     found["ids_looked_up"] = (values["ids_looked_up"], "")
     found["peak_memory_bytes"] = (values["peak_memory_bytes"], "B")
-    if (memory := values["step_memory"]) is not None:
-        found["step_peak_bytes"] = (memory["peak"], "B")
-        found["step_mean_bytes"] = (memory["mean"], "B")
     found["last_loss"] = (values["losses"][-1] if values["losses"] else None, "loss")
     for split in ("train", "test"):
         quality = dict(values[split] or {})
@@ -314,10 +291,11 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
     if test is None:
         return []
     train, entropy, auc = values["train"] or {}, test["normalized_entropy"], test["auc"] or 0.0
-    told = _overfitting(values, whose)
-    if not told and entropy is not None:
-        told = worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
-    advice = [told] if told else []
+    advice = []
+    if entropy is not None and (
+        told := worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
+    ):
+        advice.append(told)
     if auc > _BEST_AUC:
         advice.append(
             f"The test AUC{f' of {whose}' if whose else ''}, {auc:.4f}, is suspiciously high: is a "
@@ -357,23 +335,6 @@ def worse_than_base_rate(
     )
 
 
-def _overfitting(values: Mapping[str, Any], whose: str) -> str:
-    """Return advice if validations got worse while training went on."""
-    curve, train, test = values.get("validation"), values["train"], values["test"]
-    if not (curve and train and test) or curve["best_step"] is None:
-        return ""
-    better = train["normalized_entropy"], test["normalized_entropy"]
-    stale = len(curve["steps"]) - 1 - curve["steps"].index(curve["best_step"])
-    if stale < _WORSE_VALIDATIONS or None in better or not better[0] < better[1]:
-        return ""
-    return (
-        f"Overfitting: {curve['metric']} {f'of {whose} ' if whose else ''}on the test split was "
-        f"best at step {curve['best_step']}; training rows are predicted better (normalized "
-        f"entropy {better[0]:.5f} against {better[1]:.5f}). Use more data, fewer epochs or "
-        "regularisation."
-    )
-
-
 # Comparisons.
 
 
@@ -388,15 +349,11 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """Return the spread over all rounds; None if a round has no value."""
-        known = list(values)
-        numbers = [value for value in known if value is not None]
-        if not numbers or len(numbers) < len(known):
+        numbers = list(values)
+        if not numbers or None in numbers:
             return None
-        return cls(statistics.median(numbers), min(numbers), max(numbers))
-
-    def as_json(self) -> dict[str, float]:
-        """Return JSON values."""
-        return asdict(self)
+        known = [value for value in numbers if value is not None]
+        return cls(statistics.median(known), min(known), max(known))
 
     def times(self) -> str:
         """Format a ratio for a table, and mark ratios whose spread includes 1."""
@@ -408,42 +365,30 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Variants:
-    """Runs with the same batches and initial weights. The first variant is the baseline."""
+class Comparison:
+    """Runs with the same batches and initial weights. The first variant is the baseline.
 
-    results: Mapping[str, Result]
-    again: Sequence[Mapping[str, Result]] = ()
+    Attributes:
+        rounds: the results of each round, by variant.
+        shardings: whether variants are shardings; else they are ``baseline`` and ``plugins``.
+        wire: ``training.wire`` of the plugins.
+    """
 
-    @property
-    def rounds(self) -> list[Mapping[str, Result]]:
-        """The runs of each round."""
-        return [self.results, *self.again]
+    rounds: Sequence[Mapping[str, Result]]
+    shardings: bool = False
+    wire: str = "fp32"
 
     @property
     def first(self) -> str:
         """The baseline variant."""
-        return next(iter(self.results))
-
-    @property
-    def units(self) -> dict[str, str]:
-        """Units of all figures by name."""
-        return {
-            name: unit
-            for result in self.results.values()
-            for name, (_, unit) in figures(result).items()
-        }
+        return next(iter(self.rounds[0]))
 
     def loss_max_abs_diff(self, variant: str) -> float:
         """Return the largest loss difference of a step to the first variant; NaN if one is NaN."""
-        return float(
-            max(
-                (
-                    np.abs(np.subtract(each[self.first].losses, each[variant].losses)).max()
-                    for each in self.rounds
-                ),
-                key=lambda value: (math.isnan(value), value),
-            )
+        base, other = (
+            np.array([each[name].losses for each in self.rounds]) for name in (self.first, variant)
         )
+        return float(np.abs(other - base).max())
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
         """Return the spread of each figure of a variant over all rounds."""
@@ -462,99 +407,65 @@ class Variants:
             for name in found[0]
         }
 
-    def _table(self, table: Table) -> Table:
-        """Add a column for each variant, with the ratio to the first where that is not 1."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON of ``recd run --compare``, or of several ``--sharding``."""
+        results = {name: result.as_json() for name, result in self.rounds[0].items()}
+        spreads = {name: self.ratios(name) for name in results}
+        ratios = {
+            name: {figure: each and each.median for figure, each in of.items()}
+            for name, of in spreads.items()
+        }
+        apart = {name: self.loss_max_abs_diff(name) for name in results}
+        if self.shardings:
+            report = {"shardings": results, "ratios": ratios, "loss_max_abs_diff": apart}
+        else:
+            shown = {"ratios": ratios["plugins"], "loss_max_abs_diff": apart["plugins"]}
+            report = {**results, **shown}
+        if len(self.rounds) > 1:
+            report["rounds"] = {
+                name: {
+                    figure: {"value": value and asdict(value), "ratio": ratio and asdict(ratio)}
+                    for (figure, value), ratio in zip(
+                        self.spreads(name).items(), spreads[name].values(), strict=True
+                    )
+                }
+                for name in results
+            }
+        return report
+
+    def table(self) -> Table:
+        """Return a table with a column for each variant. Five fit 80 characters."""
+        table = Table(title="the same batches and initial weights", box=box.SIMPLE_HEAD)
+        table.pad_edge = False
         table.add_column("", min_width=len("  all_to_all"), overflow="fold")
-        for name in self.results:
+        results = self.rounds[0]
+        for name in results:
             heading = name.replace(".", ".\n").replace("_", "_\n")
             table.add_column(heading, justify="right", overflow="fold")
-        found = [(self.spreads(name), self.ratios(name)) for name in self.results]
-        for figure, unit in self.units.items():
+        found = [(self.spreads(name), self.ratios(name)) for name in results]
+        units = {n: unit for each in results.values() for n, (_, unit) in figures(each).items()}
+        for figure, unit in units.items():
             cells = []
             for values, ratios in found:
                 value, over = _shown(values.get(figure), unit), ratios.get(figure)
                 times = "" if over is None else over.times()
                 cells.append(value if times in ("", "1x") else f"{value}\n{times}")
             table.add_row(figure_words(figure), *cells)
+        apart = {name: self.loss_max_abs_diff(name) for name in results}
+        if self.shardings:
+            _, *differ = (f"{each:.1e}" for each in apart.values())
+            table.add_row("losses differ by at most", "", *differ)
         table.caption = f"x: over {self.first}, where that is not 1"
-        if self.again:
+        if len(self.rounds) > 1:
             table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
-        return table
-
-    def _rounds_as_json(self, variant: str, names: Iterable[str]) -> dict[str, Any]:
-        found = self.spreads(variant)
-        ratios = {} if variant == "baseline" else self.ratios(variant)
-        return {
-            name: {
-                key: (each := of.get(name)) and each.as_json()
-                for key, of in (("value", found), ("ratio", ratios))
-            }
-            for name in names
-        }
-
-
-@dataclass(frozen=True)
-class Comparison(Variants):
-    """The variants ``baseline`` and ``plugins``."""
-
-    wire: str = "fp32"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON of ``recd run --compare``. Ratios divide plugins by baseline."""
-        ratios, names = self.ratios("plugins"), self.units
-        report = {
-            **{name: result.as_json() for name, result in self.results.items()},
-            "ratios": {name: (over := ratios.get(name)) and over.median for name in names},
-            "loss_max_abs_diff": self.loss_max_abs_diff("plugins"),
-        }
-        if self.again:
-            report["rounds"] = {name: self._rounds_as_json(name, names) for name in self.results}
-        return report
-
-    def table(self) -> Table:
-        """Return a table with a column for each variant."""
-        table = self._table(Table(title="the same batches with the plugins, and without"))
-        steps, apart = len(self.results["plugins"].losses), self.loss_max_abs_diff("plugins")
-        caption = f"losses of {steps} steps agree within {apart:.1e}"
-        if self.wire != "fp32":
-            caption += f": the plugins send by training.wire {self.wire}, the baseline by fp32"
-        elif not apart <= _GROWN:
-            caption += ": training amplifies rounding, or something computes otherwise"
-        table.caption = f"{caption}; {table.caption}"
-        return table
-
-
-class ShardingComparison(Variants):
-    """Variants that are sharding plugins for the same tables."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON of ``recd run --sharding A --sharding B``."""
-        ratios = {name: self.ratios(name) for name in self.results}
-        report = {
-            "shardings": {name: result.as_json() for name, result in self.results.items()},
-            "ratios": {
-                name: {figure: each and each.median for figure, each in of.items()}
-                for name, of in ratios.items()
-            },
-            "loss_max_abs_diff": {name: self.loss_max_abs_diff(name) for name in self.results},
-        }
-        if self.again:
-            report["rounds"] = {
-                name: self._rounds_as_json(name, ratios[name]) for name in self.results
-            }
-        return report
-
-    def table(self) -> Table:
-        """Return a table with a column per sharding. Five shardings fit 80 characters."""
-        table = self._table(
-            Table(
-                title="the same tables, batches and initial weights under each sharding",
-                box=box.SIMPLE_HEAD,
-                pad_edge=False,
-            )
-        )
-        differ = [f"{self.loss_max_abs_diff(name):.1e}" for name in self.results]
-        table.add_row("losses differ by at most", "", *differ[1:])
+        if not self.shardings:
+            steps = len(results["plugins"].losses)
+            told = f"losses of {steps} steps agree within {apart['plugins']:.1e}"
+            if self.wire != "fp32":
+                told += f": the plugins send by training.wire {self.wire}, the baseline by fp32"
+            elif not apart["plugins"] <= _GROWN:
+                told += ": training amplifies rounding, or something computes otherwise"
+            table.caption = f"{told}; {table.caption}"
         return table
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
-    is_file_name,
     machine_of,
     read_topology,
 )
@@ -100,18 +98,14 @@ def session(
 ) -> Iterator[Session]:
     """Check a registry, join the ranks of torchrun if there are any, and prepare the data once.
 
+    Other arguments are those of ``Job``.
+
     Args:
         path: the registry file.
         registry: the file, loaded with the first of ``shardings`` and the ``settings``.
-        plugins_dir: a folder of plugin files.
-        overrides: fields of its ``training:`` section to set.
         resume: resume from the newest checkpoint, or start at step 0 if there is none.
-        breakdown: profile some steps of every run.
-        shardings: plugins to replace that of the first sharding entry, in the form that
-            ``load_registry`` accepts. A run uses the first unless it names another.
-        allowed: identity fields that may differ from those of the checkpoint.
-        settings: values that override the file, in the form that ``load_registry`` accepts.
-        log_every: seconds between progress lines.
+        shardings: plugins to replace that of the first sharding entry. A run uses the first unless
+            it names another.
         alike: further options that all ranks of torchrun must share.
 
     Raises:
@@ -217,9 +211,6 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
         yield
 
 
-# The topology of a run on several nodes.
-
-
 def topology_at_start(
     training: TrainingSpec,
     device: str,
@@ -232,13 +223,6 @@ def topology_at_start(
 
     A resumed run reads the topology saved next to its checkpoints, to keep its plan, unless the
     number of nodes or ranks changed.
-
-    Args:
-        training: the training section. Nothing is measured if it names a topology.
-        device: ``cpu`` or ``cuda``.
-        ranks_per_node: ranks that torchrun started on each node.
-        resume: whether the run resumes.
-        plugins_dir: folder of plugin files, in addition to installed plugins.
 
     Returns:
         The topology; None on one node, with a named topology, or if no plugin can measure.
@@ -257,7 +241,7 @@ def topology_at_start(
             spec = kept
     if (found := from_rank_0(spec)) is not None:
         return found
-    measured_by, start = measurement(plugins_dir), time.monotonic()
+    measured_by = measurement(plugins_dir)
     by = None if measured_by is None else qualified(type(measured_by))
     check_agreement("measuring the nodes", {"what measures them": by})
     if measured_by is None:
@@ -276,20 +260,13 @@ def topology_at_start(
         spec = measured_by.cluster(device_of_rank(device))
     if first:
         click.echo(
-            f"measured {nodes} nodes in {time.monotonic() - start:.0f} s: "
-            f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. Set "
+            f"measured {spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. Set "
             "training.topology to a file of recd calibrate, or to machine, to measure nothing",
             err=True,
         )
         if path is not None:
             write_topology(path, spec, "Measured at the start of the run.")
     return from_rank_0(spec)
-
-
-def refuse_other_names(path: Path) -> None:
-    """Refuse an unsuitable file name for a topology before measuring."""
-    if not is_file_name(path.name):
-        raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
 
 
 def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:

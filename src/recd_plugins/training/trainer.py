@@ -226,7 +226,6 @@ class Trainer:
             self.loader.load_state_dict(start.reader)
         if self.first_step:
             self._say(f"resumed at step {self.first_step} of {training.checkpoint.path}")
-            self.finite.check_loaded(parts.dmp, parts.optimizer)
 
         # Figures of the run.
         self.validation = self._make_validation()
@@ -438,11 +437,6 @@ class Trainer:
             test=test,
             metrics=metrics,
             stages=StageTimes.mean(profiles) if profiles else None,
-            step_memory=max(
-                filter(None, (rank.memory for rank in ranks)),
-                key=lambda memory: memory.peak,
-                default=None,
-            ),
             sections=sections,
             stalls=StallReport.of([rank.stalls for rank in ranks]),
             ingestion=together(lambda: dict(self.loader.report()))
