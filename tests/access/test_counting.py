@@ -70,15 +70,3 @@ def test_profiles_merge_whether_exact_or_not(
 ) -> None:
     merged = counted(mine, bound).merge(counted(theirs, _ROWS if exact else bound))
     check(merged, true_counts(mine + theirs), bound)
-
-
-def test_a_sketch_keeps_what_is_read_most() -> None:
-    random = np.random.default_rng(0)
-    stream = np.minimum(random.zipf(1.3, 200_000), 100_000) - 1
-    counter = TableCounter(1000)
-    for part in np.array_split(stream, 50):
-        counter.add(part)
-    access = counter.access("t", ("f",), 100_000, samples=1)
-    truth = np.bincount(stream, minlength=100_000)
-    assert 0 < access.error < len(stream) / 1000
-    assert set(np.argsort(-truth)[:50]) <= set(access.rows[:60])

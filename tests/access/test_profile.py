@@ -56,26 +56,6 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (loaded.tables["u"].total, loaded.tables["u"].error) == (15.0, 1.0)
 
 
-def test_merging_adds_up() -> None:
-    mine = AccessProfile({"t": table_access()}, "monday")
-    theirs = AccessProfile({"t": table_access(error=1.0, total=20.0), "u": table_access("u")}, "b")
-    both = mine.merge(theirs)
-    assert both.source == "monday; b"
-    assert both.tables["u"] is theirs.tables["u"]
-    table = both.tables["t"]
-    assert (table.samples, table.total, table.error) == (20, 31.0, 1.0)
-    assert table.rows.tolist() == [3, 5, 9, 1]
-    assert table.accesses.tolist() == [14.0, 4.0, 4.0, 0.0]
-
-
-def test_only_profiles_of_one_table_are_merged() -> None:
-    others = {"features": ("t", ("a",), 100), "num_embeddings": ("t", ("a", "b"), 99)}
-    for what, other in others.items():
-        access = TableAccess(*other, samples=1, rows=np.array([1]), accesses=np.ones(1), total=1)
-        with pytest.raises(DataError, match=f"its {what} is"):
-            table_access().merge(access)
-
-
 def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
     all_rows, counted = table_access(), table_access().of_unique_rows(64, 33)
     assert (counted.dedupe_factor, counted.batch_size) == (3.0, 64)
@@ -92,16 +72,6 @@ def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
         all_rows.merge(counted)
     with pytest.raises(DataError, match=r"batches of 64, the other .* of 1,024"):
         counted.merge(all_rows.of_unique_rows(1024, 33))
-
-
-def test_what_is_known_of_unknown_rows_is_of_all_rows_too() -> None:
-    access = table_access(total=11 + 9.6, error=3.0).of_unique_rows(64, 2 * 20.6)
-    assert access.tail_probability == pytest.approx(0.02)
-    assert access.covered(52) == pytest.approx((11 + 4.8) / 20.6)
-    nothing = table_access(rows=np.empty(0, np.int64), accesses=np.empty(0))
-    assert nothing.of_unique_rows(64, 0).dedupe_factor == 1.0
-    assert (nothing.length, nothing.tail_probability, nothing.covered(5)) == (0.0, 0.0, 0.0)
-    assert table_access().tail_probability == 0.0
 
 
 def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:

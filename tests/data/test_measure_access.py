@@ -89,14 +89,6 @@ def test_rows_count_as_the_tables_see_them(registry: RunConfig, rows: int | None
         assert access.features == table.features
 
 
-def test_beyond_the_bound_it_is_a_sketch(registry: RunConfig) -> None:
-    exact = measure_access(registry, TABLES).tables["t_items"]
-    sketch = measure_access(registry, TABLES, bound=20).tables["t_items"]
-    assert len(sketch.rows) <= 20 < len(exact.rows)
-    assert 0 < sketch.error < exact.total / 21
-    assert sketch.total == exact.total
-
-
 CONVERTERS = {
     "exact": "{use: recd.ikjt}",
     "one group": "{use: recd.ikjt, options: {groups: [[seq_0_0, seq_0_1]]}}",

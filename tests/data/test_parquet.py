@@ -17,7 +17,6 @@ import pytest
 from tests.data.storage.conftest import table
 
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.reader import Piece
 from recd_plugins.data.table_writer import TableWriter
@@ -61,7 +60,8 @@ def test_a_flip_anywhere_in_the_pages_is_noticed_or_changes_nothing(tmp_path: Pa
     write(path)
     written, expected = path.read_bytes(), content()
     noticed: list[str] = []
-    for byte in pages(path):
+    sample = pages(path)[::4]
+    for byte in sample:
         damaged = bytearray(written)
         damaged[byte] ^= 1 << (byte % 8)
         path.write_bytes(damaged)
@@ -69,17 +69,8 @@ def test_a_flip_anywhere_in_the_pages_is_noticed_or_changes_nothing(tmp_path: Pa
             assert content().equals(expected), byte
         except DataError as error:
             noticed.append(str(error))
-    assert len(noticed) > 0.7 * len(pages(path))
+    assert len(noticed) > 0.7 * len(sample)
     assert all("row group 0 cannot be read" in each or "damaged" in each for each in noticed)
-
-
-def test_list_dict_is_handed_out_as_a_dictionary(tmp_path: Path) -> None:
-    write(tmp_path / "t.parquet")
-    (rows,) = read(ParquetTable(tmp_path))
-    assert rows.data["seen"].type == pa.dictionary(pa.int32(), pa.binary())
-    ids, offsets = sparse_column(rows, "seen")
-    assert np.diff(offsets).tolist() == [2] * 12
-    assert ids[0::2].tolist() == [row // 4 for row in range(12)]
 
 
 def test_layouts_do_not_mix(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 import threading
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,57 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins import RunConfig, load_registry, prepare
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, read_task
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.reader import Piece, PlannedReader
-from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
-from recd_plugins.model.build import build_model
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
 BATCH = 8
 
 State = dict[str, Any]
-
-
-class Recorded(Numbers):
-    """Says which row groups were read."""
-
-    name = "test.recorded"
-    read: ClassVar[list[int]] = []
-
-    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
-        def seen() -> Iterator[Piece]:
-            for piece in pieces:
-                self.read.append(piece.unit.group)
-                yield piece
-
-        yield from super()._read(seen())
-
-
-class Iterated(Numbers):
-    """Its reader has no blocks of its own."""
-
-    name = "test.iterated"
-
-    def reader(self, **options: Any) -> Reader:
-        reader = super().reader(**options)
-        reader.__class__ = IteratedReader
-        return reader
-
-
-class IteratedReader(PlannedReader):
-    num_blocks = Reader.num_blocks  # type: ignore[assignment]
-
-    def __iter__(self) -> Iterator[Rows]:
-        for block in super().blocks(0, 1):
-            yield from block
-
-    def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        return Reader.blocks(self, worker, num_workers)  # type: ignore[return-value]
 
 
 class Locked(PlainConverter):
@@ -154,31 +112,6 @@ def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
 
 
-def test_a_block_reads_its_row_groups_alone():
-    registry = registry_of(Recorded(Recorded.Options()))
-    task = read_task(registry, 0, 1)
-    reader, start = task.open(), start_of(task)
-    num_blocks = reader.num_blocks(start)
-    assert num_blocks is not None
-    for number in range(num_blocks):
-        Recorded.read.clear()
-        assert reader.block(start, number).batches
-        assert len(Recorded.read) <= 2, "its own and what completes its last batch"
-
-
-def test_a_dataset_that_only_iterates():
-    """A block is a batch; the number of blocks shows at the end."""
-    registry = registry_of(Iterated(Iterated.Options()))
-    expected = list(alone(registry))
-    task = read_task(registry, 0, 1)
-    reader, position = task.open(), expected[1][1]
-    assert reader.num_blocks(position) is None
-    blocks = [reader.block(position, number) for number in range(len(expected) - 1)]
-    assert [contents(block) for block in blocks[:-1]] == [[batch] for batch in expected[2:]]
-    assert blocks[-1].batches == []
-    assert blocks[-1].end == expected[-1][1] | {"epoch": 1, "history": []}
-
-
 def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
@@ -195,12 +128,6 @@ training: {batch_size: 4}
 PLUGINS = '''
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.config.hookspecs import hookimpl
-from recd_plugins.interfaces import DatasetWrapper
-
-class Same(DatasetWrapper):
-    """The rows as they are."""
-    name = "acme.same"
-    def reader(self, **options): return self.inner.reader(**options)
 
 class First(PlainConverter):
     """Plain."""
@@ -208,9 +135,6 @@ class First(PlainConverter):
 
 @hookimpl
 def register_converters(): return [First]
-
-@hookimpl
-def register_datasets(): return [Same]
 '''
 
 
@@ -242,46 +166,3 @@ def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
     monkeypatch.chdir(folder / "elsewhere")
     assert contents(task.open().block(start, 0))[0][0] == [0, 1, 2, 3]
     assert Path.cwd() == folder
-
-
-def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
-    task, _ = work_in(folder, monkeypatch)
-    renamed = task.pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
-    with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
-        replace(task, pickled=renamed).open()
-
-
-OF_TABLES = '''
-from recd_plugins.api import Sharding, TableStrategy, hookimpl
-
-class Part(TableStrategy):
-    """Nothing."""
-
-class Parted(Sharding):
-    """Has a part."""
-    name = "acme.parted"
-
-    def strategy(self, tables, context): return Part() if tables else None
-
-@hookimpl
-def register_shardings(): return [Parted]
-'''
-
-
-def test_a_reader_has_the_file_of_a_part_that_wrappers_may_ask(folder, monkeypatch):
-    (folder / "plugins" / "acme_tables.py").write_text(OF_TABLES)
-    path = "{path: table.parquet}"
-    text = REGISTRY.replace(path, f"{path}, wrap: [{{use: acme.same}}]")
-    sharding = 'sharding: [{use: acme.parted, tables: ["*"]}]\n'
-    sizes = "model: {embedding_dim: 4, num_embeddings: 16, bottom_mlp: [4], top_mlp: [4]}\n"
-    (folder / "registry.yaml").write_text(text + sharding + sizes)
-    monkeypatch.chdir(folder)
-    registry = load_registry("registry.yaml", plugins_dir="plugins")
-    prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
-    task = read_task(prepared.registry, 0, 1, prepared=prepared)
-    start = prepared.dataloader(rank=0, world_size=1).state_dict()
-    for name in task.modules:  # as in a process that has not loaded them
-        monkeypatch.delitem(sys.modules, name)
-    for name in [each for each in sys.modules if each.endswith("_acme_tables")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert len(contents(task.open().block(start, 0))[0][0]) == 4

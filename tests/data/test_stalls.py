@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recd_plugins.data.stalls import Pace, StallMeter, StallTotals
+from recd_plugins.data.stalls import Pace, StallMeter
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.training.measurement import Meter
 
@@ -65,18 +65,6 @@ def test_a_turn_is_from_batch_to_batch(clock):
     assert recent.share == pytest.approx(5 / 11)
     assert recent.training_seconds == 3.0
     assert meter.taken == 4
-
-
-def test_totals():
-    totals = StallTotals()
-    assert totals.mean() is None
-    totals.add(10.0, (1.0, 0.0, 0.0, 1.0), MakingTimes(fill=2.0, transfer=2.0, arrival=1.0))
-    totals.add(14.0, (1.0, 0.0, 2.0, 1.0), MakingTimes(fill=4.0, transfer=2.0, arrival=1.0))
-    mean = totals.mean()
-    assert mean.seconds == {"fill": 1.0, "convert": 0.0, "preprocess": 1.0, "transfer": 1.0}
-    assert mean.shares()["fill"] == pytest.approx(1 / 12)
-    assert mean.making == MakingTimes(fill=3.0, transfer=2.0, arrival=1.0)
-    assert mean.training_seconds == pytest.approx(9.0)
 
 
 def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 from recd_plugins.data.parquet import FOOTER_KEY, read_footers
 from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces import SessionKeys
@@ -41,29 +40,6 @@ def test_the_formula_has_the_value_of_the_paper():
     assert dedupe_factor(samples_per_session=3, stays=0.5) == 1.5
     assert dedupe_factor(1, 0.9) == 1
     assert dedupe_factor(16.5, 1) == pytest.approx(16.5)
-
-
-def test_counts_of_a_small_table():
-    lists = [
-        [1, 2, 3],  # a session begins
-        [1, 2, 3],  # unchanged
-        [2, 3, 4],  # moved on by one
-        [9, 4, 9],  # shares 4, by no shift
-        [],
-        [],  # unchanged
-        [1],  # a session begins
-        [1, 5],  # moved on by none
-    ]
-    found = statistics(batch([7] * 6 + [8] * 2, x=lists))
-    assert found.features["x"] == FeatureStatistics(
-        rows=8, sessions=2, ids=15, unchanged_rows=2, unchanged_ids=3, shifted_ids=3 + 2 + 1,
-        shared_ids=3 + 2 + 1 + 1,
-    )  # fmt: skip
-    assert (found.rows, found.sessions, found.samples_per_session) == (8, 2, 4)
-    x = found.features["x"]
-    assert (x.stays, x.length) == (2 / 6, 15 / 8)
-    assert (x.exact_duplication, x.partial_duplication) == (3 / 15, 7 / 15)
-    assert (x.dedupe_factor, x.partial_dedupe_factor) == (15 / 12, 15 / 9)
 
 
 def by_hand(sessions, lists) -> FeatureStatistics:
@@ -110,14 +86,6 @@ def test_tells_which_rows_changed_across_batches():
         accumulator.add(batch([1, 1], x=[[2], [3]])).tolist(),
     ]
     assert changed == [[[False, True]], [[False, True]]]
-
-
-def test_list_dict_counts_alike():
-    lists = pa.array([[1, 2], [1, 2], [2, 3], []], pa.list_(pa.int64()))
-    expected = statistics(batch([1] * 4, x=lists))
-    fields = [pa.field("session_id", pa.int64()), list_dict_field("x")]
-    columns = [pa.array([1] * 4), to_list_dict(lists)]
-    assert statistics(pa.record_batch(columns, schema=pa.schema(fields))) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tests.data.storage.counted_store import Store
 
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.storage import Location
 from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, SetupError
 
@@ -53,16 +51,6 @@ def refusing(signed: list[bool]) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
-
-
-def test_a_folder_is_listed_alike_on_disk_and_in_a_store(folder, store):
-    here = Location(folder)
-    there = Location("s3://tables/clicks/", at(store.endpoint))
-    names = ["day=01/part.parquet", "day=02/part.parquet"]
-    assert [file.below(here) for file in here.find(".parquet")] == names
-    found = there.find(".parquet")
-    assert [file.below(there) for file in found] == names
-    assert [file.size for file in found] == [file.size for file in here.find(".parquet")]
 
 
 @pytest.mark.parametrize(
@@ -114,11 +102,3 @@ def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(SetupError, match=r'pip install "recd-plugins\[fsspec\]"'):
         ParquetTable("memory://x")
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["http://me:wo/rd@host", "me:word@host", "ftp://host", "http://host/path"]
-)
-def test_an_endpoint_is_a_server_without_credentials(endpoint):
-    with pytest.raises(ValidationError):
-        Storage(endpoint=endpoint)
