@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--html",
     "html_path",
     type=cli_options.OUTPUT,
-    help="Write the report as an HTML page with plots.",
+    help="Write the report as an HTML page.",
 )
 @click.pass_obj
 def analyze(

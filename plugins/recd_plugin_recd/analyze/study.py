@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import tempfile
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from ruamel.yaml import YAML
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from recd_plugin_recd.analyze.samples import (
-    BatchMeter,
-    BatchSummary,
-    Hashes,
-    SessionCounts,
-    SessionSample,
-    SessionSummary,
-    coinciding,
-)
 from recd_plugin_recd.sessions import Nulls, SessionTable, session_hashes, without_nulls
-from recd_plugins.api import (
-    DataError,
-    Rows,
-    SessionKeys,
-    TableStatistics,
-    arrow,
-    column_statistics,
-    data_profiles,
-    list_dict,
-    parquet_writer,
-)
+from recd_plugins.api import DataError, Rows, TableStatistics, arrow, column_statistics, dedup
 
 #: Default batch size.
 _BATCH_SIZE = 4096
@@ -44,11 +23,13 @@ MIN_SESSIONS = 32
 MIN_FACTOR = 1.5
 #: Partial deduplication pays off if it stores at most this fraction of exact deduplication.
 MIN_GAIN = 1.2
-#: Fraction of its features' own DedupeFactors that a group must keep.
-_MIN_KEPT = 0.9
-_VERSION = 2
+_VERSION = 3
+_ALL_HASHES = 1 << 64
+#: Runs to buffer before grouping them by session, and batches to buffer before joining them.
+_MAX_RUNS, _MAX_BATCHES = 1 << 18, 64
 
 Form = Literal["plain", "exact", "partial"]
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -61,9 +42,8 @@ class FeatureReport:
         stays: d, the probability that the next row of a session has the same list.
         exact: fraction of ids in rows equal to the previous row of the session.
         partial: fraction of ids that also occur in the previous row.
-        measured_as_is: DedupeFactor measured in batches of the table in its current order.
-        predicted_by_session, measured_by_session: DedupeFactor after sorting by session, from the
-            paper's formula and measured in batches.
+        factor_as_is: DedupeFactor measured in batches of the table in its current order.
+        factor_by_session: DedupeFactor measured in batches after sorting by session.
         partial_factor: DedupeFactor of partial deduplication after sorting by session.
         form: form that pays off after sorting by session; None if the sample is too small.
     """
@@ -73,48 +53,37 @@ class FeatureReport:
     stays: float
     exact: float
     partial: float
-    measured_as_is: float
-    predicted_by_session: float
-    measured_by_session: float
+    factor_as_is: float
+    factor_by_session: float
     partial_factor: float
     form: Form | None
 
 
 @dataclass(frozen=True)
-class DedupGroupReport:
-    """Features to deduplicate with one inverse lookup, and the DedupeFactor of this group."""
+class SessionSummary:
+    """Session statistics of a table. A session counts once in each partition.
 
-    features: tuple[str, ...]
-    dedupe_factor: float
+    Attributes:
+        count: number of sessions.
+        samples_per_session: S, the mean number of rows per session.
+        median, longest: median and maximum number of rows per session.
+        torn: fraction of sessions whose rows are not adjacent.
+    """
+
+    count: int
+    samples_per_session: float
+    median: int
+    longest: int
+    torn: float
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Size of the sample behind the "by session" figures; ``whole`` if it is the whole table."""
+    """Size of the sample that was sorted by session."""
 
-    whole: bool
     rows: int
     sessions: int
     megabytes: int
-
-    @property
-    def too_small(self) -> bool:
-        return not self.whole and self.sessions < MIN_SESSIONS
-
-
-@dataclass(frozen=True)
-class StorageReport:
-    """Parquet bytes of the features per row.
-
-    Attributes:
-        stored: in the current files; None if the source is not Parquet.
-        by_session, by_session_dict: of the sample, sorted as by ``recd cluster``, in layouts
-            ``list`` and ``list_dict``.
-    """
-
-    stored: float | None
-    by_session: float
-    by_session_dict: float
 
 
 @dataclass(frozen=True)
@@ -123,40 +92,33 @@ class TableAnalysis:
 
     Attributes:
         path: of the table or registry file.
-        clustered: whether the rows of each session are adjacent.
-        rows, ids: of the table.
+        rows: of the table.
         partitions: number of partitions, 1 if the table is not partitioned.
         batch_size: B.
         sessions: session statistics per partition.
-        batches: statistics of batches in the table's current order.
+        samples_per_batch_session: mean number of rows per session in a batch of the table.
         exact, partial: exact and partial duplicate fractions of the ids of all features.
         factor_as_is: DedupeFactor of all features, measured in batches of the table in its current
             order.
         factor_by_session, partial_factor: exact and partial DedupeFactor after sorting by session.
         features: feature reports in table order.
-        groups: groups of features to deduplicate.
-        sample: size of the sample behind the "by session" figures.
-        storage: Parquet bytes per row.
+        sample: sample behind the "by session" figures; None if the table is clustered.
         converter: converter section for registry.yaml; None if the sample is too small.
     """
 
     path: str
-    clustered: bool
     rows: int
-    ids: int
     partitions: int
     batch_size: int
     sessions: SessionSummary
-    batches: BatchSummary
+    samples_per_batch_session: float
     exact: float
     partial: float
     factor_as_is: float
     factor_by_session: float
     partial_factor: float
     features: tuple[FeatureReport, ...]
-    groups: tuple[DedupGroupReport, ...]
-    sample: SampleReport
-    storage: StorageReport
+    sample: SampleReport | None
     converter: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -192,7 +154,7 @@ def study(
     keys, names = source.keys, source.features
     size = batch_size or source.batch_size or _BATCH_SIZE
     counts, sample = SessionCounts(), SessionSample(sample_megabytes * 1_000_000)
-    meter = BatchMeter([(name,) for name in names], size)
+    meter = BatchMeter(names, size)
     parts: list[TableStatistics] = []
     columns_read = list(dict.fromkeys([*names, keys.session, keys.timestamp]))
     for number, partition in enumerate(source.partitions):
@@ -214,21 +176,21 @@ def study(
     if not parts or not sum(part.rows for part in parts):
         raise DataError(f"{source.path}: the table has no rows")
     stored, sessions = TableStatistics.merge(parts), counts.result()
-    by_session = _BySession(*sample.by_session(keys.timestamp), keys, names, size)
-    clustered = not sessions.torn
+    meter.finish()
     # A clustered table is measured directly. Otherwise the sample shows the effect of clustering.
-    known = stored if clustered else by_session.statistics
-    batches, factors = meter.result(), meter.dedupe_factors()
-    sorted_factors = factors if clustered else by_session.factors
-    found = SampleReport(
-        len(by_session.hashes) == stored.rows,
-        len(by_session.hashes),
-        by_session.statistics.sessions,
-        sample_megabytes,
-    )
+    known, by_session, sampled = stored, meter, None
+    if sessions.torn:
+        hashes, batch = sample.by_session(keys.timestamp)
+        accumulator = column_statistics.StatisticsAccumulator(batch.schema, keys, names)
+        accumulator.add(batch)
+        known, by_session = accumulator.result(), BatchMeter(names, size)
+        by_session.add(batch, hashes)
+        by_session.finish()
+        sampled = SampleReport(len(batch), known.sessions, sample_megabytes)
+    enough = sampled is None or sampled.rows == stored.rows or sampled.sessions >= MIN_SESSIONS
     features = []
-    for name in names:
-        feature, exact = known.features[name], sorted_factors[(name,)]
+    for name, as_is, exact in zip(names, meter.factors(), by_session.factors(), strict=True):
+        feature = known.features[name]
         partial = feature.partial_dedupe_factor
         features.append(
             FeatureReport(
@@ -237,45 +199,28 @@ def study(
                 stays=feature.stays,
                 exact=feature.exact_duplication,
                 partial=feature.partial_duplication,
-                measured_as_is=factors[(name,)],
-                predicted_by_session=data_profiles.dedupe_factor(
-                    sessions.samples_per_session, feature.stays
-                ),
-                measured_by_session=exact,
+                factor_as_is=as_is,
+                factor_by_session=exact,
                 partial_factor=partial,
-                form=None if found.too_small else choose_form(exact, partial),
+                form=choose_form(exact, partial) if enough else None,
             )
         )
-    groups = by_session.groups([each.name for each in features if each.form in FORMS])
-    total = known.total
     return TableAnalysis(
         path=str(source.path),
-        clustered=clustered,
         rows=stored.rows,
-        ids=stored.total.ids,
         partitions=len(source.partitions),
         batch_size=size,
         sessions=sessions,
-        batches=batches,
-        exact=total.exact_duplication,
-        partial=total.partial_duplication,
+        samples_per_batch_session=meter.rows / meter.sessions,
+        exact=known.total.exact_duplication,
+        partial=known.total.partial_duplication,
         factor_as_is=meter.total_factor(),
-        factor_by_session=(meter if clustered else by_session.meter).total_factor(),
-        partial_factor=total.partial_dedupe_factor,
+        factor_by_session=by_session.total_factor(),
+        partial_factor=known.total.partial_dedupe_factor,
         features=tuple(features),
-        groups=groups,
-        sample=found,
-        storage=StorageReport(
-            _stored_bytes(source),
-            _written_bytes(by_session.rows, names, keys, "list"),
-            _written_bytes(by_session.rows, names, keys, "list_dict"),
-        ),
-        converter=None if found.too_small else _converter_section(features, groups),
+        sample=sampled,
+        converter=_converter_section(features) if enough else None,
     )
-
-
-#: Forms that deduplicate a feature.
-FORMS: tuple[Form, ...] = ("exact", "partial")
 
 
 def choose_form(exact: float, partial: float) -> Form:
@@ -298,91 +243,157 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-class _BySession:
-    """The sample sorted by session and time, measured in batches of ``batch_size``."""
-
-    def __init__(
-        self,
-        hashes: Hashes,
-        rows: pa.RecordBatch,
-        keys: SessionKeys,
-        names: Sequence[str],
-        batch_size: int,
-    ) -> None:
-        self.hashes, self.rows, self._batch_size = hashes, rows, batch_size
-        accumulator = column_statistics.StatisticsAccumulator(rows.schema, keys, names)
-        changed = accumulator.add(rows)
-        changed[:, 1:] &= hashes[1:] == hashes[:-1]
-        self._changed = dict(zip(names, changed, strict=True))
-        self.statistics = accumulator.result()
-        self.meter, self.factors = self._measured([(name,) for name in names])
-
-    def groups(self, among: Sequence[str]) -> tuple[DedupGroupReport, ...]:
-        """Group features of ``among`` that change together and lose little when grouped."""
-        groups = list(coinciding({name: self._changed[name] for name in among}))
-        _, together = self._measured(groups)
-        found = []
-        for group in groups:
-            alone = [self.factors[(name,)] for name in group]
-            if together[group] >= _MIN_KEPT * min(alone):
-                found.append(DedupGroupReport(group, together[group]))
-            else:  # features that also repeat in other sessions, each in different rows
-                pairs = zip(group, alone, strict=True)
-                found += [DedupGroupReport((name,), factor) for name, factor in pairs]
-        return tuple(found)
-
-    def _measured(
-        self, groups: Sequence[tuple[str, ...]]
-    ) -> tuple[BatchMeter, dict[tuple[str, ...], float]]:
-        meter = BatchMeter(groups, self._batch_size)
-        meter.add(self.rows, self.hashes)
-        meter.result()
-        return meter, meter.dedupe_factors()
-
-
-def _stored_bytes(source: SessionTable) -> float | None:
-    files = [file for partition in source.partitions for file in partition.files]
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    return sum(_feature_bytes(file, source.features) for file in files) / rows if rows else None
-
-
-def _written_bytes(
-    rows: pa.RecordBatch, features: Sequence[str], keys: SessionKeys, layout: list_dict.Layout
-) -> float:
-    with tempfile.TemporaryDirectory(prefix="recd-analyze-") as folder:
-        path = Path(folder) / "sample.parquet"
-        with parquet_writer.TableWriter(path, rows.schema, keys=keys, layout=layout) as writer:
-            writer.write(rows)
-        return _feature_bytes(path, features) / max(1, len(rows))
-
-
-def _feature_bytes(path: Path, features: Sequence[str]) -> int:
-    metadata, wanted, total = pq.read_metadata(path), set(features), 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for index in range(row_group.num_columns):
-            column = row_group.column(index)
-            name = column.path_in_schema
-            # A list's values are two levels below the list column. Names may contain dots.
-            if name in wanted or name.rsplit(".", 2)[0] in wanted:
-                total += column.total_compressed_size
-    return total
-
-
-def _converter_section(
-    features: Sequence[FeatureReport], groups: Sequence[DedupGroupReport]
-) -> str:
+def _converter_section(features: Sequence[FeatureReport]) -> str:
     """Return the registry file's ``converter`` section that matches these reports."""
-    partial = [each.name for each in features if each.form == "partial"]
-    kept = [[name for name in group.features if name not in partial] for group in groups]
-    exact = [names for names in kept if names]
-    section: dict[str, Any] = {"use": "recd.kjt"}
+    partial = [
+        json.dumps(each.name, ensure_ascii=False) for each in features if each.form == "partial"
+    ]
     if partial:
-        section = {"use": "recd.partial_ikjt", "options": {"features": partial, "groups": exact}}
-    elif exact:
-        section = {"use": "recd.ikjt", "options": {"groups": exact}}
-    yaml, text = YAML(), io.StringIO()
-    yaml.default_flow_style = None
-    yaml.width = 88
-    yaml.dump({"converter": section}, text)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+        names = "".join(f"      - {name}\n" for name in partial)
+        return f"converter:\n  use: recd.partial_ikjt\n  options:\n    features:\n{names}"
+    exact = any(each.form == "exact" for each in features)
+    return f"converter: {{use: {'recd.ikjt' if exact else 'recd.kjt'}}}\n"
+
+
+class SessionCounts:
+    """Counts the rows and runs of each session. Keeps one partition in memory."""
+
+    def __init__(self) -> None:
+        self._runs: list[pa.Table] = []
+        self._num_runs = self._num_torn = 0
+        self._last: int | None = None
+        self._sizes: list[NDArray[np.int64]] = []
+
+    def add(self, hashes: Hashes) -> None:
+        """Add the session hashes of rows, in stored order."""
+        if not len(hashes):
+            return
+        starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
+        runs = np.ones(len(starts), np.int64)
+        runs[0] = int(hashes[0]) != self._last
+        self._last = int(hashes[-1])
+        rows = np.diff(np.r_[starts, len(hashes)])
+        self._runs.append(pa.table({"session": hashes[starts], "rows": rows, "runs": runs}))
+        self._num_runs += len(starts)
+        if self._num_runs > _MAX_RUNS + 2 * len(self._runs[0]):
+            self._merge()
+
+    def end_partition(self) -> None:
+        """Finish the partition: keep only the sizes of its sessions."""
+        if self._runs:
+            sessions = self._merge()
+            self._sizes.append(sessions["rows"].to_numpy())
+            self._num_torn += int(np.count_nonzero(sessions["runs"].to_numpy() > 1))
+        self._runs, self._num_runs, self._last = [], 0, None
+
+    def result(self) -> SessionSummary:
+        """Return statistics of all partitions. At least one row must have been added."""
+        sizes = np.concatenate(self._sizes)
+        return SessionSummary(
+            count=len(sizes),
+            samples_per_session=float(sizes.mean()),
+            median=int(np.median(sizes)),
+            longest=int(sizes.max()),
+            torn=self._num_torn / len(sizes),
+        )
+
+    def _merge(self) -> pa.Table:
+        runs = pa.concat_tables(self._runs)
+        merged = runs.group_by("session").aggregate([("rows", "sum"), ("runs", "sum")])
+        merged = merged.select(["session", "rows_sum", "runs_sum"]).rename_columns(
+            runs.schema.names
+        )
+        self._runs, self._num_runs = [merged], len(merged)
+        return merged
+
+
+class SessionSample:
+    """Keeps all rows of the sessions with the lowest hashes, within ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._limit = _ALL_HASHES
+        self._held: list[tuple[Hashes, pa.RecordBatch]] = []
+
+    def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
+        """Add rows and their session hashes, in stored order."""
+        self._held.append(self._sampled(hashes, batch))
+        while sum(rows.nbytes for _, rows in self._held) > self._max_bytes and self._limit > 1:
+            self._limit //= 2
+            self._held = [self._sampled(*each) for each in self._held]
+        if len(self._held) > _MAX_BATCHES:
+            self._held = [self._joined()]
+
+    def by_session(self, time: str) -> tuple[Hashes, pa.RecordBatch]:
+        """Return hashes and rows sorted by session, then column ``time``, then stored order."""
+        hashes, rows = self._joined()
+        self._held = []
+        order = {"session": hashes, "time": rows[time], "row": np.arange(len(hashes))}
+        places = pc.sort_indices(pa.table(order), [(name, "ascending") for name in order])
+        return hashes[places.to_numpy()], rows.take(places)
+
+    def _sampled(self, hashes: Hashes, batch: pa.RecordBatch) -> tuple[Hashes, pa.RecordBatch]:
+        if self._limit == _ALL_HASHES:
+            return hashes, batch
+        chosen = hashes < np.uint64(self._limit)
+        return hashes[chosen], batch.filter(pa.array(chosen))
+
+    def _joined(self) -> tuple[Hashes, pa.RecordBatch]:
+        hashes, batches = zip(*self._held, strict=True)
+        return np.concatenate(hashes), pa.concat_batches(batches)
+
+
+class BatchMeter:
+    """Deduplicates whole batches of rows like a converter. Drops an incomplete last batch.
+
+    Args:
+        names: features.
+        batch_size: rows per batch. A smaller table is a single batch.
+
+    Attributes:
+        rows, sessions: rows of the measured batches, and the sum of their session counts.
+    """
+
+    def __init__(self, names: Sequence[str], batch_size: int) -> None:
+        self._names, self._batch_size = names, batch_size
+        self._deduplicate = dedup.Deduplicator()
+        self._waiting: list[tuple[Hashes, pa.RecordBatch]] = []
+        self._num_waiting = self.rows = self.sessions = 0
+        self._ids = np.zeros((2, len(names)), np.int64)
+
+    def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
+        """Add rows, with features as list<int64>, and the session hashes of the rows."""
+        start = 0
+        while start < len(hashes):
+            end = min(start + self._batch_size - self._num_waiting, len(hashes))
+            self._waiting.append((hashes[start:end], batch.slice(start, end - start)))
+            self._num_waiting += end - start
+            start = end
+            if self._num_waiting == self._batch_size:
+                self._measure()
+
+    def finish(self) -> None:
+        """Measure the rows of a table that is smaller than a batch."""
+        if not self.rows and self._num_waiting:
+            self._measure()
+
+    def factors(self) -> list[float]:
+        """Return each feature's ids divided by its ids in unique rows."""
+        return [ids / stored if stored else 1.0 for ids, stored in self._ids.T.tolist()]
+
+    def total_factor(self) -> float:
+        """Return total ids divided by ids in unique rows, over all features."""
+        ids, stored = self._ids.sum(1).tolist()
+        return ids / stored if stored else 1.0
+
+    def _measure(self) -> None:
+        hashes, batches = zip(*self._waiting, strict=True)
+        batch = pa.concat_batches(batches)
+        self._waiting, self._num_waiting = [], 0
+        columns = [batch.column(name) for name in self._names]
+        groups = [[(lists.values.to_numpy(), lists.offsets.to_numpy())] for lists in columns]
+        for index, unique in enumerate(self._deduplicate(groups, batch.num_rows)):
+            ends = groups[index][0][1]
+            self._ids[:, index] += int(ends[-1] - ends[0]), unique.values[0].size
+        self.rows += batch.num_rows
+        self.sessions += len(np.unique(np.concatenate(hashes)))
