@@ -15,18 +15,11 @@ if TYPE_CHECKING:
     from recd_plugin_recd.cluster.sort import Progress
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes, written as 2GB, 512MB or 1.5GiB."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        try:
-            return value if isinstance(value, int) else text_utils.read_bytes(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
+    try:
+        return text_utils.read_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command()
@@ -35,17 +28,17 @@ class Size(click.ParamType[int]):
     "target",
     type=cli_options.OUTPUT_FOLDER,
     metavar="DST",
-    required=False,
     callback=cli_options.new_place,
 )
 @command_options.session
 @command_options.timestamp
 @click.option(
     "--memory",
-    type=Size(),
+    metavar="SIZE",
+    callback=_size,
     default="2GB",
     show_default=True,
-    help="Maximum memory of the process, including Python and libraries.",
+    help="Maximum memory of the process, including Python and libraries, such as 512MB.",
 )
 @click.option(
     "--layout",
@@ -79,16 +72,14 @@ class Size(click.ParamType[int]):
     help="Sort engine. spark needs the extra of the same name and Java.",
 )
 @command_options.force
-@click.option("--check", is_flag=True, help="Only check whether SRC is clustered. Writes nothing.")
 @command_options.figures
 @click.pass_obj
 def cluster(
     plugins_dir: Path | None,
     /,
     source: Path,
-    target: Path | None,
+    target: Path,
     force: bool,
-    check: bool,
     json_path: Path | None,
     **options: Any,
 ) -> None:
@@ -101,17 +92,6 @@ def cluster(
     # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job
 
-    if check:
-        if target is not None:
-            raise click.UsageError("--check reads SRC and writes nothing: leave out DST")
-        keys = options["session"], options["timestamp"]
-        result = job.check_clustered(source, *keys, plugins_dir)
-        click.echo(f"{source}: {result['rows']:,} rows in order, {result['sessions']:,} sessions")
-        if json_path is not None:
-            file_utils.write_json(json_path, result)
-        return
-    if target is None:
-        raise click.UsageError("Missing argument 'DST'.")
     with progress_bars.progress_bars() as add_bar:
 
         def start(num_rows: int | None) -> Progress:
@@ -130,6 +110,6 @@ def cluster(
             start=start,
             say=lambda line: click.echo(line, err=True),
         )
-    click.echo("\n".join(report.lines()))
+    click.echo(report)
     if json_path is not None:
         file_utils.write_json(json_path, asdict(report))
