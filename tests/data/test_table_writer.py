@@ -98,15 +98,6 @@ def test_either_layout_can_be_written_from_either(tmp_path):
     assert decoded(tmp_path / "b.parquet") == batch.to_pydict()
 
 
-def test_popular_features_stand_together_behind_what_is_no_feature(tmp_path):
-    batch = table([1, 2], bought=pa.array([[1], [2]], IDS), note=pa.array(["a", "b"]))
-    write(tmp_path / "t.parquet", batch, popularity=["bought", "history"])
-    assert pq.read_schema(tmp_path / "t.parquet").names == [
-        *("session_id", "ts", "price", "note"),
-        *("bought", "history", "item"),
-    ]
-
-
 def test_the_footer_has_metadata_and_statistics(tmp_path):
     batch = table([1] * 4 + [2] * 4).replace_schema_metadata({b"made.by": b"us"})
     write(tmp_path / "t.parquet", batch, metadata={b"more": b"x"}, row_group_rows=3)

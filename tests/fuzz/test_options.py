@@ -23,10 +23,10 @@ COMMANDS: dict[str, tuple[dict[str, list[str]], str]] = {
         SAME,
     ),
     "convert-layout table new --layout list_dict": (
-        {"--row-group-rows": NUMBERS, "--compression-level": [*NUMBERS, "20", "-5"]},
+        {"--row-group-rows": NUMBERS},
         SAME,
     ),
-    "logs write table log": ({"--shards": [*NUMBERS, "100000"], "--level": NUMBERS}, "log"),
+    "logs write table log": ({"--shards": [*NUMBERS, "100000"]}, "log"),
     "run registry.yaml --json figures.json": ({"--steps": NUMBERS}, "steps"),
     "profile registry registry.yaml -o p.parquet": ({"--rows": NUMBERS, "--bound": NUMBERS}, ""),
     "plan registry.yaml --topology dgx-a100-80g": (

@@ -84,18 +84,6 @@ def test_all_files_of_hive_folders_agree_even_where_the_first_is_empty(tmp_path)
         assert is_list_dict(pq.read_schema(file).field("history"))
 
 
-def test_popular_features_come_first(papercal, tmp_path):
-    (tmp_path / "jobs.json").write_text('{"usr_9": 3, "seq_2_0": 20}')
-    options = ("--layout", "list_dict", "--popularity", tmp_path / "jobs.json")
-    convert(papercal, tmp_path / "table", *options)
-    names = pq.read_schema(tmp_path / "table" / "part-00000.parquet").names
-    at = names.index("dense_12") + 1
-    assert names[at : at + 3] == ["seq_2_0", "usr_9", "seq_0_0"]
-    for text in ('{"usr_99": 3}', "usr_9,3", '{"usr_9": "3"}'):
-        (tmp_path / "jobs.json").write_text(text)
-        assert "jobs.json: " in refused(papercal, tmp_path / "other", *options)
-
-
 def test_what_is_there_is_kept_unless_forced(tmp_path):
     source = table(tmp_path / "source" / "part.parquet").parent
     target = table(tmp_path / "target" / "old.parquet").parent

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from recd_plugin_recd.convert_layout import Conversion, convert
+from recd_plugin_recd.convert_layout import convert
 from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.papercal import FEATURES, chunks, make_rows, row_keys
 from recd_plugin_recd.papercal_table import TableOptions, write_table
@@ -263,8 +263,7 @@ def tables(tmp_path_factory):
     """3000 rows as lists and as list_dict, in row groups of whole sessions."""
     folder = tmp_path_factory.mktemp("layouts")
     write_table(folder / "list", TableOptions(rows=3000, seed=3))
-    conversion = Conversion(folder / "list", folder / "list_dict", "list_dict", row_group_rows=1000)
-    convert(conversion, force=False, start=lambda rows: lambda written: None)
+    convert(folder / "list", folder / "list_dict", "list_dict", row_group_rows=1000)
     return folder
 
 

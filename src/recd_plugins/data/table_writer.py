@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -53,8 +53,6 @@ class TableWriter:
         layout: of all features, or by feature. ``list_dict`` for all keeps features as lists that
             repeat too little in the first row group.
         row_group_rows: maximum rows of a row group, and of rows in memory.
-        popularity: features to store next to each other in this order, after the other columns and
-            before the other features.
         metadata: added to the file's key-value metadata.
         nulls: ``empty`` makes null lists empty. A null in a list is always an error.
         compression_level: compression level of zstd.
@@ -72,7 +70,6 @@ class TableWriter:
         keys: SessionKeys | None,
         layout: Layout | Mapping[str, Layout] = "list",
         row_group_rows: int = 8192,
-        popularity: Sequence[str] = (),
         metadata: Mapping[bytes, bytes] | None = None,
         nulls: Nulls = "error",
         compression_level: int = 3,
@@ -81,11 +78,11 @@ class TableWriter:
         self.path = path
         self._source = source or path
         self._features = id_features(schema)
-        self._columns = _ordered(schema, self._features, popularity)
+        self._columns = list(schema.names)
         self._metadata = {**(schema.metadata or {}), **(metadata or {})}
         self._schema, self._keys, self._nulls = schema, keys, nulls
-        self._row_group_rows = row_group_rows
         self._compression_level = compression_level
+        self._row_group_rows = row_group_rows
         self._layouts: dict[str, Layout] | None = None
         if layout == "list":
             self._layouts = dict.fromkeys(self._features, layout)
@@ -259,14 +256,6 @@ def _pays(lists: pa.Array) -> bool:
     distinct = pc.sum(pc.binary_length(pc.unique(packed))).as_py() or 0
     every = pc.sum(pc.binary_length(packed)).as_py() or 0
     return bool(every and every >= _MIN_FACTOR * (distinct + 4 * len(packed)))
-
-
-def _ordered(schema: pa.Schema, features: Sequence[str], popularity: Sequence[str]) -> list[str]:
-    if not popularity:
-        return list(schema.names)
-    first = [name for name in dict.fromkeys(popularity) if name in features]
-    others = [name for name in schema.names if name not in features]
-    return [*others, *first, *(name for name in features if name not in first)]
 
 
 def _stored_field(field: pa.Field, layouts: Mapping[str, Layout]) -> pa.Field:
