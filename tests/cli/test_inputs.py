@@ -20,7 +20,6 @@ COMMANDS = [
     "cluster IN OUT --memory 1500MB",
     "convert-layout IN OUT --layout list_dict",
     "logs write IN OUT --shards 2",
-    "logs stat IN",
     "logs read IN OUT",
     "logs read log OUT --offsets IN",
     "criteo convert IN OUT",

@@ -21,17 +21,14 @@ def write_log(folder: str = "log", *, seed: int = 0) -> list[Path]:
 
 
 def judge(*, meant: int = 1) -> None:
-    """The rows read are those written ``meant`` times, or fewer with a message; ``stat`` agrees."""
+    """The rows read are those written ``meant`` times, or fewer with a message."""
     expected = tables.counted(tables.rows_in("log.parquet") * meant)
-    stat = recd("logs", "stat", "log")
     done = recd("logs", "read", "log", "back.parquet", leaves=["back.parquet"])
     found = tables.counted(tables.rows_in("back.parquet") if os.path.exists("back.parquet") else [])
     if found - expected:
         wrong(f"{done}: rows that nobody wrote, or twice: {found - expected}; {done.output}")
     if done.ok and found != expected:
         wrong(f"{done}: {(expected - found).total()} rows are missing, and it succeeded")
-    if done.ok != stat.ok:
-        wrong(f"{done} and stat do not agree: {done.output} / {stat.output}")
     if not done.ok:
         done.refused("log")
 
@@ -73,7 +70,7 @@ def test_no_log_at_all(case: Case) -> None:
     Path("empty").mkdir()
     Path("file").write_bytes(b"no log")
     path = case.one_of(["table", "empty", "file", "nowhere", "table/a.parquet", "file/x"], "path")
-    recd("logs", *case.one_of([("stat", path), ("read", path, "back.parquet")])).refused(path)
+    recd("logs", "read", path, "back.parquet").refused(path)
 
 
 @fuzz

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import DataError, cli_options, consoles, progress_bars
+from recd_plugins.api import DataError, cli_options, progress_bars
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,31 +42,6 @@ def logs() -> None:
     "--shards", type=click.IntRange(1, 99_999), help="Number of shards of the log.  [default: 16]"
 )
 @click.option(
-    "--key",
-    type=click.Choice(["session", "message"]),
-    help="Choose the shard of a row by its session, or at random.  [default: session]",
-)
-@click.option(
-    "--block-size",
-    type=click.FloatRange(min=0.001, max=1024),
-    default=4,
-    show_default=True,
-    help="Block size in MB of rows. Each shard buffers up to one block in memory.",
-)
-@click.option(
-    "--sort/--no-sort",
-    default=True,
-    show_default=True,
-    help="Group the rows of each session within a block.",
-)
-@click.option(
-    "--level",
-    type=click.IntRange(1, 22),
-    default=1,
-    show_default=True,
-    help="zstd compression level.",
-)
-@click.option(
     "--append", is_flag=True, help="Append to the log in FOLDER, with its current sharding."
 )
 @click.pass_obj
@@ -77,10 +51,6 @@ def write(
     folder: Path,
     session: str | None,
     shards: int | None,
-    key: Any,
-    block_size: float,
-    sort: bool,
-    level: int,
     append: bool,
 ) -> None:
     """Write the rows of SOURCE to the log in FOLDER.
@@ -98,14 +68,7 @@ def write(
     elif not append and folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} exists already; --append adds to it")
     rows = _open_rows(source, session, usual.session, plugins_dir)
-    settings = LogSettings(
-        session=rows.keys.session,
-        num_shards=shards or usual.num_shards,
-        key=key or usual.key,
-        block_size=round(block_size * (1 << 20)),
-        sort=sort,
-        level=level,
-    )
+    settings = LogSettings(rows.keys.session, shards or usual.num_shards)
     with ExitStack() as stack:
         place = folder
         if not append:
@@ -210,67 +173,13 @@ def read(
         click.echo(f"{destination}: {file.num_rows:,} rows")
     else:
         click.echo(f"{source}: nothing new; no file written")
-    _show(damages)
+    for damage in damages:
+        click.secho(str(damage), fg="yellow", err=True)
     if damages and not skip_damaged:
         raise DataError(
             f"{source} is damaged in {len(damages)} places, shown above; all else was read. "
             "--skip-damaged takes that for success"
         )
-
-
-def _show(damages: list[Damage]) -> None:
-    for damage in damages:
-        click.secho(str(damage), fg="yellow", err=True)
-
-
-@logs.command()
-@click.argument("path", type=_path)
-@click.option(
-    "--json", "json_path", type=cli_options.OUTPUT, help="Write the report as JSON to this file."
-)
-def stat(path: Path, json_path: Path | None) -> None:
-    """Show statistics of each shard of the log PATH, and verify all checksums.
-
-    The exit status is 1 if a block is damaged or a segment is missing or replaced.
-    """
-    from rich.table import Table
-
-    from recd_plugin_recd.logs.log import log_statistics
-    from recd_plugins.api import file_utils
-
-    shards = log_statistics(path)
-    table = Table("shard")
-    for heading in ("blocks", "records", "MB", "raw MB", "ratio", "damaged"):
-        table.add_column(heading, justify="right")
-    for shard in shards:
-        table.add_row(
-            str(shard.shard),
-            f"{shard.blocks:,}",
-            f"{shard.records:,}",
-            f"{shard.bytes / 1e6:.1f}",
-            f"{shard.raw_bytes / 1e6:.1f}",
-            f"{shard.raw_bytes / max(1, shard.bytes):.2f}",
-            str(len(shard.damage)),
-        )
-    totals: dict[str, Any] = {
-        name: sum(getattr(shard, name) for shard in shards)
-        for name in ("records", "bytes", "raw_bytes")
-    }
-    totals["ratio"] = totals["raw_bytes"] / max(1, totals["bytes"])
-    consoles.output_console().print(table)
-    click.echo(
-        f"{path}: {totals['records']:,} records, {totals['bytes'] / 1e6:.1f} MB, "
-        f"{totals['ratio']:.2f}x"
-    )
-    if json_path is not None:
-        each = [asdict(shard) for shard in shards]
-        for damage in (damage for shard in each for damage in shard["damage"]):
-            damage["segment"] = damage["segment"].name
-        file_utils.write_json(json_path, {**totals, "shards": each})
-    damages = [damage for shard in shards for damage in shard.damage]
-    _show(damages)
-    if damages:
-        raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
 
 
 @logs.command()
@@ -308,18 +217,12 @@ def produce(
 @_servers
 @_topic
 @click.option("--group", required=True, help="Kafka consumer group that stores the offsets.")
-@click.option(
-    "--partition", "partitions", type=cli_options.COUNT_FROM_0, multiple=True, help="[default: all]"
-)
-@click.option("--rows-per-file", type=cli_options.AT_LEAST_1, default=65_536, show_default=True)
 @_config
 def consume(
     folder: Path,
     servers: str,
     topic: str,
     group: str,
-    partitions: tuple[int, ...],
-    rows_per_file: int,
     config: tuple[str, ...],
 ) -> None:
     """Write new messages of a Kafka topic to Parquet files in FOLDER, then exit.
@@ -329,15 +232,7 @@ def consume(
     """
     from recd_plugin_recd.logs.kafka import KafkaConsumer
 
-    consumer = KafkaConsumer(
-        servers,
-        topic,
-        group,
-        folder,
-        partitions=partitions,
-        rows_per_file=rows_per_file,
-        config=_settings(config),
-    )
+    consumer = KafkaConsumer(servers, topic, group, folder, config=_settings(config))
     written = 0
     with progress_bars.progress_bars() as add_bar:
         advance = add_bar(f"reading {topic}", None)

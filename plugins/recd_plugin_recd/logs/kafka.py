@@ -7,7 +7,7 @@ Arrow IPC stream of one row, so any Arrow library reads it and columns may chang
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class KafkaConsumer:
     A file contains the rows of one partition between two offsets, and is named
     ``TOPIC.PARTITION.FIRST-LAST.parquet``. The end offset is committed to Kafka once the file is
     complete. If the process is killed before that, the next run finds the file and continues after
-    it, so each row is written exactly once. Empty ``partitions`` means all partitions.
+    it, so each row is written exactly once.
     """
 
     def __init__(
@@ -136,13 +136,11 @@ class KafkaConsumer:
         group: str,
         folder: Path,
         *,
-        partitions: Sequence[int] = (),
         rows_per_file: int = 65_536,
         config: dict[str, str] | None = None,
     ) -> None:
         self._place = _Topic(servers, topic)
         self._topic, self._folder = topic, folder
-        self._partitions = tuple(partitions)
         self._rows_per_file = rows_per_file
         self._options = {
             # A fetch that waits for more rows would delay the next partition.
@@ -170,7 +168,7 @@ class KafkaConsumer:
                 written = written_until(self._folder, self._topic)
                 return [
                     path
-                    for number in self._partitions or sorted(topic.partitions)
+                    for number in sorted(topic.partitions)
                     for path in self._copy(consumer, number, written.get(number, 0), progress)
                 ]
             except client.KafkaException as error:

@@ -13,9 +13,9 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,6 @@ import pyarrow.parquet as pq
 
 from recd_plugin_recd.sessions import plain_sessions, session_shards
 from recd_plugins.api import DataError, file_utils, folders
-
-Key = Literal["session", "message"]
 
 #: File that lists the segments of a log.
 INDEX = "log.json"
@@ -132,19 +130,14 @@ class LogSettings:
     Attributes:
         session: column of the session, whole numbers or strings.
         num_shards: number of shards. Each buffers one block in memory.
-        key: ``session`` sends all rows of a session to one shard, ``message`` each row to a random
-            one, as a baseline.
         block_size: size of a block, in bytes of rows in memory.
         sort: group the rows of each session within a block, in input order.
-        level: zstd compression level.
     """
 
     session: str = "session_id"
     num_shards: int = 16
-    key: Key = "session"
     block_size: int = 4 << 20
     sort: bool = True
-    level: int = 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +177,6 @@ class LogIndex:
     id: str
     session: str
     num_shards: int
-    key: Key
     flushes: int = 0
     segments: tuple[Segment, ...] = ()
 
@@ -201,8 +193,8 @@ def read_index(folder: Path) -> LogIndex:
 class LogWriter:
     """Writes rows of ``schema`` to the new or existing log in ``folder``.
 
-    Rows are durable (fsync) and visible to readers after ``flush`` or ``close`` returns. Only one
-    process can write to a log at a time.
+    Use as a context manager, which flushes at the end. Rows are durable (fsync) and visible to
+    readers after ``flush`` returns. Only one process can write to a log at a time.
 
     Raises:
         DataError: the folder has a log with other settings or columns.
@@ -216,7 +208,6 @@ class LogWriter:
         plain_sessions(pa.array([], schema.field(settings.session).type))
         self._folder, self._settings = folder, settings
         self._schema = schema.remove_metadata()
-        self._random = np.random.default_rng(0)
         self._files: dict[int, ParquetFile] = {}
         self.raw_bytes = self.stored_bytes = 0
         with ExitStack() as opened:
@@ -238,10 +229,7 @@ class LogWriter:
         """Add rows with the log's columns. Each shard that has a full block writes it."""
         settings = self._settings
         batch = batch.replace_schema_metadata(None)
-        if settings.key == "message":
-            shards = self._random.integers(0, settings.num_shards, batch.num_rows)
-        else:
-            shards = session_shards(batch.column(settings.session), settings.num_shards)
+        shards = session_shards(batch.column(settings.session), settings.num_shards)
         order = np.argsort(shards, kind="stable")
         starts = np.searchsorted(shards[order], np.arange(settings.num_shards + 1))
         for shard in np.unique(shards).tolist():
@@ -266,17 +254,12 @@ class LogWriter:
         _fsync(self._folder / INDEX)
         _fsync(self._folder)
 
-    def close(self) -> None:
-        """Call ``flush`` and release the log for other writers."""
-        self.__exit__(None)
-
     def _begin(self) -> LogIndex:
         settings = self._settings
         if not (self._folder / INDEX).exists():
-            name = secrets.token_hex(8)
-            return LogIndex(name, settings.session, settings.num_shards, settings.key)
+            return LogIndex(secrets.token_hex(8), settings.session, settings.num_shards)
         index = read_index(self._folder)
-        for name in ("num_shards", "key", "session"):
+        for name in ("num_shards", "session"):
             asked, there = getattr(settings, name), getattr(index, name)
             if asked != there:
                 raise DataError(f"{self._folder}: the log has {name} {there}, not {asked}")
@@ -291,7 +274,7 @@ class LogWriter:
                 self._folder / f"shard-{shard:05d}-{self._index.flushes:06d}.parquet",
                 self._schema,
                 block_size=settings.block_size,
-                level=settings.level,
+                level=1,
                 sort=settings.session if settings.sort else None,
             )
             self._files[shard] = self._opened.enter_context(file)
@@ -412,29 +395,3 @@ def _footer_checksum(path: Path) -> int:
         size = int.from_bytes(file.read(4), "little")
         file.seek(max(0, end - size))
         return zlib.crc32(file.read())
-
-
-@dataclass
-class ShardStatistics:
-    """Statistics of one shard; ``bytes`` is the size on disk, ``raw_bytes`` uncompressed."""
-
-    shard: int
-    blocks: int = 0
-    records: int = 0
-    bytes: int = 0
-    raw_bytes: int = 0
-    damage: list[Damage] = field(default_factory=list)
-
-
-def log_statistics(folder: Path) -> list[ShardStatistics]:
-    """Count the readable rows of each shard. This verifies every checksum."""
-    index = read_index(folder)
-    shards = [ShardStatistics(number) for number in range(index.num_shards)]
-    for segment in index.segments:
-        shard = shards[segment.shard]
-        shard.bytes += segment.bytes
-        shard.raw_bytes += segment.raw_bytes
-        for _, rows in _read_blocks(folder, segment, 0, shard.damage.append):
-            shard.blocks += 1
-            shard.records += rows.num_rows
-    return shards

@@ -15,7 +15,7 @@ import pytest
     [
         ["analyze t.parquet --html r.html"],
         ["cluster t.parquet new", "convert-layout new dict --layout list_dict"],
-        ["logs write t.parquet log", "logs read log back.parquet", "logs stat log"],
+        ["logs write t.parquet log", "logs read log back.parquet"],
     ],
 )
 def test_torch_is_not_imported(tmp_path, commands):

@@ -1,8 +1,7 @@
-"""``recd logs write``, ``read`` and ``stat``, and their page."""
+"""``recd logs write`` and ``read``."""
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 
 from recd_plugin_recd.logs import log as log_module
 from recd_plugin_recd.papercal_table import TableOptions, write_table
-from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows
+from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows, write
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 
@@ -59,7 +58,7 @@ def test_features_in_layout_list_dict(folder):
 def test_a_log_is_appended_to_as_it_was_begun(folder):
     table = pq.read_table("rows.parquet").rename_columns(["visit", "row", "score", "items"])
     pq.write_table(table, "visits.parquet")
-    begun = ["--shards", 3, "--key", "message", "--session", "visit"]
+    begun = ["--shards", 3, "--session", "visit"]
     run("write", "visits.parquet", "log", *begun)
     run("write", "visits.parquet", "log", fails="log exists already; --append adds to it")
     assert "400 rows in 3 shards" in run("write", "visits.parquet", "log", "--append").stdout
@@ -86,14 +85,11 @@ def test_a_source_that_fails_leaves_no_log(folder, table, message):
 
 
 def test_damage_is_told_and_the_rest_comes_out(folder):
-    run("write", "rows.parquet", "log", "--shards", 2, "--block-size", 0.002)
+    write(folder / "log", rows(400), num_shards=2, block_size=2000)
     path = folder / "log" / "shard-00001-000000.parquet"
     data = bytearray(path.read_bytes())
     data[100] ^= 16
-    run("stat", "log", "--json", "report.json")
-    report = json.loads((folder / "report.json").read_text())
-    assert report["records"] == sum(shard["records"] for shard in report["shards"]) == 400
-    run("stat", "rows.parquet", fails="no log")
+    run("read", "rows.parquet", "back.parquet", fails="no log")
     path.write_bytes(data)
     result = run("read", "log", "back.parquet", fails="log is damaged in 1 places")
     lost = 400 - pq.read_metadata("back.parquet").num_rows
@@ -101,11 +97,6 @@ def test_damage_is_told_and_the_rest_comes_out(folder):
     assert f"log/{path.name}: block 0: cannot be read" in result.stderr
     assert f"{lost} rows lost" in result.stderr
     run("read", "log", "back.parquet", "--force", "--skip-damaged")
-    run("stat", "log", "--json", "report.json", fails="log is damaged in 1 places")
-    report = json.loads((folder / "report.json").read_text())
-    assert report["records"] == 400 - lost
-    (damage,) = report["shards"][1]["damage"]
-    assert damage["rows_lost"] == lost
 
 
 def test_offsets_read_only_what_is_new(folder, monkeypatch):

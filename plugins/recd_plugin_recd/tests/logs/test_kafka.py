@@ -107,14 +107,6 @@ def test_a_run_that_is_killed_loses_and_repeats_nothing(
     assert read(tmp_path / "t").equals(by_row([rows(200)]))
 
 
-def test_partitions_are_shared_by_name(servers, topic, tmp_path):
-    produce(servers, topic, rows(200))
-    consume(servers, topic, tmp_path / "a", partitions=[0, 2])
-    consume(servers, topic, tmp_path / "b", partitions=[1, 3])
-    together = [pq.read_table(tmp_path / name) for name in ("a", "b")]
-    assert by_row(pa.concat_tables(together).to_batches()).equals(by_row([rows(200)]))
-
-
 def test_columns_that_change_begin_another_file(servers, topic, tmp_path):
     produce(servers, topic, rows(40))
     produce(servers, topic, rows(40).drop_columns("score"))

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_recd import papercal
 from recd_plugin_recd.logs.log import Consumer, LogSettings, LogWriter
 from recd_plugin_recd.sessions import session_shards
 from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, read, rows, write
@@ -22,10 +21,9 @@ def segments(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("sort", [True, False])
-@pytest.mark.parametrize("key", ["session", "message"])
-def test_rows_come_back(tmp_path, key, sort):
-    write(tmp_path, rows(900).slice(0, 400), rows(900).slice(400), num_shards=3, key=key,
-          sort=sort, block_size=2000)  # fmt: skip
+def test_rows_come_back(tmp_path, sort):
+    first, rest = rows(900).slice(0, 400), rows(900).slice(400)
+    write(tmp_path, first, rest, num_shards=3, sort=sort, block_size=2000)
     batches, damage = read(tmp_path)
     assert not damage
     assert by_row(batches).equals(by_row([rows(900)]))
@@ -33,7 +31,7 @@ def test_rows_come_back(tmp_path, key, sort):
     for path in segments(tmp_path):
         shard = int(path.name.split("-")[1])
         numbers = session_shards(pq.read_table(path)["session_id"].combine_chunks(), 3)
-        assert key == "message" or set(numbers.tolist()) == {shard}
+        assert set(numbers.tolist()) == {shard}
 
 
 def test_a_block_has_the_rows_of_a_session_together_in_their_order(tmp_path):
@@ -42,16 +40,6 @@ def test_a_block_has_the_rows_of_a_session_together_in_their_order(tmp_path):
     sessions, numbers = batch["session_id"].to_numpy(), batch["row"].to_numpy()
     assert (np.diff(sessions) >= 0).all()
     assert (np.diff(numbers)[np.diff(sessions) == 0] > 0).all()
-
-
-def test_sharding_by_session_compresses_half_as_much_again(tmp_path):
-    keys = next(papercal.chunks(papercal.row_keys(4096, 0, "interleaved"), 4096))
-    table = papercal.make_rows(keys)
-    ratios = {}
-    for key in ("session", "message"):
-        log = write(tmp_path / key, table, key=key, num_shards=16)
-        ratios[key] = log.raw_bytes / log.stored_bytes
-    assert ratios["session"] > 1.5 * ratios["message"]
 
 
 SESSIONS = [
@@ -103,10 +91,11 @@ def test_files_of_a_killed_writer_are_left_out_and_removed(tmp_path):
 
 def test_a_log_has_one_writer_and_stays_as_it_was_begun(tmp_path):
     write(tmp_path, rows(20), num_shards=2)
-    first = LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
-    with pytest.raises(RecdError, match="is writing there"):
+    with (
+        LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2)),
+        pytest.raises(RecdError, match="is writing there"),
+    ):
         LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
-    first.close()
     with pytest.raises(DataError, match="the log has num_shards 2, not 3"):
         write(tmp_path, rows(20), num_shards=3)
     with pytest.raises(DataError, match="other columns"):
