@@ -1,8 +1,7 @@
 """Number of readers that a trainer needs, from separate measurements of both.
 
 One reader runs in its own process with one torch thread, like a worker, and packs its blocks for
-sending. Then all ranks train on prefetched batches. Both are measured in several rounds, and the
-report uses medians.
+sending. Then all ranks train on prefetched batches.
 """
 
 from __future__ import annotations
@@ -35,22 +34,17 @@ from recd_plugins.api import (
     ipc,
     launch,
     machine,
-    measurements,
     prepare,
     read_task,
     stall_meter,
     text_table,
-    text_utils,
     wrapped_dataset,
 )
 
-_ROUNDS = 5
-# A round reads whole blocks until it has enough batches and seconds.
-_READ_BATCHES, _READ_SECONDS = 8, 0.5
-# Number of prefetched batches, and steps per round after the pipeline is filled.
-_READY, _STEPS, _WARMUP = 8, 8, 4
-# Maximum number of reader counts in the table.
-_LINES = 12
+# A reader reads whole blocks until it has enough batches and seconds.
+_READ_BATCHES, _READ_SECONDS = 16, 2.0
+# Number of prefetched batches, and steps to measure after the pipeline is filled.
+_READY, _STEPS, _WARMUP = 8, 32, 4
 
 
 @dataclass(frozen=True)
@@ -61,13 +55,11 @@ class Reading:
         making: seconds per batch by stage, including packing and unpacking.
         cpu_seconds: CPU seconds per batch.
         batch_bytes: bytes sent per batch.
-        memory_bytes: peak memory of the process, including imported libraries.
     """
 
     making: MakingTimes
     cpu_seconds: float
     batch_bytes: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -127,48 +119,26 @@ def study_readers(
 
 
 def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str, Any]) -> Reading:
+    """Read and pack blocks. Unpacking does not count as reader time."""
     imports.silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
-    _round(blocks, batches=1, seconds=0.0)
-    rounds = [_round(blocks, _READ_BATCHES, _READ_SECONDS) for _ in range(_ROUNDS)]
-    making = {
-        part.name: median(
-            fmean(getattr(made, part.name) for made in each.making) for each in rounds
-        )
-        for part in fields(MakingTimes)
-    }
-    return Reading(
-        MakingTimes(**making),
-        median(each.cpu_seconds / len(each.making) for each in rounds),
-        sum(each.bytes for each in rounds) / sum(len(each.making) for each in rounds),
-        measurements.peak_bytes(torch.device("cpu")),
-    )
-
-
-@dataclass
-class _Round:
-    making: list[MakingTimes]
-    cpu_seconds: float = 0.0
-    bytes: int = 0
-
-
-def _round(blocks: Iterator[feeds.BatchBlock], batches: int, seconds: float) -> _Round:
-    """Read, pack and unpack some blocks. Unpacking does not count as reader time."""
-    found = _Round([])
-    start = time.perf_counter()
-    while len(found.making) < batches or time.perf_counter() - start < seconds:
+    next(blocks)
+    making: list[MakingTimes] = []
+    cpu_seconds, num_bytes, start = 0.0, 0, time.perf_counter()
+    while len(making) < _READ_BATCHES or time.perf_counter() - start < _READ_SECONDS:
         begun = time.process_time()
         block = next(blocks)
         packing = time.perf_counter()
         packed = ipc.encode(block)
-        found.cpu_seconds += time.process_time() - begun
-        found.bytes += packed.nbytes
+        cpu_seconds += time.process_time() - begun
+        num_bytes += packed.nbytes
         unpacking = time.perf_counter()
         unpacked = ipc.decode(packed)
         moved = unpacked.moved(unpacking - packing, time.perf_counter() - unpacking)
-        found.making += [model_input.making for model_input, _ in moved.batches]
-    return found
+        making += [model_input.making for model_input, _ in moved.batches]
+    mean = {part.name: fmean(getattr(m, part.name) for m in making) for part in fields(MakingTimes)}
+    return Reading(MakingTimes(**mean), cpu_seconds / len(making), num_bytes / len(making))
 
 
 def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds.BatchBlock]:
@@ -193,18 +163,14 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
     parts.dmp.train()
     for _ in range(_WARMUP):
         pipeline.progress(batches)
-    steps, cpu = [], []
-    for _ in range(_ROUNDS):
-        dist.barrier()
-        begun = time.process_time()
-        marks = [clock.mark()]
-        for _ in range(_STEPS):
-            pipeline.progress(batches)
-            marks.append(clock.mark())
-        steps.append(fmean(clock.seconds(*pair) for pair in pairwise(marks)))
-        cpu.append((time.process_time() - begun) / _STEPS)
-    pinning = fmean(batch.making.arrival for batch in ready)
-    return Training(median(steps), median(cpu), pinning)
+    dist.barrier()
+    begun, marks = time.process_time(), [clock.mark()]
+    for _ in range(_STEPS):
+        pipeline.progress(batches)
+        marks.append(clock.mark())
+    steps = [clock.seconds(*pair) for pair in pairwise(marks)]
+    cpu_seconds = (time.process_time() - begun) / _STEPS
+    return Training(median(steps), cpu_seconds, fmean(batch.making.arrival for batch in ready))
 
 
 def _without_stores(registry: RunConfig) -> RunConfig:
@@ -215,23 +181,6 @@ def _without_stores(registry: RunConfig) -> RunConfig:
 def _epochs(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-@dataclass(frozen=True)
-class ReadersPoint:
-    """Estimates for one number of readers per rank.
-
-    Attributes:
-        readers: number of readers; 0 if ranks read directly.
-        share: share of time that the trainer waits, if every process has its own core.
-        share_here: the same on the cores of this machine.
-        cores: busy cores per node, for readers and ranks.
-    """
-
-    readers: int
-    share: float
-    share_here: float
-    cores: float
 
 
 @dataclass(frozen=True)
@@ -280,33 +229,6 @@ class ReaderPlan:
         """Return whether this machine has enough cores for ranks and readers."""
         return self.trainer_cores + self.reader_cores <= self.cores
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Return the bytes per second that one rank receives from its readers."""
-        return self.reading.batch_bytes / self.pace.taking
-
-    def point(self, readers: int) -> ReadersPoint:
-        """Return the estimates for a number of readers per rank."""
-        share = self.pace.stall_share(readers)
-        # A step takes at least its total CPU time divided by the number of cores.
-        work = self.training.cpu_seconds + self.reading.cpu_seconds
-        step = max(self.training.seconds / (1 - share), self.ranks * work / self.cores)
-        share_here = 1 - self.training.seconds / step
-        return ReadersPoint(readers, share, share_here, self.ranks * work / step)
-
-    @cached_property
-    def curve(self) -> list[ReadersPoint]:
-        """Return the points from no readers to twice the number needed."""
-        last = max(4, 2 * (self.readers or 1)) if self.readers is not None else 8
-        step = max(1, last // _LINES)
-        numbers = sorted({0, 1, *range(step, last + 1, step), *filter(None, [self.readers])})
-        return [self.point(number) for number in numbers]
-
-    @property
-    def share_here(self) -> float:
-        """Return the smallest share of waiting that this machine reaches."""
-        return min(point.share_here for point in self.curve)
-
     def as_json(self) -> dict[str, Any]:
         """Return JSON values, with times in seconds."""
         making, readers = self.reading.making, self.readers
@@ -322,7 +244,6 @@ class ReaderPlan:
                 "arrival_seconds": self.pace.arrival,
                 "cpu_seconds": self.reading.cpu_seconds,
                 "batch_bytes": self.reading.batch_bytes,
-                "memory_bytes": self.reading.memory_bytes,
             },
             "trainer": asdict(self.training),
             "cores": {
@@ -331,8 +252,6 @@ class ReaderPlan:
                 "readers": self.reader_cores,
                 "suffice": self.cores_suffice,
             },
-            "bytes_per_second_of_a_rank": self.bytes_per_second,
-            "curve": [asdict(point) for point in self.curve],
             "advice": self.advice(),
         }
 
@@ -349,52 +268,39 @@ class ReaderPlan:
                 f"no number of readers gets below {self.target:.0%}: unpacking and pinning a batch "
                 f"take {pace.arrival * 1e3:.3g} ms of the trainer, a step {pace.training * 1e3:.3g}"
             )
-        waits = f"{self.point(readers).share:.1%} of their time for data"
+        waits = f"{pace.stall_share(readers):.1%} of their time for data"
         if self.cores_suffice:
             return f"training.workers: {readers}: ranks then wait about {waits}"
         return (
             f"{readers} readers a rank, and ranks would wait about {waits}; but this machine lacks "
             f"cores for them: they take {self.reader_cores:.1f}, the trainer "
-            f"{self.trainer_cores:.1f} of {self.cores}. Here ranks wait at least "
-            f"{self.share_here:.0%}. Read on other machines (ingestion: {{use: dsi.ray}}) with "
-            f"{self.reader_cores:.1f} cores for each node, or store the data as a reader needs it: "
+            f"{self.trainer_cores:.1f} of {self.cores}. Read on other machines (ingestion: "
+            f"{{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node, or store the "
+            "data as a reader needs it: "
             "clustered, with list_dict, preprocessed"
         )
 
 
 def render(plan: ReaderPlan) -> RenderableType:
-    """Return the measured costs, the table of estimates by number of readers, and the advice."""
-    making, reading = plan.reading.making, plan.reading
+    """Return the measured costs, the waiting time by number of readers, and the advice."""
+    making, pace = plan.reading.making, plan.pace
     measured = text_table("Seconds of a batch of one rank", [""], ["ms"])
     for name, seconds in {
         **{cause: getattr(making, cause) for cause in STALL_CAUSES},
-        "one reader": plan.pace.making,
-        "  of processors": reading.cpu_seconds,
-        "unpacking, in the trainer": plan.pace.arrival,
+        "one reader": pace.making,
+        "unpacking, in the trainer": pace.arrival,
         "trainer, on ready batches": plan.training.seconds,
-        "  of processors ": plan.training.cpu_seconds,
     }.items():
         measured.add_row(name, f"{seconds * 1e3:.2f}")
-    measured.caption = f"{plan.batch_size:,} rows; medians"
-    curve = text_table(
+    measured.caption = f"{plan.batch_size:,} rows"
+    waiting = text_table(
         f"Waiting, by readers; wanted: at most {plan.target:.0%}",
         ["readers of a rank"],
-        ["trainer waits", "on this machine", "cores of a node"],
+        ["trainer waits"],
     )
-    for point in plan.curve:
-        chosen = point.readers == plan.readers
-        curve.add_row(
-            f"{'* ' if chosen else ''}{point.readers}",
-            f"{point.share:.1%}",
-            f"{point.share_here:.1%}",
-            f"{point.cores:.1f} of {plan.cores}",
-            style="bold" if chosen else "",
+    for readers in sorted({0, 1, 2, 4, 8, plan.readers or 0}):
+        waiting.add_row(
+            f"{'* ' if readers == plan.readers else ''}{readers}",
+            f"{pace.stall_share(readers):.1%}",
         )
-    needs = f"a batch has {text_utils.size_text(reading.batch_bytes)} on the wire: "
-    needs += f"{text_utils.size_text(plan.bytes_per_second)}/s to a rank"
-    if plan.readers:
-        total, memory = plan.readers * plan.ranks, reading.memory_bytes
-        needs += f"\nreaders: {plan.readers} of a rank, {total} in all; "
-        needs += f"memory {text_utils.size_text(memory)} "
-        needs += f"each, {text_utils.size_text(total * memory)} in all"
-    return Group(measured, "", curve, "", Text(needs), Text(plan.advice()))
+    return Group(measured, "", waiting, "", Text(plan.advice()))
