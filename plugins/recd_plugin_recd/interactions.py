@@ -79,17 +79,6 @@ class SplitOptions(BaseModel):
         description="For leave_one_out: also exclude the second-to-last event of users "
         "with at least three events from training.",
     )
-    measure: Literal["test", "validation"] = Field(
-        default="test",
-        description="For leave_one_out: test on each user's last event, or on the "
-        "second-to-last one to tune options.",
-    )
-
-    @model_validator(mode="after")
-    def _suit_each_other(self) -> Self:
-        if self.measure == "validation" and not self.validation:
-            raise ValueError("measure: validation needs validation: true, or it is trained on")
-        return self
 
 
 class Interactions(Dataset):
@@ -325,10 +314,9 @@ class Interactions(Dataset):
             num_train = len(log) - round(len(log) * options.test_fraction)
             in_train = log.ranks < num_train
             return in_train if split == "train" else ~in_train
-        held_out = {"test": log.is_last(1), "validation": log.is_last(2)}
         if split == "test":
-            return held_out[options.test.measure]
-        return ~(held_out["test"] | (held_out["validation"] & options.test.validation))
+            return log.is_last(1)
+        return ~(log.is_last(1) | (log.is_last(2) & options.test.validation))
 
     def _read(
         self, rows: RowsOf, places: NDArray[np.int64], pieces: Iterator[Piece]
