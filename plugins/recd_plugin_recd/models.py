@@ -6,14 +6,12 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import click
 
+from recd_plugin_recd.papercal_table import Layout, ShapeName
 from recd_plugins.api import cli_options, file_utils
-
-ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
-Layout = Literal["clustered", "interleaved", "stream"]
 
 _TEXT = """\
 # {title}
@@ -74,7 +72,7 @@ training:
 
 
 def rm_registry(
-    name: ModelName,
+    name: ShapeName,
     *,
     folder: Path,
     rows: int,
@@ -195,7 +193,7 @@ _PARAMETERS: list[click.Parameter] = [
 ]
 
 
-def _write(name: ModelName, file: Path, scale: float | None, force: bool, **options: Any) -> None:
+def _write(name: ShapeName, file: Path, scale: float | None, force: bool, **options: Any) -> None:
     if name == "papercal" and scale not in (None, 1):
         raise click.UsageError("papercal has one size; --scale is for rm1, rm2 and rm3")
     rows, batch_size, ranks = (options[each] for each in ("rows", "batch_size", "ranks"))
@@ -211,7 +209,7 @@ def _write(name: ModelName, file: Path, scale: float | None, force: bool, **opti
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")
 
 
-def _start(name: ModelName) -> click.Command:
+def _start(name: ShapeName) -> click.Command:
     paper = f"a model like RecD's {name.upper()}"
     what = "the demo's model" if name == "papercal" else paper
     help = _HELP.format(what=what, name=name)
@@ -219,4 +217,4 @@ def _start(name: ModelName) -> click.Command:
 
 
 #: Commands of ``recd init``, by the name of a model.
-STARTS = tuple(_start(name) for name in get_args(ModelName))
+STARTS = tuple(_start(name) for name in get_args(ShapeName))

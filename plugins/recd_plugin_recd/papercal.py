@@ -17,16 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Literal
 
 import numba as nb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-ShapeName = Literal["papercal", "rm1", "rm2", "rm3"]
+from recd_plugin_recd.papercal_table import Layout, ShapeName
 
+Int64s = NDArray[np.int64]
 NUM_ITEMS = 8
 
 
@@ -136,8 +135,6 @@ def length_scale(scale: float) -> float:
 
 # Increased when the same options would generate different rows.
 VERSION = 1
-
-Layout = Literal["clustered", "interleaved", "stream"]
 
 MEAN_SESSION = 16.5
 SESSION_SIGMA = 1.3

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import click
 import pyarrow.parquet as pq
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from recd_plugins.api import DataError, cli_options, file_utils, folders, progress_bars
 
+ShapeName = Literal["papercal", "rm1", "rm2", "rm3"]
+Layout = Literal["clustered", "interleaved", "stream"]
 #: Key of the Parquet metadata that stores the generation options as JSON.
 PROVENANCE = b"recd.papercal"
 
@@ -25,7 +27,7 @@ class TableOptions(BaseModel):
 
     rows: PositiveInt = Field(description="Number of rows. A PAPERCAL row takes 12.9 KB in memory.")
     seed: int = Field(default=0, ge=0, description="Seed of the random generator.")
-    layout: Literal["clustered", "interleaved", "stream"] = Field(
+    layout: Layout = Field(
         default="clustered",
         description="clustered: one session after another. interleaved: the same rows "
         "sorted by time. stream: sorted by time, cut from a stream with a "
@@ -35,7 +37,7 @@ class TableOptions(BaseModel):
         default=2048, description="Rows of a Parquet row group, the unit of reading."
     )
     files: PositiveInt = Field(default=1, description="Number of Parquet files in the folder.")
-    shape: Literal["papercal", "rm1", "rm2", "rm3"] = Field(
+    shape: ShapeName = Field(
         default="papercal",
         description="Set of features: papercal, or one of the models in section 6.1 of the paper.",
     )
@@ -129,40 +131,22 @@ def _write_file(
             progress(len(keys))
 
 
+def _option(name: str, type: click.ParamType[Any], **default: Any) -> Any:
+    field = TableOptions.model_fields[name]
+    default = default or {"default": field.default}
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=type, show_default=True, help=field.description, **default)
+
+
 @click.command()
 @click.argument("folder", type=cli_options.OUTPUT_FOLDER, callback=cli_options.new_place)
-@click.option("--rows", type=cli_options.AT_LEAST_1, default=65_536, show_default=True)
-@click.option(
-    "--shape",
-    type=click.Choice(["papercal", "rm1", "rm2", "rm3"]),
-    default="papercal",
-    show_default=True,
-    help="Set of features: PAPERCAL's, or those of a `recd init` model.",
-)
-@click.option(
-    "--scale",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Scale of the list lengths of rm1, rm2 and rm3.",
-)
-@click.option(
-    "--layout",
-    type=click.Choice(["clustered", "interleaved", "stream"]),
-    default="clustered",
-    show_default=True,
-    help="clustered: one session after another. interleaved: the same rows "
-    "sorted by time. stream: a time slice of a dense stream.",
-)
-@click.option("--seed", type=cli_options.COUNT_FROM_0, default=0, show_default=True)
-@click.option(
-    "--row-group-rows",
-    type=cli_options.AT_LEAST_1,
-    default=2048,
-    show_default=True,
-    help="Number of rows in a Parquet row group, the unit of reading.",
-)
-@click.option("--files", type=cli_options.AT_LEAST_1, default=1, show_default=True)
+@_option("rows", cli_options.AT_LEAST_1, default=65_536)
+@_option("shape", click.Choice(get_args(ShapeName)))
+@_option("scale", click.FloatRange(min=0, max=1, min_open=True))
+@_option("layout", click.Choice(get_args(Layout)))
+@_option("seed", cli_options.COUNT_FROM_0)
+@_option("row_group_rows", cli_options.AT_LEAST_1)
+@_option("files", cli_options.AT_LEAST_1)
 @click.option("--force", is_flag=True, help="Replace FOLDER if it exists.")
 def generate(folder: Path, force: bool, **options: Any) -> None:
     """Generate a table of user sessions as Parquet files in FOLDER.
