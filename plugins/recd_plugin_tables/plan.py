@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from recd_plugin_tables.kinds import (
     plain,
     why_not,
 )
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, text_utils
 
 Others = Literal["error", "unused"]
 
@@ -124,9 +123,8 @@ def plan_columns(
                 fields = ", ".join(each for each in found if each.startswith(f"{name}."))
                 problems.append((option, f"column {name} is a struct: name its fields: {fields}"))
         elif labelled or options.feature is not None or roles & set(needed):
-            near = get_close_matches(name, found, n=1)
-            meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(found)}"
-            problems.append((option, f"no column {name}; {meant}"))
+            meant = text_utils.did_you_mean(name, found) or f"; there are: {', '.join(found)}"
+            problems.append((option, f"no column {name}{meant}"))
     left = [name for name in found if not _is_named(name, columns)]
     if left and others == "error":
         problems.append(
@@ -204,8 +202,7 @@ def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]
     """Yield the problems with the columns to explode."""
     for name in explode:
         if name not in schema.names:
-            near = get_close_matches(name, schema.names, n=1)
-            meant = near[0] if near else ", ".join(schema.names)
-            yield f"no column {name}, which explode names; there is: {meant}"
+            meant = text_utils.did_you_mean(name, schema.names)
+            yield f"no column {name}, which explode names{meant}"
         elif not is_list(plain(schema.field(name).type)):
             yield f"column {name} is {schema.field(name).type}, no list that could be exploded"

@@ -35,8 +35,6 @@ from recd_plugin_tables.kinds import (
 from recd_plugins.api import DataError
 
 _U64 = np.uint64
-# Integers up to this are exact in float64.
-_LARGEST_WHOLE = 2**53 - 1
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Integers whose digits form a date, such as 20240501.
@@ -320,12 +318,6 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     numbers = numbers_of(cells, options)
     empty = np.isnan(numbers)
     if options.positive_from is not None or options.positive is not None:
-        exact = pt.is_floating(values.type) or ~(np.abs(numbers) > _LARGEST_WHOLE)
-        if not np.all(exact):
-            raise cells.wrong(
-                int(np.argmin(exact)),
-                "numbers beyond 2^53 are not told from their neighbours; make the label 0 or 1",
-            )
         given = options.positive if options.positive_from is None else [options.positive_from]
         chosen = _as_stored(values.type, [float(each) for each in given or ()])
         positive = np.isin(numbers, chosen) if options.positive_from is None else numbers >= chosen
@@ -363,12 +355,7 @@ class Texts:
         texts = values.unique().drop_null().cast(pa.string())
         ids = text_ids(texts).to_pylist()
         known = self._known.setdefault(feature, {})
-        for number, text in zip(ids, texts.to_pylist(), strict=True):
-            if known.setdefault(number, text) != text:
-                raise DataError(
-                    f"column of feature {feature}: {text!r} and {known[number]!r} have one id, "
-                    f"{number}; write other names"
-                )
+        known.update(zip(ids, texts.to_pylist(), strict=True))
 
     def close(self) -> None:
         """Write the files."""

@@ -204,12 +204,9 @@ class FileSource(Source):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        fields = [pa.field(name, self._keys[name].type) for name in self.folder_keys]
-        return check_names(self.location, pa.schema([*self._inner, *fields]))
-
-    @property
-    def folder_keys(self) -> tuple[str, ...]:
-        return tuple(name for name in self._keys if name not in self._inner.names)
+        inner = self._inner
+        keys = [pa.field(n, key.type) for n, key in self._keys.items() if n not in inner.names]
+        return check_names(self.location, pa.schema([*inner, *keys]))
 
     @cached_property
     def num_rows(self) -> int | None:

@@ -104,11 +104,6 @@ class Source(ABC):
     def num_rows(self) -> int | None:
         """Number of rows, or None if the whole table must be read to count them."""
 
-    @property
-    def folder_keys(self) -> tuple[str, ...]:
-        """Columns whose values come from folder names, such as Hive partition keys."""
-        return ()
-
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         """Yield every row once, in stored order. ``columns`` defaults to all of ``schema``."""

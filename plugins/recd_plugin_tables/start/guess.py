@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import pyarrow.types as pt
 
 from recd_plugin_tables.kinds import (
     FEATURES,
-    KEYS,
     Role,
-    feature_name,
     holds_nothing,
     is_span,
     plain,
     possible_roles,
 )
-from recd_plugin_tables.plan import OF_IMPORT
-from recd_plugin_tables.start.guesses import Guess, Guesses, hashed_alike, ids_of_lists
+from recd_plugin_tables.start.guesses import Guess, Guesses
 from recd_plugin_tables.start.names import (
     HISTORY_WORDS,
     ID_WORDS,
@@ -42,7 +38,7 @@ from recd_plugin_tables.start.names import (
 )
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.values import largest_whole
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, text_utils
 
 # A list with at least this many ids on average is a history and gets its own pooling.
 _HISTORY = 8
@@ -83,8 +79,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     suspicious = _suspicious(survey, free, label)
     outcomes = _outcomes(survey, free, suspicious)
     free = [seen for seen in free if seen.leaf.name not in outcomes]
-    stored = [seen for seen in free if seen.leaf.name not in survey.folder_keys]
-    time = wanted.time or time_column(stored) or time_column(free)
+    time = wanted.time or time_column(free)
     joinable = [seen for seen in free if not seen.dominant_share]
     request = wanted.request or named_so(joinable, REQUEST, "request")
     session = (
@@ -105,40 +100,13 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             found = _with_dominant_value(_column(seen, given, outcomes.get(name, "")))
             if name in suspicious and set(found.roles) & set(FEATURES):
                 found = replace(found, suspicious=suspicious[name])
-            columns.append(_no_feature(found) if name in survey.folder_keys else found)
+            columns.append(found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
             f"{survey.location}: no column is left that could be a feature; there are: "
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
-    _check_names(survey, columns)
-    columns = _with_key(survey, ids_of_lists(survey, columns), request)
-    return Guesses(survey, tuple(hashed_alike(survey, columns)), wanted.implicit)
-
-
-def _check_names(survey: Survey, columns: list[Guess]) -> None:
-    seen = dict.fromkeys(OF_IMPORT, "a column of the import")
-    for each in columns:
-        name = feature_name(each.name)
-        if not each.unused and seen.setdefault(name, each.name) != each.name:
-            raise DataError(
-                f"{survey.location}: {seen[name]} and {each.name} would both be called {name}; "
-                f"rename one, or leave it out by --unused '{each.name}'"
-            )
-
-
-def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
-    """Also make the only id that distinguishes the rows of a request a key."""
-    telling = [
-        each
-        for each in columns
-        if request is not None and each.is_plain_id and survey.tells_apart(each.name, request)
-    ]
-    if len(telling) != 1:
-        return columns
-    why = f"{telling[0].why}; with {request} it tells rows apart, so scores carry it"
-    key = replace(telling[0], roles=("key", "id"), why=why)
-    return [key if each is telling[0] else each for each in columns]
+    return Guesses(survey, tuple(columns), wanted.implicit)
 
 
 def _check(survey: Survey, wanted: Wanted) -> None:
@@ -154,9 +122,8 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         if name is None:
             continue
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            raise DataError(f"{survey.location}: no column {name}, which --{role} names; {meant}")
+            meant = text_utils.did_you_mean(name, names) or f"; there are: {', '.join(names)}"
+            raise DataError(f"{survey.location}: no column {name}, which --{role} names{meant}")
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
             raise DataError(f"{survey.location}: column {name} is {kind}, no {role} (--{role})")
@@ -275,17 +242,6 @@ def _with_dominant_value(found: Guess) -> Guess:
         "which are grouped as one session" if grouping else "so the column cannot identify sessions"
     )
     return replace(found, why=f"{found.why}; {share}, {meaning}")
-
-
-def _no_feature(found: Guess) -> Guess:
-    """Remove the feature of a folder-name column, because files to score do not have it."""
-    keys = tuple(role for role in found.roles if role in KEYS)
-    if found.unused:
-        return found
-    use = f"{' and '.join(keys)}, " if keys else ""
-    why = f"{use}from the names of folders; a file to score has none, so it is no feature"
-    unit = {name: each for name, each in found.options.items() if name == "unit" and keys}
-    return Guess(found.seen, keys or ("unused",), why, unit)
 
 
 def _why_unused(seen: Seen) -> str:

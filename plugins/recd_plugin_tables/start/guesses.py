@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugin_tables.kinds import Role, feature_name, is_text
-from recd_plugin_tables.start.names import ITEM, NUMBER_WORDS, named_so, words_of
+from recd_plugin_tables.start.names import ITEM, named_so
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugins.api import data_profiles
 
@@ -40,7 +40,7 @@ class Guess:
     @property
     def is_plain_id(self) -> bool:
         """Whether the column is an id that is neither a session nor part of a time."""
-        return self.roles in (("id",), ("key", "id")) and not self.options.get("by")
+        return self.roles == ("id",) and not self.options.get("by")
 
 
 @dataclass(frozen=True)
@@ -141,39 +141,6 @@ def shared(guesses: Guesses) -> list[Shared]:
         )
         for names in alike.values()
     ]
-
-
-def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """Make an integer column an id if a list contains the same values."""
-    lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
-    found = []
-    for each in columns:
-        if (
-            each.roles == ("number",)
-            and each.seen.has_gaps
-            and not NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
-            and any(survey.share(name, each.name) > _ALIKE for name in lists)
-        ):
-            why = f"{each.seen.distinct:,} whole numbers that a list has, too"
-            found.append(Guess(each.seen, ("id",), why))
-        else:
-            found.append(each)
-    return found
-
-
-def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """Hash integers in a text as text if they are ids of a text column."""
-    texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
-    found = []
-    for each in columns:
-        if "integers" in each.options and any(
-            survey.share(each.name, text) > _ALIKE for text in texts
-        ):
-            options = {name: of for name, of in each.options.items() if name != "integers"}
-            found.append(replace(each, options=options))
-        else:
-            found.append(each)
-    return found
 
 
 # Minimum share of later-than-previous rows in sessions for times to define an order.

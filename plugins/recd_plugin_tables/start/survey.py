@@ -153,7 +153,6 @@ class Survey:
         seen: its leaves, in order.
         explode: columns whose elements are candidates of a request: each is a row.
         sample: the rows.
-        folder_keys: columns whose values are names of folders.
     """
 
     location: str
@@ -162,7 +161,6 @@ class Survey:
     seen: tuple[Seen, ...]
     explode: tuple[str, ...]
     sample: pa.Table
-    folder_keys: tuple[str, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -175,10 +173,6 @@ class Survey:
             return False
         keys = self._column(key)
         return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
-
-    def tells_apart(self, name: str, key: str) -> bool:
-        """Return whether a column differs between rows with the same key."""
-        return not self[key].unique and self.pairs(key, name) == self[key].rows
 
     def pairs(self, key: str, name: str) -> int | None:
         """Return the distinct pairs of two columns; None for lists and exploded columns."""
@@ -237,8 +231,7 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
     whole = rows if rows < _SAMPLE_ROWS and size < _SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
-    keys = source.folder_keys
-    return Survey(source.location, rows, whole, tuple(seen), exploded, table, keys)
+    return Survey(source.location, rows, whole, tuple(seen), exploded, table)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
