@@ -86,7 +86,7 @@ class Unskippable(Reader):
 
 
 class Slow(Preprocessing):
-    """Takes its time, ends its process at one id, and counts what each process made."""
+    """Takes its time, and ends its process at one id."""
 
     name = "tests.slow"
 
@@ -94,15 +94,11 @@ class Slow(Preprocessing):
         seconds: float = 0.0
         deadly: int = -1
         only_once: Path | None = None
-        made: Path | None = None
 
     options: Options
 
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         time.sleep(self.options.seconds)
-        if self.options.made:
-            with (self.options.made / str(os.getpid())).open("a") as file:
-                file.write(".")
         once = self.options.only_once
         if bool((values == self.options.deadly).any()) and not (once and once.exists()):
             if once:

@@ -52,11 +52,8 @@ def test_measures_and_plans(folder):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--readers", "--tiers"], "--tiers"),
-        (["--readers", "--cache"], "--cache"),
         (["--readers", "--topology", "dgx-h100"], "--topology"),
         (["--readers", "--batch-size", "auto"], "--batch-size auto"),
-        (["--readers", "--nodes", "2", "--ranks-per-node", "2"], "--nodes and --ranks-per-node"),
         (["--stall-target", "0.1"], "--stall-target is for --readers"),
         (["--readers", "--stall-target", "1"], "--stall-target"),
     ],

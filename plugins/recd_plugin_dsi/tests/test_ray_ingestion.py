@@ -1,6 +1,5 @@
 """``dsi.ray`` makes the batches of a rank that reads by itself, whatever becomes of its readers."""
 
-import time
 from contextlib import suppress
 from itertools import islice
 from typing import ClassVar
@@ -61,14 +60,6 @@ def readers_of_ray():
         for process in psutil.process_iter(["cmdline"])
         if any("make_blocks" in word for word in process.info["cmdline"] or ())
     ]
-
-
-def soon(holds):
-    for _ in range(300):
-        if holds():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
@@ -147,22 +138,6 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
         build_dataloader(registry(ray), 0, 1)
 
 
-def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
-    slow = registry(options(ray_address, readers=1, memory="1MB"), seconds=0.1)
-    expected = numbers(islice(build_dataloader(registry(None), 0, 1), 9))
-    with build_dataloader(slow, 0, 1) as loader:
-        batches = iter(loader)
-        next(batches)
-        assert soon(readers_of_ray)
-        batches.close()
-        assert soon(lambda: not readers_of_ray())
-        assert numbers(islice(loader, 8)) == expected[BATCH:]
-
-
-def made(folder):
-    return sum(len(file.read_text()) for file in folder.iterdir())
-
-
 def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
     """The next one has its own batches; it can be closed at any time, also after the feed."""
     expected = numbers(build_dataloader(registry(None), 0, 1))
@@ -177,14 +152,6 @@ def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
         assert numbers(islice(again, 30)) == expected[30 * BATCH : 60 * BATCH]
     again.close()
     assert numbers(again) == []
-
-
-def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
-    ray = options(ray_address, readers=2)
-    slow = registry(ray, in_blocks=False, seconds=0.2, made=tmp_path)
-    with build_dataloader(slow, 0, 1) as loader:
-        next(iter(loader))
-        assert made(tmp_path) < ROWS / BATCH / 2, "not the whole share of a reader"
 
 
 def trained(rank, world_size, jobs):

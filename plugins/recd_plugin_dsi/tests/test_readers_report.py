@@ -30,15 +30,12 @@ def test_readers_that_wait_need_no_cores():
 def test_a_machine_without_cores_for_them():
     """0.3 s of a processor for a batch of 0.1 s of training: three cores, and one is left."""
     found = plan(reader_cpu=0.3)
+    assert plan(reader_cpu=0.05).cores_suffice
+    assert not plan(reader_cpu=0.05, ranks=2).cores_suffice
     assert (found.readers, found.cores_suffice) == (3, False)
     assert found.reader_cores == pytest.approx(3)
     assert "lacks cores for them" in found.advice()
     assert "dsi.ray" in found.advice()
-
-
-def test_more_ranks_share_the_cores():
-    assert plan(reader_cpu=0.05).cores_suffice
-    assert not plan(reader_cpu=0.05, ranks=2).cores_suffice
 
 
 def test_no_reader_is_needed_where_reading_is_quick():

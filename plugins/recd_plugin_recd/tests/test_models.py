@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -92,18 +91,15 @@ def registry(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def cases(*cases: tuple[str, dict[str, str], dict[str, str]]) -> Iterable[object]:
-    return [pytest.param(case, id="-".join([case[0], *case[1].values()])) for case in cases]
-
-
 @pytest.mark.parametrize(
     "registry",
-    cases(
+    [
         ("rm1", {}, {}),
         ("rm2", {}, {"pool_rows: unique": "pool_rows: all", "recd.ikjt": "recd.partial_ikjt"}),
         ("rm3", {"layout": "interleaved"}, {"optimizer: rowwise_adagrad": "optimizer: sgd"}),
-    ),
+    ],
     indirect=True,
+    ids=lambda case: case[0],
 )
 def test_losses_are_those_of_stock_torchrec(registry: Path) -> None:
     baseline, _ = run_on_ranks(train, 2, Job(registry, "baseline"))

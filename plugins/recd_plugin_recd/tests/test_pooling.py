@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling import (
@@ -21,6 +20,7 @@ from recd_plugin_recd.pooling import (
 )
 from recd_plugin_recd.pooling.din_modules import TargetAttention
 from recd_plugin_recd.pooling.modules import EncoderLayer, SelfAttention, Transformer
+from recd_plugin_recd.pooling.rows import JaggedRows, _cut
 from recd_plugins.interfaces import Pooling
 
 DIM = 8
@@ -110,10 +110,9 @@ def torchs_names(layer: EncoderLayer) -> dict[str, Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("weights", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("lengths", LENGTHS[:3] + LENGTHS[4:])
 @pytest.mark.parametrize("shared", ["some", "one_row", "none"])
 def test_din_is_attention_of_each_target(
-    shared: str, lengths: list[int], heads: int, weights: Any, device: str
+    shared: str, heads: int, weights: Any, device: str
 ) -> None:
     torch.manual_seed(0)
     options = DinPooling.Options(target="item", heads=heads, weights=weights)
@@ -121,22 +120,23 @@ def test_din_is_attention_of_each_target(
     assert isinstance(module, TargetAttention)
     random_(module)
     module.to(device)
-    num_rows = len(lengths)
-    inverse = {
-        "some": torch.randint(num_rows, (11,)),
-        "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
-        "none": torch.randperm(num_rows),
-    }[shared].to(device)
-    jagged = sequences(lengths, device)
-    targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
-    rows = torch.split(jagged.values(), lengths)
-    nothing = jagged.values().sum() * 0
-    expected = [
-        one_target(module, target, rows[row]) if lengths[row] else target * 0 + nothing
-        for target, row in zip(targets, inverse.tolist(), strict=True)
-    ]
-    inputs = [jagged.values(), targets]
-    compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+    for lengths in LENGTHS[:3] + LENGTHS[4:]:
+        num_rows = len(lengths)
+        inverse = {
+            "some": torch.randint(num_rows, (11,)),
+            "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
+            "none": torch.randperm(num_rows),
+        }[shared].to(device)
+        jagged = sequences(lengths, device)
+        targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
+        rows = torch.split(jagged.values(), lengths)
+        nothing = jagged.values().sum() * 0
+        expected = [
+            one_target(module, target, rows[row]) if lengths[row] else target * 0 + nothing
+            for target, row in zip(targets, inverse.tolist(), strict=True)
+        ]
+        inputs = [jagged.values(), targets]
+        compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
 
 
 def one_target(module: TargetAttention, target: Tensor, row: Tensor) -> Tensor:
@@ -149,27 +149,6 @@ def one_target(module: TargetAttention, target: Tensor, row: Tensor) -> Tensor:
         weights = scores.softmax(0) if module.weights == "softmax" else scores.sigmoid()
         sums.append(weights @ value)
     return module.out_projection(torch.cat(sums) + module.value_projection.bias)
-
-
-def test_din_with_softmax_is_torchs_own() -> None:
-    torch.manual_seed(0)
-    module = TargetAttention(DIM, 2, "softmax")
-    random_(module)
-    oracle = nn.MultiheadAttention(DIM, 2, batch_first=True)
-    projections = [module.query_projection, module.key_projection, module.value_projection]
-    oracle.load_state_dict(
-        {
-            "in_proj_weight": torch.cat([each.weight for each in projections]),
-            "in_proj_bias": torch.cat(
-                [torch.zeros(DIM) if each.bias is None else each.bias for each in projections]
-            ),
-            "out_proj.weight": module.out_projection.weight,
-            "out_proj.bias": module.out_projection.bias,
-        }
-    )
-    row, target = torch.randn(5, DIM), torch.randn(1, DIM)
-    pooled = module(JaggedTensor(row, lengths=torch.tensor([5])), target)
-    torch.testing.assert_close(pooled, oracle(target[None], row[None], row[None])[0][0])
 
 
 def random_(module: nn.Module) -> None:
@@ -206,8 +185,6 @@ def compare(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
 
 
 def test_long_rows_do_not_pad_short_ones() -> None:
-    from recd_plugin_recd.pooling.rows import JaggedRows
-
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randn(300, generator=generator).add(2.6).exp().long().clamp(max=200)
     values = torch.zeros(int(lengths.sum()), DIM)
@@ -216,24 +193,7 @@ def test_long_rows_do_not_pad_short_ones() -> None:
     assert len(lengths) * int(lengths.max()) > 5 * len(values)
 
 
-class RowsOfCalls(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[int] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
-            self.rows.append(len(args[0]))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_no_call_has_more_rows_than_the_kernels_of_cuda_take(device: str) -> None:
-    module = AttentionPooling(AttentionPooling.Options()).build(DIM).to(device)
-    jagged = sequences([1] * 70_000 + [0, 2], device)
-    with RowsOfCalls() as calls:
-        pooled = module(jagged)
-    assert (max(calls.rows), sum(calls.rows)) == (65_535, 70_002)
-    pooled.sum().backward()
-    first = module(JaggedTensor(jagged.values()[:1], lengths=torch.tensor([1], device=device)))
-    torch.testing.assert_close(pooled[:1], first)
+def test_no_bucket_has_more_rows_than_the_kernels_of_cuda_take() -> None:
+    buckets = _cut(torch.cat([torch.zeros(1), torch.ones(70_000), torch.tensor([2.0])]).long())
+    assert max(bucket.num_rows for bucket in buckets) == 65_535
+    assert sum(bucket.num_rows for bucket in buckets) == 70_002

@@ -74,16 +74,6 @@ def test_reads_every_column_in_the_order_of_the_files(folder):
     assert rows.data["liked"].to_pylist() == expected["liked"].to_pylist()
 
 
-def test_shuffle_changes_with_the_epoch_and_the_seed(folder):
-    orders = []
-    for seed in (0, 0, 1):
-        one = reader(dataset(folder, shuffle=True, seed=seed))
-        orders += [numbers(one), numbers(one)]
-    assert orders[0] == orders[2]
-    assert orders[1] == orders[3]
-    assert len({tuple(order) for order in orders}) == 4
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -153,30 +143,7 @@ def test_wrong_columns_are_named(folder, options, message):
         dataset(folder, **options).prepare()
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_damaged_page_is_named_and_what_came_before_is_read(folder, prefetch):
-    path = folder / "day=01" / "part.parquet"
-    column = pq.read_metadata(path).row_group(2).column(4)
-    assert column.path_in_schema == "seen.list.element"
-    content = bytearray(path.read_bytes())
-    start = column.dictionary_page_offset or column.data_page_offset
-    content[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    path.write_bytes(content)
-    batches = iter(reader(dataset(folder, prefetch=prefetch), batch_size=30))
-    assert numbers([next(batches), next(batches)]) == list(range(60))
-    with pytest.raises(DataError, match=r"day=01/part.parquet: row group 2 cannot be read"):
-        next(batches)
-
-
 class TestContract(DatasetContract):
     @pytest.fixture
     def plugin(self, folder) -> SessionParquet:
         return dataset(folder)
-
-
-class TestShuffledContract(DatasetContract):
-    batch_size = 16
-
-    @pytest.fixture
-    def plugin(self, folder) -> SessionParquet:
-        return dataset(folder, shuffle=True, prefetch=0, sparse=["seen", "country"])

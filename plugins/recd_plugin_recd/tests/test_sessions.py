@@ -32,33 +32,6 @@ def times(source, partition) -> list[int]:
     return [time for rows in source.read(partition) for time in rows.data["ts"].to_pylist()]
 
 
-def test_a_file_is_one_partition_with_all_of_its_columns(tmp_path):
-    path = write(tmp_path / "t.parquet", range(25))
-    source = open_source(path)
-    assert source.keys == SessionKeys("session_id", "ts")
-    assert source.features == ("seen", "liked")
-    assert source.schema == pq.read_schema(path)
-    assert (source.num_rows, len(source.partitions)) == (25, 1)
-    (partition,) = source.partitions
-    assert (partition.name, partition.files, partition.num_rows) == ("", (path,), 25)
-    batches = [rows.data for rows in source.read(partition)]
-    assert pa.Table.from_batches(batches).equals(pq.read_table(path))
-    assert times(source, partition) == list(range(25)), "again"
-
-
-def test_hive_folders_are_partitions(tmp_path):
-    write(tmp_path / "t" / "dt=1" / "hour=00" / "b.parquet", range(10, 20))
-    write(tmp_path / "t" / "dt=1" / "hour=00" / "a.parquet", range(10))
-    write(tmp_path / "t" / "dt=1" / "hour=01" / "sub" / "a.parquet", range(20, 30))
-    source = open_source(tmp_path / "t")
-    assert [(each.name, each.num_rows) for each in source.partitions] == [
-        ("dt=1/hour=00", 20),
-        ("dt=1/hour=01", 10),
-    ]
-    assert times(source, source.partitions[0]) == list(range(20))
-    assert times(source, source.partitions[1]) == list(range(20, 30))
-
-
 @pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
 def test_a_missing_column_is_an_error_that_names_the_option(tmp_path, option, column):
     path = write(tmp_path / "t.parquet", range(3))

@@ -7,23 +7,22 @@ import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
+
+COMMANDS = [
+    "analyze t.parquet --html r.html",
+    "cluster t.parquet new",
+    "convert-layout new dict --layout list_dict",
+    "logs write t.parquet log",
+    "logs read log back.parquet",
+]
 
 
-@pytest.mark.parametrize(
-    "commands",
-    [
-        ["analyze t.parquet --html r.html"],
-        ["cluster t.parquet new", "convert-layout new dict --layout list_dict"],
-        ["logs write t.parquet log", "logs read log back.parquet"],
-    ],
-)
-def test_torch_is_not_imported(tmp_path, commands):
+def test_torch_is_not_imported(tmp_path):
     columns = {"session_id": [1] * 50, "ts": range(50), "x": [[1]] * 50}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     program = (
         "import sys\nfrom recd_plugins.cli import main\n"
-        f"for command in {commands!r}:\n"
+        f"for command in {COMMANDS!r}:\n"
         "    main(command.split(), standalone_mode=False)\n"
         "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & sys.modules.keys()\n"
     )

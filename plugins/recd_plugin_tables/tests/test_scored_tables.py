@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 from datetime import datetime
 
@@ -75,12 +74,9 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("trained", "scored"),
     [
-        ("old.csv", "new.csv"),
         ("old.csv", "new.csv.gz"),
         ("old.txt", "new.txt"),
-        # A suffix shows another format.
-        ("old.txt", "new.parquet"),
-        ("old.csv", "new.jsonl"),
+        ("old.txt", "new.parquet"),  # a suffix shows another format
     ],
 )
 def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scored, tmp_path):
@@ -90,8 +86,6 @@ def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scor
     new = tmp_path / scored
     if new.suffix == ".parquet":
         pq.write_table(columns, new)
-    elif new.suffix == ".jsonl":
-        new.write_text("".join(json.dumps(row) + "\n" for row in columns.to_pylist()))
     else:
         new.write_bytes(gzip.compress(text) if new.suffix == ".gz" else text)
     uses = {"item": "id", "clicked": "label"}
@@ -139,8 +133,7 @@ def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_pat
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["table", "checkpoint"])
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
+def test_columns_without_a_value_are_those_of_training(tmp_path, there):
     old = {"a": [1, 2], "b": ["x", "y"], "n": [0.5, 1], "h": [[1], [2]], "clicked": [0, 1]}
     old |= {"geo": [{"land": "x", "at": 1}, {"land": "y", "at": 2}]}
     old |= {"when": [datetime(2026, 1, 1), datetime(2026, 1, 2)], "zip": ["01", "23"]}
@@ -156,20 +149,10 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
         "h": {"as": "ids", "missing": 9},
         "clicked": "label",
     }
-    path = tmp_path / f"new{suffix}"
-    if suffix == ".csv":
-        uses = {name: use for name, use in uses.items() if "." not in name and name != "h"}
-        pq.write_table(pa.table(old).drop_columns(["h", "geo"]), tmp_path / "old.parquet")
-        path.write_text("a,b,n,when,zip\n,,,,10\n,,,,23\n")
-    elif suffix == ".jsonl":
-        path.write_text(
-            '{"a": null, "b": null, "n": null, "h": null, "when": null, "zip": "23", '
-            '"geo": {"land": null, "at": 3}}\n' * 2
-        )
-    else:
-        nothing = {name: pa.nulls(2) for name in ("a", "b", "n", "h", "when")}
-        geo = pa.array([{"land": None, "at": 3}] * 2)
-        pq.write_table(pa.table({**nothing, "zip": ["10", "23"], "geo": geo}), path)
+    path = tmp_path / "new.parquet"
+    nothing = {name: pa.nulls(2) for name in ("a", "b", "n", "h", "when")}
+    geo = pa.array([{"land": None, "at": 3}] * 2)
+    pq.write_table(pa.table({**nothing, "zip": ["10", "23"], "geo": geo}), path)
     trained = table(tmp_path / "old.parquet", columns=uses)
     if not there:
         schema, kinds = trained.schema(), trained.kinds()
@@ -179,11 +162,10 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     found = rows_of(trained.to_score(str(path)))
     assert found["a"] == found["when"] == [[], []]
     assert found["zip"][1] == [text_id("23")]
-    if suffix != ".csv":
-        assert (found["geo_at"], found["geo_land"]) == ([[3]] * 2, [[text_id("y")]] * 2)
+    assert (found["geo_at"], found["geo_land"]) == ([[3]] * 2, [[text_id("y")]] * 2)
     assert found["b"] == [[text_id("x")]] * 2
     assert found["n"] == [7, 7]
-    assert suffix == ".csv" or found["h"] == [[9], [9]]
+    assert found["h"] == [[9], [9]]
 
 
 @pytest.mark.parametrize("labels", [["a", None], [[1], [2]]])

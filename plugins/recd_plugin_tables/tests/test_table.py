@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_tables import sources
-from recd_plugin_tables.kinds import ColumnOptions
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
-from recd_plugin_tables.values import Cells, Texts, text_id
+from recd_plugin_tables.values import text_id
 from recd_plugins.api import object_stores
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
@@ -121,7 +121,6 @@ def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):
     assert not (path.parent / "imports").exists()
 
 
-@pytest.mark.parametrize("option", ["path", "test_path"])
 @pytest.mark.parametrize(
     "place",
     [
@@ -129,9 +128,7 @@ def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):
         *("t.duckdb", "t.lance", "delta", "pipe.csv", "zero.csv", "loop.csv", "nowhere"),
     ],
 )
-def test_what_recd_validate_asks_opens_local_files_alone(
-    option, place, path, tmp_path, monkeypatch
-):
+def test_what_recd_validate_asks_opens_local_files_alone(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.csv")
     os.symlink("/dev/zero", "zero.csv")
@@ -148,7 +145,7 @@ def test_what_recd_validate_asks_opens_local_files_alone(
     monkeypatch.setattr(
         object_stores.Location, "file_system", lambda self: local(self) if self.local else opened()
     )
-    options = {"columns": COLUMNS, "path": path, option: place}
+    options = {"columns": COLUMNS, "path": place}
     assert Table(Table.Options.model_validate(options)).mistakes() == ()
 
 
@@ -289,24 +286,12 @@ def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
     assert data.texts("user") == {}
 
 
-def test_two_texts_with_one_id_are_told(monkeypatch):
-    monkeypatch.setattr("recd_plugin_tables.values.text_id", lambda _: 7)
-    cells = Cells(pa.array(["a", "b"]), str)
-    with pytest.raises(DataError, match="feature f: 'b' and 'a' have one id, 7"):
-        Texts(Path()).add("f", cells, ColumnOptions.model_validate("id"))
-
-
 BAD: dict[str, Any] = {
     "no rows": (clicks().slice(0, 0), {}, "the table has no rows"),
     "a time that is null": (
         clicks().set_column(1, "when", pa.array([*range(59), None])),
         {},
         r"row 59 .* 'when': .* the column is time; set missing: drop$",
-    ),
-    "lists of two lengths": (
-        clicks().append_column("vector", [[[1.0]] * 59 + [[1.0, 2.0]]]),
-        {"columns": {**COLUMNS, "vector": "numbers"}},
-        r"row 59 .* it has 2 numbers and the first list has 1",
     ),
     "two features of one name": (
         clicks().append_column("vector", [[[1.0]] * 60]),
@@ -340,3 +325,35 @@ def test_a_split_by_row_keeps_requests_whole(tmp_path):
     assert sorted(train["_row"] + test["_row"]) == list(range(600))
     assert not set(train["_request"]) & set(test["_request"])
     assert 60 <= len(test["_row"]) <= 300
+
+
+def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
+    def imports() -> int:
+        return len(list((path.parent / "imports").iterdir()))
+
+    table(path).prepare()
+    assert "60 rows: 60 for training" in capfd.readouterr().err
+    table(path, prefetch=0).prepare()
+    assert capfd.readouterr().err == ""
+    assert imports() == 1
+    table(path, order="stored").prepare()
+    assert imports() == 2
+    first = table(path)
+    first.prepare()
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
+    again = table(path)
+    again.prepare()
+    assert imports() == 3
+    assert again.identity() == first.identity(), "the rows are what they were"
+    pq.write_table(clicks(61), path)
+    other = table(path)
+    other.prepare()
+    assert other.identity() != first.identity()
+
+
+def test_a_broken_import_leaves_nothing(path):
+    with pytest.raises(
+        DataError, match=r"clicks.parquet: row 0 \(from 0\), column 'price': the va"
+    ):
+        table(path, columns={**COLUMNS, "price": "number"}).prepare()
+    assert not list((path.parent / "imports").iterdir())

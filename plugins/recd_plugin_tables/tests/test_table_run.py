@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from recd_plugins.api import RecdError
-from recd_plugins.cli import main
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
 
@@ -103,25 +101,3 @@ def test_deduplicated_candidates_train_as_plain_ones(tmp_path):
     assert packed.ids_looked_up is not None
     assert plain.ids_looked_up is not None
     assert packed.ids_looked_up < 0.5 * plain.ids_looked_up
-
-
-def test_options_that_the_columns_do_not_suit_are_told_with_their_lines(tmp_path: Path) -> None:
-    write_requests(tmp_path / "requests.jsonl")
-    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
-    text = text.replace("reader.age:", "reader.aeg:").replace("history: ids", "history: label")
-    path = tmp_path / "r.yaml"
-    path.write_text(text)
-    lines = text.splitlines()
-    aeg, history = (
-        1 + next(n for n, line in enumerate(lines) if word in line) for word in ("aeg", "history: ")
-    )
-    told = [
-        f"{path}:{aeg} dataset.options.columns.reader.aeg: {tmp_path}/requests.jsonl: no column "
-        "reader.aeg; did you mean reader.age",
-        f"{path}:{history} dataset.options.columns.history: {tmp_path}/requests.jsonl: column",
-    ]
-    done = CliRunner().invoke(main, ["validate", str(path)])
-    assert done.exit_code == 1
-    assert all(each in done.output for each in told), done.output
-    (tmp_path / "requests.jsonl").unlink()
-    assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0

@@ -71,6 +71,11 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert scores["event"].to_pylist() == table["event"].to_pylist()
     assert all(0 < score < 1 for score in scores["score"].to_pylist())
 
+    unknown = table.set_column(1, "visitor", [[f"new-{i % 5}" for i in range(ROWS)]])
+    pq.write_table(unknown, "unknown.parquet")
+    said = recd("predict", "my.yaml", "unknown.parquet", "-o", "unknown_scores.parquet")
+    assert "ids that training has not numbered, scored as unknown ones: visitor 5\n" in said
+
     # On another machine, which has the registry and the checkpoint alone.
     new = Path("new") / Path(place).name
     new.parent.mkdir()

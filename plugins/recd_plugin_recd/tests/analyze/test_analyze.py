@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from recd_plugin_recd import papercal
-from recd_plugin_recd.analyze.study import study
+from recd_plugin_recd.analyze import study as study_module
+from recd_plugin_recd.analyze.study import SessionCounts, SessionSample, study
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.sessions import open_source
 from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
-from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 from recd_plugins.interfaces.data_profile import dedupe_factor
 
 ROWS = 1 << 13
@@ -166,25 +167,17 @@ def test_a_sample_that_is_too_small_advises_nothing(tables, tmp_path):
     assert {each.form for each in report.features} == {None}
 
 
-@pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_nulls_are_errors_or_become_empty(tmp_path, layout):
+def test_nulls_are_errors_or_become_empty(tmp_path):
     path = tmp_path / "t.parquet"
     lists = pa.array([[1, 2], [1, 2], None, [3]] * 25, pa.list_(pa.int64()))
     sessions = [i // 4 for i in range(100)]
     expected = analyze(write(path, sessions, x=lists.fill_null([]))).features
-    fields = [("session_id", pa.int64()), ("ts", pa.int64()), ("x", lists.type)]
-    if layout == "list_dict":
-        fields[-1] = list_dict_field("x").with_nullable(True)
-        values = to_list_dict(lists.fill_null([]))
-        lists = pc.if_else(lists.is_valid(), values, pa.scalar(None, values.type))
-    columns = [pa.array(sessions), pa.array(range(100)), lists]
-    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
+    write(path, sessions, x=lists)
     result = run(path)
     assert result.exit_code == 1
     assert "t.parquet: row 2 (from 0), column 'x': the list is null" in result.output
     report = study(open_source(path), batch_size=2048, sample_megabytes=10, nulls="empty")
     assert report.features == expected
-    assert run(path, "--nulls", "empty").exit_code == 0
 
 
 def test_the_batch_size_is_that_of_the_registry(tmp_path):
@@ -202,3 +195,50 @@ def test_the_batch_size_is_that_of_the_registry(tmp_path):
     ):
         report = json.loads(run(*arguments, "--json", "-").stdout)
         assert report["batch_size"] == size
+
+
+RANDOM = np.random.default_rng(0)
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 7, 2**64 - 1]), min_size=1, max_size=30),
+    st.lists(st.integers(0, 30), max_size=3),
+    st.booleans(),
+)
+def test_counts_sessions_and_those_that_are_torn(sessions, cuts, merged_often):
+    counts = SessionCounts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_module, "_MAX_RUNS", 0 if merged_often else 100)
+        for part in np.split(np.asarray(sessions, np.uint64), sorted(cuts)):
+            counts.add(part)
+        counts.end_partition()
+    found = counts.result()
+    rows = {session: sessions.count(session) for session in sessions}
+    runs = [row for row, each in enumerate(sessions) if not row or each != sessions[row - 1]]
+    torn = {sessions[row] for row in runs if sessions[row] in sessions[:row]}
+    assert found.count == len(rows)
+    assert found.samples_per_session == pytest.approx(len(sessions) / len(rows))
+    assert found.longest == max(rows.values())
+    assert found.torn == pytest.approx(len(torn) / len(rows))
+
+
+def sampled(rows: int, sessions: int) -> tuple[np.ndarray, pa.RecordBatch]:
+    session = RANDOM.integers(0, sessions, rows)
+    hashes = RANDOM.integers(0, 1 << 64, sessions, np.uint64)[session]
+    times = RANDOM.integers(0, 100, rows)
+    return hashes, pa.record_batch({"session": session, "ts": times, "row": np.arange(rows)})
+
+
+@pytest.mark.parametrize(("size", "max_bytes"), [(7, 10**9), (5000, 10**9), (100, 40_000)])
+def test_sessions_are_held_whole_by_session_and_time(size, max_bytes):
+    hashes, batch = sampled(5000, 300)
+    held = SessionSample(max_bytes)
+    for start in range(0, 5000, size):
+        held.add(batch.slice(start, size), hashes[start : start + size])
+    found, rows = held.by_session("ts")
+    places = rows["row"].to_numpy()
+    assert (found == hashes[places]).all()
+    order = list(zip(found, rows["ts"].to_numpy(), places, strict=True))
+    assert order == sorted(order), "by session, time and place"
+    assert set(places) == set(np.flatnonzero(np.isin(hashes, found))), "whole sessions"
+    assert len(places) == 5000 if max_bytes > 10**6 else 300 < len(places) <= max_bytes / 24

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests import forked
 
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugins.runtime.errors import DataError
@@ -91,22 +88,3 @@ def test_null_lists_become_empty_where_asked(source):
         pq.write_table(changed("ids", None), path)
     cluster(ClusterOptions(source, source.parent / "dst", nulls="empty"))
     assert pq.read_table(source.parent / "dst")["ids"].to_pylist().count([]) == 2
-
-
-def test_a_full_disk(source):
-    """Files may be as large as a little more than one of a run's; Linux's way to fill one up."""
-    script = (
-        "import resource, signal; from pathlib import Path\n"
-        "from recd_plugin_recd.cluster.job import ClusterOptions, cluster\n"
-        "from recd_plugins.runtime.errors import DataError\n"
-        # What is compiled goes to a cache on disk too: it is there after this.
-        "cluster(ClusterOptions(Path('src'), Path('before')))\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, {resource.RLIM_INFINITY}))\n"
-        "try:\n"
-        "    cluster(ClusterOptions(Path('src'), Path('dst')))\n"
-        "except DataError as error:\n"
-        "    print(error)\n"
-    )
-    done = forked.run([sys.executable, "-c", script], cwd=source.parent)
-    assert "cannot be" in done.stdout, done.stderr

@@ -14,7 +14,7 @@ import pytest
 from recd_plugin_recd.cluster import spark
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugins.data.parquet import read_footers
-from recd_plugins.runtime.errors import DataError, SetupError
+from recd_plugins.runtime.errors import SetupError
 
 
 @pytest.fixture
@@ -73,23 +73,6 @@ def test_the_same_rows_out_of_both_engines(tmp_path, java, session, monkeypatch)
     assert len(files) > 2
     ours = read_footers(sorted((tmp_path / "embedded").rglob("*.parquet")))
     assert read_footers(files).sessions == ours.sessions  # type: ignore[union-attr]
-
-
-def test_errors_name_the_file(tmp_path, java):
-    write(tmp_path / "src", pa.int64())
-    path = tmp_path / "src" / "dt=1" / "b 1.parquet"
-    table = pq.read_table(path, partitioning=None)
-    times = [None if row == 99 else 0 for row in range(500)]
-    pq.write_table(table.set_column(1, "a.time", pa.array(times, pa.timestamp("ns"))), path)
-    options = ClusterOptions(tmp_path / "src", tmp_path / "dst", timestamp="a.time", engine="spark")
-    with pytest.raises(DataError, match=r"b 1.parquet: row 99 \(from 0\)"):
-        cluster(options)
-    data = bytearray(path.read_bytes())
-    data[50:3000] = bytes(2950)
-    path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"b 1\.parquet: row group 0 cannot be read"):
-        cluster(options)
-    assert [each.name for each in tmp_path.iterdir()] == ["src"]
 
 
 def test_an_engine_that_is_missing_leaves_nothing(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd.logs import log as log_module
-from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows, write
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
@@ -32,17 +31,6 @@ def run(*arguments: object, fails: str | None = None):
 
 def read(path) -> pa.Table:
     return by_row(pq.read_table(path).cast(SCHEMA).to_batches())
-
-
-def test_papercal_comes_back_to_the_last_bit(folder):
-    write_table(folder / "papercal", TableOptions(rows=600, layout="interleaved"))
-    assert "log: 600 rows in 2 shards" in run("write", "papercal", "log", "--shards", 2).stdout
-    run("read", "log", "back.parquet")
-    keys = [("session_id", "ascending"), ("ts", "ascending")]
-    back = pq.read_table("back.parquet").sort_by(keys).combine_chunks()
-    assert back.equals(pq.read_table("papercal").sort_by(keys).combine_chunks())
-    left = ["back.parquet", "log", "papercal", "rows.parquet"]
-    assert sorted(path.name for path in folder.iterdir()) == left
 
 
 def test_features_in_layout_list_dict(folder):
@@ -70,17 +58,9 @@ def test_a_log_is_appended_to_as_it_was_begun(folder):
     run("read", "log", "log/log.json", "--force", fails="is part of what is read")
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"session_id": [[1]]}, "session ids are of type"),
-        ({"session_id": [0.5]}, "must be whole"),
-        ({"session_id": [1, None]}, "bad.parquet: row 1 (from 0), column 'session_id': null"),
-    ],
-)
-def test_a_source_that_fails_leaves_no_log(folder, table, message):
-    pq.write_table(pa.table(table), "bad.parquet")
-    run("write", "bad.parquet", "log", fails=message)
+def test_a_source_that_fails_leaves_no_log(folder):
+    pq.write_table(pa.table({"session_id": [1, None]}), "bad.parquet")
+    run("write", "bad.parquet", "log", fails="row 1 (from 0), column 'session_id': null")
     assert sorted(path.name for path in folder.iterdir()) == ["bad.parquet", "rows.parquet"]
 
 

@@ -75,14 +75,6 @@ def test_rows_come_back_once_sessions_in_one_partition(servers, topic, tmp_path)
     assert committed(servers, topic) == [ends.get(number, -1001) for number in range(PARTITIONS)]
 
 
-def test_the_next_run_reads_what_is_new(servers, topic, tmp_path):
-    for seed in range(2):
-        produce(servers, topic, rows(100, seed))
-        files = consume(servers, topic, tmp_path / "t")
-        assert by_row(pq.read_table(files).to_batches()).equals(by_row([rows(100, seed)]))
-    assert consume(servers, topic, tmp_path / "t") == []
-
-
 @pytest.mark.parametrize("moment", ["before the file", "before the commit"])
 def test_a_run_that_is_killed_loses_and_repeats_nothing(
     servers, topic, tmp_path, monkeypatch, moment

@@ -42,23 +42,6 @@ def test_a_block_has_the_rows_of_a_session_together_in_their_order(tmp_path):
     assert (np.diff(numbers)[np.diff(sessions) == 0] > 0).all()
 
 
-SESSIONS = [
-    pa.array([2**64 - 1, 1, 7, 7], pa.uint64()),
-    pa.array([b"a", b"", b"\xff", b"\xff"], pa.large_binary()),
-    pa.array(["a", "", "é", "é"]).dictionary_encode(),
-]
-
-
-@pytest.mark.parametrize("sessions", SESSIONS, ids=lambda each: str(each.type))
-def test_any_session_that_is_told_apart(tmp_path, sessions):
-    batch = pa.record_batch([sessions, pa.array([1, 2, 3, 4])], names=["session_id", "row"])
-    write(tmp_path, batch, num_shards=5)
-    found = pa.Table.from_batches(read(tmp_path)[0]).sort_by("row")
-    assert found.to_pylist() == pa.table(batch).to_pylist()
-    assert found.schema == batch.schema
-    assert len(set(session_shards(sessions, 10**6).tolist())) == 3
-
-
 def test_the_shard_of_a_session_stays_for_ever():
     assert session_shards(pa.array([0, 1, -1, 2**40]), 1000).tolist() == [535, 465, 936, 641]
     assert session_shards(pa.array(["", "a", "session"]), 1000).tolist() == [792, 423, 575]
