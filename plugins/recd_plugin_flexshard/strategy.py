@@ -138,7 +138,7 @@ class TieredStrategy(TableStrategy):
         copies = {"hot_rows": tiers.hot, "flex_rows": tiers.flex}
         return {**copies, "cold_share": tiers.cold_share}
 
-    def words(self, table: str) -> Sequence[str]:
+    def describe(self, table: str) -> Sequence[str]:
         tiers = self._tables.get(table)
         if tiers is None:
             return ()

@@ -67,7 +67,7 @@ class HotStrategy(TableStrategy):
         hot = self.tables.get(table)
         return {"hot_rows": hot.rows, "hot_share": hot.share} if hot else {}
 
-    def words(self, table: str) -> Sequence[str]:
+    def describe(self, table: str) -> Sequence[str]:
         return [f"{self.tables[table].rows:,} hot rows"] if table in self.tables else []
 
     def channels(self, model: nn.Module) -> Mapping[Any, str]:

@@ -32,7 +32,7 @@ from recd_plugins.interfaces.step_cost import (
     StageCosts,
 )
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.plan_context import setting_of
+from recd_plugins.planning.plan_context import plan_context
 from recd_plugins.planning.report import render
 from recd_plugins.planning.step_cost import Compute, Operations, estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
@@ -90,7 +90,7 @@ def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
     model = build_model(registry, registry.dataset.schema())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    context = setting_of(registry, list(embedding_modules(model)), slow())
+    context = plan_context(registry, list(embedding_modules(model)), slow())
     # The poolings that go into the model draw what they begin with.
     twice = [prepare(registry, build_model(registry, registry.dataset.schema()), context)]
     torch.set_rng_state(state)
@@ -194,7 +194,7 @@ def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) 
     def offers(tables: list[Table], seconds: float) -> list[Any]:
         costs = StageCosts(lookup=LookupCost(lookups=seconds))
         modules = list(embedding_modules(model))
-        return list(TableWise.offers(tables, setting_of(registry, modules, slow(costs=costs))))
+        return list(TableWise.offers(tables, plan_context(registry, modules, slow(costs=costs))))
 
     assert offers(sequences, 1e-3) == [{}], "that coalescing saves is known of an auto that asks"
     assert offers(sequences, 0.0) == offers(bags, 1e-3) == []

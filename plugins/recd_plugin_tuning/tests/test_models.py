@@ -18,7 +18,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.planning.plan_context import setting_of
+from recd_plugins.planning.plan_context import plan_context
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.runtime.errors import NoPlanError, RegistryError
@@ -98,7 +98,7 @@ def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> 
     ]
     model = EmbeddingCollection(tables=tables, device=torch.device("meta"))
     prepared = prepare(
-        registry, model, setting_of(registry, list(embedding_modules(model)), slow())
+        registry, model, plan_context(registry, list(embedding_modules(model)), slow())
     )
     assert type(prepared.model) is EmbeddingCollection, "without tiers"
     assert prepared.coalesced == {"t_big", "t_small"}

@@ -60,8 +60,8 @@ from recd_plugins.planning.plan_context import (
     RegistryData,
     coalesced_tables,
     off_meta,
+    plan_context,
     rows_looked_up,
-    setting_of,
 )
 from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
 from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
@@ -136,7 +136,7 @@ def prepare(
         # The trainer may still train on a GPU if there is one and no device is given.
         device_type = None if torch.cuda.is_available() else "cpu"
         device_type = device.type if device else device_type
-        context = setting_of(registry, modules, device=device or _device_of(registry, model))
+        context = plan_context(registry, modules, device=device or _device_of(registry, model))
     registry, context, chosen = choose(registry, model, modules, context)
     prepared = prepare_entries(registry, model, modules, context, device_type)
     claims = registry.claim("sharding", [table.name for table in prepared.tables])

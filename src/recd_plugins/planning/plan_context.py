@@ -113,7 +113,7 @@ def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> d
     )
 
 
-def setting_of(
+def plan_context(
     registry: RunConfig,
     modules: Sequence[EmbeddingModule],
     topology: TopologySpec | None = None,

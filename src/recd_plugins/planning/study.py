@@ -36,7 +36,7 @@ from recd_plugins.planning.estimates import (
     row_memory,
     state_bytes,
 )
-from recd_plugins.planning.plan_context import RegistryData, setting_of
+from recd_plugins.planning.plan_context import RegistryData, plan_context
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.report import PlannedTable, PlanReport, VariantReport
@@ -126,7 +126,7 @@ def with_plugins(
             raise SetupError(
                 f"{registry.path}: modules have tables of one name, {shortened(twice)}; rename them"
             )
-        context = setting_of(registry, list(embedding_modules(model)), topology, data=data)
+        context = plan_context(registry, list(embedding_modules(model)), topology, data=data)
         prepared = prepare(registry, model, context)
     assert prepared.context is not None
     return ShardableModel(prepared, prepared.sharders(), prepared.context.data.profile())

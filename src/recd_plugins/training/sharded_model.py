@@ -30,7 +30,7 @@ from recd_plugins.planning.choosing import (
     without_plugins,
 )
 from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.plan_context import RegistryData, setting_of
+from recd_plugins.planning.plan_context import RegistryData, plan_context
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
@@ -181,18 +181,18 @@ def _whole(
     model = build_model(registry, schema)
     modules = list(embedding_modules(model))
     if variant == "plugins":
-        context = setting_of(registry, modules, topology, device=device)
+        context = plan_context(registry, modules, topology, device=device)
         prepared = prepare(registry, model, context)
         return prepared, prepared.context
     if not registry.wrappers:
         return without_plugins(registry, model, device.type), None
     # Dataset wrappers read the table plugins of the registry, before the model changes.
-    context = setting_of(registry, modules, topology, device=device)
+    context = plan_context(registry, modules, topology, device=device)
     entries, *_ = choose(registry, model, modules, context)
     plain = without_plugins(registry, model, device.type)
     modules = list(embedding_modules(plain.model))
     data = RegistryData(replace(entries, sharding=()), modules)  # a baseline coalesces nothing
-    context = setting_of(entries, modules, topology, device=device, data=data)
+    context = plan_context(entries, modules, topology, device=device, data=data)
     return replace(plain, batch_parts=prepare_parts(entries, plain.tables, context)), None
 
 

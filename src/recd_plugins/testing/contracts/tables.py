@@ -82,7 +82,7 @@ class SkewedData(TrainingData):
         )
 
 
-def _setting(topology: TopologySpec) -> PlanContext:
+def _context(topology: TopologySpec) -> PlanContext:
     return PlanContext(
         world_size=topology.world_size,
         ranks_per_node=topology.ranks_per_node,
@@ -109,7 +109,7 @@ class TablePartContract(PluginContract):
     @pytest.fixture
     def context(self) -> PlanContext:
         """One rank with ``SkewedData``."""
-        return _setting(this_machine(1))
+        return _context(this_machine(1))
 
     @pytest.fixture
     def strategy(
@@ -303,7 +303,7 @@ class ShardingContract(TablePartContract):
     @pytest.fixture
     def context(self) -> PlanContext:
         """Two nodes of two ranks with ``SkewedData``."""
-        return _setting(this_machine(2, nodes=2))
+        return _context(this_machine(2, nodes=2))
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
