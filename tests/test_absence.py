@@ -15,7 +15,7 @@ import pytest
 from tests.docs.pages import blocks, page
 from tests.installed import install_wheel
 
-from recd_plugins.api import PlanMode
+from recd_plugins.api import plan_modes
 from recd_plugins.cli import PluginCommands
 from recd_plugins.config.manager import PluginManager
 
@@ -141,7 +141,7 @@ def names_of(package: str) -> list[str]:
     manager, commands = PluginManager(), PluginCommands()
     manager.register_commands(commands)
     plugins = {name for by_name in manager.plugins.values() for name in by_name}
-    modes = list[type[PlanMode]]()
+    modes = list[type[plan_modes.PlanMode]]()
     manager.hand("register_plans", lambda mode, _: modes.append(mode))
     of_package = package.removeprefix("recd_plugin_") + "."
     return [

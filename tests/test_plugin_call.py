@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins import load_registry
-from recd_plugins.api import wrapped_dataset
+from recd_plugins.api import prepared_data
 from recd_plugins.cli import main
 from recd_plugins.cli.exits import fault_message
 
@@ -78,7 +78,7 @@ def failing_at(folder: Path, method: str) -> Path:
 )
 def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments) -> None:
     registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
-    dataset = wrapped_dataset(registry)
+    dataset = prepared_data.wrapped_dataset(registry)
     called = dataset if method != "session_reader" else dataset.inner
     expected = rf"r\.yaml:6 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+"
     with pytest.raises(KeyError, match=expected):

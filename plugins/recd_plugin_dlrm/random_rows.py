@@ -19,14 +19,10 @@ from recd_plugins.api import (
     Dataset,
     FeatureSchema,
     Origin,
-    Piece,
-    PlannedReader,
     PluginOptions,
     Reader,
-    ReadPlan,
     Rows,
     Split,
-    Unit,
     readers,
 )
 
@@ -126,13 +122,13 @@ def make_rows(
     )
 
 
-def units_of(options: DrawnRowOptions, split: Split) -> tuple[Unit, ...]:
+def units_of(options: DrawnRowOptions, split: Split) -> tuple[readers.Unit, ...]:
     """Return the units of a split. Test rows follow the training rows."""
     start, stop = 0, options.rows
     if split == "test":
         start, stop = stop, stop + options.test_rows
     return tuple(
-        Unit(0, number, first, min(UNIT_ROWS, stop - first))
+        readers.Unit(0, number, first, min(UNIT_ROWS, stop - first))
         for number, first in enumerate(range(start, stop, UNIT_ROWS))
     )
 
@@ -198,8 +194,8 @@ class Random(Dataset):
             raise DataError(f"there is no test split: set option test_rows of {self.name}")
         units = units_of(options, split)
         drawn = options.model_dump(mode="json", exclude={"prefetch", "rows", "test_rows"})
-        return PlannedReader(
-            ReadPlan(units, batch_size),
+        return readers.PlannedReader(
+            readers.ReadPlan(units, batch_size),
             self._read,
             data={"split": split, "options": readers.digest([_VERSION, units[0].first_row, drawn])},
             what=f"{self.name} ({split})",
@@ -208,7 +204,7 @@ class Random(Dataset):
             ahead=options.prefetch,
         )
 
-    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+    def _read(self, pieces: Iterator[readers.Piece]) -> Generator[Rows, None, None]:
         origin = f"{self.name}, seed {self.options.seed}"
         for piece in pieces:
             first = piece.unit.first_row + piece.skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.api import Ingestion, Internal, PlanMode, hookimpl
+from recd_plugins.api import Ingestion, Internal, hookimpl, plan_modes
 
 REQUIRES_API = 2
 
@@ -17,7 +17,7 @@ def register_ingestions() -> Sequence[type[Ingestion]]:
 
 
 @hookimpl
-def register_plans() -> Sequence[type[PlanMode]]:
+def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
     from recd_plugin_dsi.plan_readers import ReadersPlan
 
     return [ReadersPlan]

@@ -21,8 +21,8 @@ from recd_plugins.api import (
     SetupError,
     doing,
     feeds,
-    hand_out,
     ipc,
+    reader_workers,
     stall_meter,
 )
 
@@ -123,7 +123,7 @@ class RayFeed(Feed):
         num_blocks = reader.num_blocks()
         self._window.clear()
         with closing(self._blocks(reader.state_dict(), num_blocks)) as blocks:
-            for model_input in self._window.measured(hand_out(blocks, reader)):
+            for model_input in self._window.measured(reader_workers.hand_out(blocks, reader)):
                 yield model_input
                 if num_blocks is not None:
                     self._autoscale()

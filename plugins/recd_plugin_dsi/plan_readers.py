@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import plan_modes
 
 
-class ReadersPlan(PlanMode):
+class ReadersPlan(plan_modes.PlanMode):
     """Plans the number of readers from the measured costs of a reader and the trainer."""
 
     flag = "--readers"
@@ -31,7 +31,7 @@ class ReadersPlan(PlanMode):
             )
         ]
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         """See ``PlanMode.plan``."""
         from recd_plugin_dsi.readers_report import render, study_readers
         from recd_plugins.api import stall_meter
@@ -45,4 +45,4 @@ class ReadersPlan(PlanMode):
             question.options["stall_target"] or stall_meter.STALL_TARGET,
             question.say,
         )
-        return PlanAnswer(render(plan), plan.as_json)
+        return plan_modes.PlanAnswer(render(plan), plan.as_json)

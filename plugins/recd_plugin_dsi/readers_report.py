@@ -21,24 +21,22 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from recd_plugins.api import (
-    STALL_CAUSES,
     Job,
-    MakingTimes,
     RunConfig,
-    backend_for,
+    batch_types,
     build_model,
-    build_sharded_model,
     devices,
     feeds,
     imports,
     ipc,
-    launch,
+    launcher,
     machine,
     prepare,
+    prepared_data,
     read_task,
+    sharded_models,
     stall_meter,
     text_table,
-    wrapped_dataset,
 )
 
 # A reader reads whole blocks until it has enough batches and seconds.
@@ -57,7 +55,7 @@ class Reading:
         batch_bytes: bytes sent per batch.
     """
 
-    making: MakingTimes
+    making: batch_types.MakingTimes
     cpu_seconds: float
     batch_bytes: float
 
@@ -96,7 +94,7 @@ def study_readers(
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = _without_stores(registry.with_training(overrides))
     ranks = registry.training.ranks
-    dataset = wrapped_dataset(registry)
+    dataset = prepared_data.wrapped_dataset(registry)
     dataset.prepare()
     device = devices.choose_device(registry)
     job = Job(
@@ -111,9 +109,9 @@ def study_readers(
         prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     work = read_task(registry, 0, ranks, prepared=prepared)
     reader = dataset.reader(rank=0, world_size=ranks, batch_size=batch_size, split="train")
-    reading = launch(_read, 1, work, reader.state_dict(), threads=1)[0]
+    reading = launcher.launch(_read, 1, work, reader.state_dict(), threads=1)[0]
     show("training on batches that lie ready")
-    trained = launch(_train, ranks, job, backend=backend_for(device))
+    trained = launcher.launch(_train, ranks, job, backend=launcher.backend_for(device))
     training = max(trained, key=lambda rank: rank.seconds)
     return ReaderPlan(reading, training, target, batch_size, ranks, machine.available_cores())
 
@@ -124,7 +122,7 @@ def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
     next(blocks)
-    making: list[MakingTimes] = []
+    making: list[batch_types.MakingTimes] = []
     cpu_seconds, num_bytes, start = 0.0, 0, time.perf_counter()
     while len(making) < _READ_BATCHES or time.perf_counter() - start < _READ_SECONDS:
         begun = time.process_time()
@@ -137,8 +135,13 @@ def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str
         unpacked = ipc.decode(packed)
         moved = unpacked.moved(unpacking - packing, time.perf_counter() - unpacking)
         making += [model_input.making for model_input, _ in moved.batches]
-    mean = {part.name: fmean(getattr(m, part.name) for m in making) for part in fields(MakingTimes)}
-    return Reading(MakingTimes(**mean), cpu_seconds / len(making), num_bytes / len(making))
+    mean = {
+        part.name: fmean(getattr(m, part.name) for m in making)
+        for part in fields(batch_types.MakingTimes)
+    }
+    return Reading(
+        batch_types.MakingTimes(**mean), cpu_seconds / len(making), num_bytes / len(making)
+    )
 
 
 def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds.BatchBlock]:
@@ -154,7 +157,7 @@ def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds
 def _train(rank: int, world_size: int, job: Job) -> Training:
     imports.silence_upstream()
     device = devices.device_of_rank(job.device)
-    parts = build_sharded_model(_without_stores(job.load()), "plugins", device)
+    parts = sharded_models.build_sharded_model(_without_stores(job.load()), "plugins", device)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
         ready = list(islice(_epochs(loader), _READY))
@@ -239,7 +242,9 @@ class ReaderPlan:
             "batch_size": self.batch_size,
             "ranks": self.ranks,
             "reader": {
-                **{f"{cause}_seconds": getattr(making, cause) for cause in STALL_CAUSES},
+                **{
+                    f"{cause}_seconds": getattr(making, cause) for cause in batch_types.STALL_CAUSES
+                },
                 "batch_seconds": self.pace.making,
                 "arrival_seconds": self.pace.arrival,
                 "cpu_seconds": self.reading.cpu_seconds,
@@ -286,7 +291,7 @@ def render(plan: ReaderPlan) -> RenderableType:
     making, pace = plan.reading.making, plan.pace
     measured = text_table("Seconds of a batch of one rank", [""], ["ms"])
     for name, seconds in {
-        **{cause: getattr(making, cause) for cause in STALL_CAUSES},
+        **{cause: getattr(making, cause) for cause in batch_types.STALL_CAUSES},
         "one reader": pace.making,
         "unpacking, in the trainer": pace.arrival,
         "trainer, on ready batches": plan.training.seconds,

@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Internal, PlanMode, Sharding
+    from recd_plugins.api import Internal, Sharding, plan_modes
 
 REQUIRES_API = 2
 
@@ -23,7 +23,7 @@ def register_shardings() -> Sequence[type[Sharding]]:
 
 
 @hookimpl
-def register_plans() -> Sequence[type[PlanMode]]:
+def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
     from recd_plugin_flexshard.commands import TiersPlan
 
     return [TiersPlan]

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import (
-    PlanAnswer,
-    PlanMode,
-    PlanQuestion,
-    RecdError,
-    cli_options,
-    consoles,
-    file_utils,
-)
+from recd_plugins.api import RecdError, cli_options, consoles, file_utils, plan_modes
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
@@ -35,9 +27,9 @@ class PlannedTiers:
 def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> PlannedTiers:
     """Prepare data and model for the ranks of ``spec``; raise RecdError if no entry has tiers."""
     from recd_plugin_flexshard.strategy import TieredStrategy
-    from recd_plugins.api import study, wrapped_dataset
+    from recd_plugins.api import prepared_data, study
 
-    wrapped_dataset(registry).prepare()
+    prepared_data.wrapped_dataset(registry).prepare()
     candidate = study.with_plugins(registry, spec)
     parts = candidate.prepared.parts.items()
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredStrategy)}
@@ -50,7 +42,7 @@ def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> Planned
     )
 
 
-class TiersPlan(PlanMode):
+class TiersPlan(plan_modes.PlanMode):
     """``recd plan --tiers``."""
 
     flag = "--tiers"
@@ -59,7 +51,7 @@ class TiersPlan(PlanMode):
     )
     because = "are chosen for a number of rows"
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
         from recd_plugins.api import at_entry
 
@@ -75,7 +67,7 @@ class TiersPlan(PlanMode):
         report = TiersReport(
             question.topology, question.spec, registry.training.batch_size, entries
         )
-        return PlanAnswer(render(report), report.as_json)
+        return plan_modes.PlanAnswer(render(report), report.as_json)
 
 
 @click.command()

@@ -16,7 +16,7 @@ from recd_plugins.api import Section, TrainedRun, step_costs, text_utils
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport
-    from recd_plugins.api import DataProfile
+    from recd_plugins.api import data_profiles
 
 _SHOWN_RETIERINGS = 10
 _GROUPS = {"global": "all ranks", "node": "each node", "cross": "across nodes"}
@@ -189,7 +189,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
         return TierReport.of(plans, run.sent, retierings=retierings)
     context, profile = run.context, run.context.data.profile()
 
-    def sent(known: DataProfile) -> float:
+    def sent(known: data_profiles.DataProfile) -> float:
         by_table = step_costs.bytes_of_tables(
             tables,
             shardings,

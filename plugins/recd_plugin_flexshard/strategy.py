@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.api import StepCost, stage_costs
+    from recd_plugins.api import stage_costs
 
 # Only touched-row gradients use the last two collectives.
 _GRADIENTS: tuple[stage_costs.CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
@@ -73,13 +73,13 @@ class TieredStrategy(TableStrategy):
         table: Table,
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
-    ) -> Iterable[tuple[slice, StepCost]]:
+    ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
         """Yield the cost of hot and flex rows on every rank (FlexShard, table 2).
 
         Ids of flex rows are spread evenly over the ranks of the node. Links between nodes carry
         flex gradients once per rank of a node, and hot gradients once.
         """
-        from recd_plugins.api import StepCost, step_costs
+        from recd_plugins.api import stage_costs, step_costs
 
         tiers = self._tables.get(table.name)
         if tiers is None:
@@ -105,7 +105,7 @@ class TieredStrategy(TableStrategy):
             )
         yield (
             step_costs.EVERY_RANK,
-            StepCost(
+            stage_costs.StepCost(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),

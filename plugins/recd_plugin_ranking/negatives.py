@@ -26,16 +26,12 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     DatasetWrapper,
-    Piece,
-    PlannedReader,
     PluginOptions,
     Reader,
-    ReadPlan,
     Rows,
     SessionKeys,
     SetupError,
     Split,
-    Unit,
     readers,
     row_tables,
 )
@@ -191,11 +187,11 @@ class RequestRows:
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
         """Return a reader whose column has the indices of positive rows."""
         units = tuple(
-            Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
+            readers.Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
             for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))
         )
-        return PlannedReader(
-            ReadPlan(units, batch_size),
+        return readers.PlannedReader(
+            readers.ReadPlan(units, batch_size),
             self._read,
             data=data,
             what="positive rows with unclicked ones",
@@ -204,7 +200,7 @@ class RequestRows:
             ahead=0,
         )
 
-    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+    def _read(self, pieces: Iterator[readers.Piece]) -> Generator[Rows, None, None]:
         for piece in pieces:
             start = piece.unit.first_row + piece.skip
             places = self._clicked[start : start + piece.num_rows]
@@ -324,7 +320,7 @@ class Negatives(DatasetWrapper):
             ordered = isinstance(self.inner, DatasetWrapper)
             if not ordered:
                 reader = self.inner.reader(rank=0, world_size=1, batch_size=1, split="train")
-                ordered = isinstance(reader, PlannedReader) and reader.shuffles
+                ordered = isinstance(reader, readers.PlannedReader) and reader.shuffles
             if ordered:
                 raise SetupError(
                     f"{self.name}: by: in_request takes rows in the order of the log, so the order "

@@ -45,7 +45,7 @@ def convert(
         ``rows``, ``layouts`` by feature, ``source_bytes`` and ``target_bytes``.
     """
     from recd_plugin_recd.sessions import ParquetSource, check_target
-    from recd_plugins.api import Piece, folders, parquet, parquet_writer
+    from recd_plugins.api import folders, parquet, parquet_writer, readers
 
     check_target(source, target, force)
     source_table = ParquetSource(source, session, timestamp)
@@ -70,7 +70,7 @@ def convert(
                 source=file,
             ) as writer:
                 units = (unit for unit in table.units if unit.file == number)
-                pieces = (Piece(unit, 0, unit.num_rows) for unit in units)
+                pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in units)
                 for batch in table.read(pieces, table.schema):
                     writer.write(batch.data)
                     progress(len(batch))

@@ -30,15 +30,12 @@ from recd_plugins.api import (
     Dataset,
     FeatureSchema,
     Origin,
-    Piece,
-    PlannedReader,
     PluginOptions,
     Reader,
-    ReadPlan,
     Rows,
     SessionKeys,
     Split,
-    Unit,
+    readers,
 )
 
 #: Builds the rows of events from their places.
@@ -192,7 +189,7 @@ class Interactions(Dataset):
         self, rows: RowsOf, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
         places = self._places(split)
-        return PlannedReader(
+        return readers.PlannedReader(
             self._plan(places, batch_size, split),
             lambda pieces: self._read(rows, places, pieces),
             data={"split": split, **self._identity},
@@ -202,14 +199,14 @@ class Interactions(Dataset):
             ahead=self.options.prefetch,
         )
 
-    def _plan(self, places: NDArray[np.int64], batch_size: int, split: Split) -> ReadPlan:
+    def _plan(self, places: NDArray[np.int64], batch_size: int, split: Split) -> readers.ReadPlan:
         if self.options.order != "shuffled" or split != "train":
-            return ReadPlan(_units(len(places)), batch_size)
+            return readers.ReadPlan(_units(len(places)), batch_size)
         starts = np.flatnonzero(np.diff(self._log.anchors[places], prepend=-1))
         ends = [*starts[1:].tolist(), len(places)]
         groups = enumerate(zip(starts.tolist(), ends, strict=True))
-        units = tuple(Unit(0, group, start, end - start) for group, (start, end) in groups)
-        return ReadPlan(units, batch_size, shuffle=True, seed=self.options.seed)
+        units = tuple(readers.Unit(0, group, start, end - start) for group, (start, end) in groups)
+        return readers.ReadPlan(units, batch_size, shuffle=True, seed=self.options.seed)
 
     def session_keys(self) -> SessionKeys:
         return SessionKeys(SESSION, TIMESTAMP)
@@ -319,7 +316,7 @@ class Interactions(Dataset):
         return ~(log.is_last(1) | (log.is_last(2) & options.test.validation))
 
     def _read(
-        self, rows: RowsOf, places: NDArray[np.int64], pieces: Iterator[Piece]
+        self, rows: RowsOf, places: NDArray[np.int64], pieces: Iterator[readers.Piece]
     ) -> Generator[Rows, None, None]:
         for piece in pieces:
             start = piece.unit.first_row + piece.skip
@@ -332,8 +329,8 @@ class Interactions(Dataset):
         return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
 
 
-def _units(num_rows: int) -> tuple[Unit, ...]:
+def _units(num_rows: int) -> tuple[readers.Unit, ...]:
     return tuple(
-        Unit(0, group, first_row, min(_UNIT_ROWS, num_rows - first_row))
+        readers.Unit(0, group, first_row, min(_UNIT_ROWS, num_rows - first_row))
         for group, first_row in enumerate(range(0, num_rows, _UNIT_ROWS))
     )

@@ -23,11 +23,8 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    Piece,
-    PlannedReader,
     PluginOptions,
     Reader,
-    ReadPlan,
     Rows,
     SessionKeys,
     Split,
@@ -160,8 +157,8 @@ class SessionParquet(Dataset):
         if options.where:
             data["where"] = [str(each) for each in options.where]
         shuffle = options.shuffle and split == "train"
-        return PlannedReader(
-            ReadPlan(table.units, batch_size, shuffle=shuffle, seed=options.seed),
+        return readers.PlannedReader(
+            readers.ReadPlan(table.units, batch_size, shuffle=shuffle, seed=options.seed),
             lambda pieces: self._labelled(table.read(pieces, columns)),
             data=data,
             what=str(table.root),
@@ -186,7 +183,7 @@ class SessionParquet(Dataset):
         """Yield every row, with the keys."""
         table = self._table_of(split)
         keys = list(self._own_keys if self._trained is None else self.keys())
-        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:

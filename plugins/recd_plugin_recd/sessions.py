@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from recd_plugins.api import (
     DataError,
     Dataset,
-    Piece,
     Rows,
     SessionKeys,
-    Unit,
     arrow,
     file_utils,
     list_dict,
     parquet,
+    readers,
     text_utils,
 )
 
@@ -281,10 +280,10 @@ class ParquetSource(SessionTable):
     def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else columns
         schema = pa.schema([self.schema.field(name) for name in names])
-        pieces = (Piece(unit, 0, unit.num_rows) for unit in self._units(partition.name))
+        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in self._units(partition.name))
         return self.table.read(pieces, schema)
 
-    def _units(self, partition: str) -> Iterator[Unit]:
+    def _units(self, partition: str) -> Iterator[readers.Unit]:
         numbers = set(self._files[partition])
         return (unit for unit in self.table.units if unit.file in numbers)
 

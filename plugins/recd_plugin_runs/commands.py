@@ -69,14 +69,14 @@ def evaluate(
     from rich.table import Table
 
     from recd_plugin_runs.evaluate import evaluate as on_rank
-    from recd_plugins.api import devices, run_results, torchrun_rank, trained_models
+    from recd_plugins.api import devices, launcher, run_results, trained_models
 
     job = trained_models.TrainedJob(
         registry, chosen, plugins_dir, given, settings, devices.choose_device(read), read.text
     )
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
     found = trained_models.on_ranks(read, on_rank, job, alike)
-    if torchrun_rank() not in (None, 0):
+    if launcher.torchrun_rank() not in (None, 0):
         return
     if on_terminal:
         click.echo(file_utils.json_text(found.as_json()), nl=False)
@@ -161,7 +161,7 @@ def predict(
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
     from recd_plugin_runs.predict import predict as on_rank
-    from recd_plugins.api import devices, torchrun_rank, trained_models
+    from recd_plugins.api import devices, launcher, trained_models
 
     with file_utils.without_remains(output) as token:
         job = PredictJob(
@@ -182,7 +182,7 @@ def predict(
         )
         alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
         found = trained_models.on_ranks(read, on_rank, job, alike)
-    if torchrun_rank() in (None, 0):
+    if launcher.torchrun_rank() in (None, 0):
         click.echo(
             f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "
             f"({found.rows / found.seconds:,.0f} rows/s)",

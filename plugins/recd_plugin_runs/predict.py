@@ -28,7 +28,6 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     ModelInput,
-    Piece,
     Rows,
     RunConfig,
     Storage,
@@ -42,6 +41,7 @@ from recd_plugins.api import (
     plugin_items,
     progress_bars,
     rank_agreement,
+    readers,
     row_pipelines,
     row_tables,
     trained_models,
@@ -119,7 +119,7 @@ class KeptColumns:
                 )
         read = dict.fromkeys(column for column, *_ in self._paths.values())
         schema = pa.schema([table.schema.field(column) for column in read])
-        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         self._parts = (part for part in table.read(pieces, schema) if len(part))
         self._rest: Rows | None = None
         self._next_row = 0

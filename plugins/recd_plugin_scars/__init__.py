@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
+from recd_plugins.api import Cache, Dataset, hookimpl, plan_modes
 
 if TYPE_CHECKING:
     from recd_plugins.api import Internal
@@ -28,7 +28,7 @@ def register_caches() -> Sequence[type[Cache]]:
 
 
 @hookimpl
-def register_plans() -> Sequence[type[PlanMode]]:
+def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
     from recd_plugin_scars.plan_cache import CachePlanMode
 
     return [CachePlanMode]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, text_utils
+from recd_plugins.api import plan_modes, text_utils
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -21,7 +21,7 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-class CachePlanMode(PlanMode):
+class CachePlanMode(plan_modes.PlanMode):
     """Plan mode ``recd plan --cache``."""
 
     flag = "--cache"
@@ -49,7 +49,7 @@ class CachePlanMode(PlanMode):
             ),
         ]
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         from recd_plugin_scars.planning.study import render, study_caches
 
         question.say("reading the data")
@@ -62,4 +62,4 @@ class CachePlanMode(PlanMode):
             memory=question.options["memory"],
             profile=question.options["profile"],
         )
-        return PlanAnswer(render(report), report.as_json)
+        return plan_modes.PlanAnswer(render(report), report.as_json)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
 
     from recd_plugin_scars.runtime.kernel import CachedKernels
-    from recd_plugins.api import StepCost
+    from recd_plugins.api import stage_costs
 
 _KERNEL = "fused_uvm_caching"
 # Bytes of a cached table besides rows and their state: maps from rows to slots and back, and
@@ -101,18 +101,18 @@ class CacheStrategy(TableStrategy):
         table: Table,
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
-    ) -> Iterable[tuple[slice, StepCost]]:
+    ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
         """Yield the backing store traffic of each shard on its rank."""
-        from recd_plugins.api import StepCost, step_costs
+        from recd_plugins.api import stage_costs, step_costs
 
         if table.name not in self.caches or table.name not in self.expected:
             return
         num_bytes = self.expected[table.name].traffic.bytes
         in_memory = self.caches[table.name].folder is None
         moved = (
-            StepCost(bytes_from_host=num_bytes)
+            stage_costs.StepCost(bytes_from_host=num_bytes)
             if in_memory
-            else StepCost(bytes_from_file=num_bytes)
+            else stage_costs.StepCost(bytes_from_file=num_bytes)
         )
         for owner, share_of_rows, columns in step_costs.shards_of(table, sharding):
             yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)

@@ -30,10 +30,7 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    Piece,
-    PlannedReader,
     Reader,
-    ReadPlan,
     RecdError,
     Rows,
     SessionKeys,
@@ -186,7 +183,7 @@ class Table(Dataset):
         table = self._table_of(split)
         session = (SESSION, TIME) if self.session_keys() is not None else ()
         columns = self._columns(split, *session, *self.keys())
-        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._named(split, table.read(pieces, columns))
 
     def storage(self) -> Storage:
@@ -349,8 +346,8 @@ class Table(Dataset):
     ) -> Reader:
         table = self._table_of(split)
         options = self.options
-        return PlannedReader(
-            ReadPlan(
+        return readers.PlannedReader(
+            readers.ReadPlan(
                 table.units,
                 batch_size,
                 shuffle=options.shuffle and split == "train",

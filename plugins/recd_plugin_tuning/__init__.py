@@ -10,13 +10,13 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import PlanMode, plan_modes
+    from recd_plugins.api import plan_modes
 
 REQUIRES_API = 4
 
 
 @hookimpl
-def register_plans() -> Sequence[type[PlanMode]]:
+def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
     from recd_plugin_tuning.plan_modes import AutoPlan, ScalingPlan
 
     return [AutoPlan, ScalingPlan]

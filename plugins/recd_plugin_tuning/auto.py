@@ -11,14 +11,7 @@ from glob import escape
 from math import floor, log
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recd_plugins.api import (
-    Chooser,
-    DataProfile,
-    Sharding,
-    Table,
-    choosing,
-    hookimpl,
-)
+from recd_plugins.api import Sharding, Table, choosing, data_profiles, hookimpl
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +35,7 @@ _NEAR, _AT_ONCE = 0.15, 2
 _SAVED_ALONE = 0.5
 
 
-class Auto(Chooser):
+class Auto(choosing.Chooser):
     """Chooses the candidate with the shortest estimated step for each table."""
 
     name = "auto"
@@ -96,7 +89,7 @@ def groups_of(question: choosing.SearchContext) -> list[Group]:
     return [Group(tuple(some), tuple(question.offers(some))) for some in alike.values()]
 
 
-def _key(table: Table, profile: DataProfile) -> tuple[Any, ...]:
+def _key(table: Table, profile: data_profiles.DataProfile) -> tuple[Any, ...]:
     features = [profile.of(name) for name in table.features]
     ids = sum(feature.length for feature in features)
     return (

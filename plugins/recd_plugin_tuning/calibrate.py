@@ -78,15 +78,7 @@ def calibrate(
     recd calibrate -o cluster.yaml --ranks 2
     torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
     """
-    from recd_plugins.api import (
-        backend_for,
-        join_torchrun,
-        launch,
-        topologies,
-        torchrun_rank,
-        torchrun_ranks_per_node,
-        watch,
-    )
+    from recd_plugins.api import launcher, topologies, watch
 
     def check_files() -> None:
         if not topologies.is_file_name(output.name):
@@ -94,7 +86,7 @@ def calibrate(
         cli_options.check_output(output, force, begins=rb"(?ms).*^device *:")
 
     limits = watch.HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
-    rank = torchrun_rank()
+    rank = launcher.torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError(
             "torchrun says which ranks there are: leave out --ranks and --ranks-per-node"
@@ -109,22 +101,22 @@ def calibrate(
                 f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
                 "many"
             )
-        found = launch(
+        found = launcher.launch(
             _measure,
             ranks,
             kind := _kind(device, ranks),
             quick,
-            backend=backend_for(kind),
+            backend=launcher.backend_for(kind),
             timeout=_TIMEOUT,
             local_world_size=ranks_per_node,
             hang_limits=limits,
         )[0]
     else:
-        kind = _kind(device, torchrun_ranks_per_node())
+        kind = _kind(device, launcher.torchrun_ranks_per_node())
         if rank == 0:
             check_files()
         with (
-            join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size),
+            launcher.join_torchrun(launcher.backend_for(kind), _TIMEOUT) as (rank, world_size),
             watch.watched_by_each_other(rank, world_size, limits),
         ):
             found = _measure(rank, world_size, kind, quick)

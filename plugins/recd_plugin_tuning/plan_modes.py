@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, load_registry, plan_modes
+from recd_plugins.api import load_registry, plan_modes
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +28,14 @@ class AutoPlan(plan_modes.TablesPlan):
     flag = "--auto"
     help = "Choose the sharding as use: auto does, in place of the first sharding entry."
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         """Plan with ``auto``."""
         path = question.registry.path
         registry = load_registry(path, plugins_dir=question.plugins_dir, sharding="auto")
         return super().plan(replace(question, registry=registry))
 
 
-class ScalingPlan(PlanMode):
+class ScalingPlan(plan_modes.PlanMode):
     """Predicted step times for 1 node up to all nodes of a topology."""
 
     flag = "--scaling"
@@ -64,7 +64,7 @@ class ScalingPlan(PlanMode):
             ),
         ]
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         """Plan each registry for each number of nodes."""
         if question.options["global_batch"] < (ranks := question.spec.world_size):
             raise click.UsageError(
@@ -89,7 +89,7 @@ class ScalingPlan(PlanMode):
             question.options["global_batch"],
             question.say,
         )
-        return PlanAnswer(render(report), report.as_json, partial(plot, report))
+        return plan_modes.PlanAnswer(render(report), report.as_json, partial(plot, report))
 
 
 class Calibrated(plan_modes.Measurement):

@@ -18,13 +18,13 @@ from recd_plugins.api import (
     file_utils,
     measure_compute,
     plots,
+    prepared_data,
     stage_costs,
     step_costs,
     study,
     text_table,
     topologies,
     topology_line,
-    wrapped_dataset,
 )
 
 #: Weak scaling fixes the rows per rank, strong scaling the global batch.
@@ -140,7 +140,7 @@ def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> d
     variants = {}
     for name, registry in registries.items():
         say(f"counting what the model of {name} computes")
-        wrapped_dataset(registry).prepare()
+        prepared_data.wrapped_dataset(registry).prepare()
         variants[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
     first = next(iter(variants.values()))
     plain = replace(first.registry, sharding=(), cache=())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recd_plugins.cli import options as cli_options
     from recd_plugins.compat import lookup_kernels, portable_kernels
-    from recd_plugins.config import ModelSpec, RunConfig, TrainingSpec, at_entry
+    from recd_plugins.config import RunConfig, at_entry
     from recd_plugins.config import device as devices
     from recd_plugins.config.from_file import load_registry
     from recd_plugins.config.hookspecs import hookimpl
@@ -31,20 +31,16 @@ if TYPE_CHECKING:
     from recd_plugins.data import statistics as column_statistics
     from recd_plugins.data import storage as object_stores
     from recd_plugins.data import table_writer as parquet_writer
+    from recd_plugins.data import workers as reader_workers
     from recd_plugins.data.access import measure_access
     from recd_plugins.data.loader import read_task
     from recd_plugins.data.lower import lower
     from recd_plugins.data.plain import PlainConverter
-    from recd_plugins.data.prepared import wrapped_dataset
-    from recd_plugins.data.preprocess import build_preprocess
-    from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit
     from recd_plugins.data.row_filter import Condition
-    from recd_plugins.data.workers import WorkerContext, hand_out
     from recd_plugins.interfaces import (
         MOST_UNKNOWN,
         Cache,
         Callback,
-        Chooser,
         Converter,
         Dataset,
         DatasetWrapper,
@@ -94,26 +90,18 @@ if TYPE_CHECKING:
         distributions,
         model_tables,
     )
+    from recd_plugins.interfaces import batch as batch_types
     from recd_plugins.interfaces import data_profile as data_profiles
     from recd_plugins.interfaces import ingestion as feeds
     from recd_plugins.interfaces import sharding as choosing
     from recd_plugins.interfaces import step_cost as stage_costs
     from recd_plugins.interfaces.access import AccessProfile, TableAccess
-    from recd_plugins.interfaces.batch import (
-        STALL_CAUSES,
-        Batch,
-        MakingTimes,
-        ModelInput,
-        Placement,
-    )
+    from recd_plugins.interfaces.batch import Batch, ModelInput
     from recd_plugins.interfaces.callback import Quality
-    from recd_plugins.interfaces.data_profile import DataProfile, TableStatistics
     from recd_plugins.interfaces.plugin import plugin_call, plugin_items
     from recd_plugins.interfaces.rows import Storage
-    from recd_plugins.interfaces.step_cost import StepCost
     from recd_plugins.interfaces.tables import AccessOptions
     from recd_plugins.model.build import build_model
-    from recd_plugins.model.dlrm import DLRM
     from recd_plugins.model.sequence_pooling import SequencePooling
     from recd_plugins.planning import plan_mode as plan_modes
     from recd_plugins.planning import step_cost as step_costs
@@ -121,7 +109,6 @@ if TYPE_CHECKING:
     from recd_plugins.planning.choosing import prepare
     from recd_plugins.planning.compute import measure_compute
     from recd_plugins.planning.plan_context import RegistryData
-    from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
     from recd_plugins.planning.prepared import Prepared
     from recd_plugins.planning.report import topology_line
     from recd_plugins.report import html_page, plots
@@ -130,6 +117,7 @@ if TYPE_CHECKING:
     from recd_plugins.report.tables import text_table
     from recd_plugins.runtime import files as file_utils
     from recd_plugins.runtime import folders, imports, machine, processes, rank_agreement, watch
+    from recd_plugins.runtime import launch as launcher
     from recd_plugins.runtime import text as text_utils
     from recd_plugins.runtime.activity import doing
     from recd_plugins.runtime.errors import (
@@ -137,18 +125,10 @@ if TYPE_CHECKING:
         ExactnessError,
         PluginError,
         RecdError,
-        RegistryError,
         SetupError,
     )
-    from recd_plugins.runtime.launch import (
-        backend_for,
-        join_torchrun,
-        launch,
-        torchrun_rank,
-        torchrun_ranks_per_node,
-    )
     from recd_plugins.runtime.versions import Internal
-    from recd_plugins.sharding.batch_form import ExactSequenceContext, refuse_inverse_indices
+    from recd_plugins.sharding import batch_form as batch_forms
     from recd_plugins.sharding.coalesced.input_dist import unique_ids
     from recd_plugins.sharding.exact_modules import (
         ExactShardedEmbeddingBagCollection,
@@ -174,10 +154,10 @@ if TYPE_CHECKING:
     from recd_plugins.training import measurement as measurements
     from recd_plugins.training import result as run_results
     from recd_plugins.training import session as sessions
+    from recd_plugins.training import sharded_model as sharded_models
     from recd_plugins.training import trained as trained_models
     from recd_plugins.training.checkpoint_dcp import table_weights
     from recd_plugins.training.evaluation import tie_groups
-    from recd_plugins.training.sharded_model import Variant, build_sharded_model
     from recd_plugins.training.trainer import Job
 
 

@@ -147,9 +147,9 @@ class Model(api.Model):
     name = "order.model"
 
     def build(self, features):
-        from recd_plugins.api import Placement
-        from recd_plugins.api import DLRM
-        from recd_plugins.api import ModelSpec
+        from recd_plugins.config import ModelSpec
+        from recd_plugins.interfaces.batch import Placement
+        from recd_plugins.model.dlrm import DLRM
 
         spec = ModelSpec(embedding_dim=4, num_embeddings=100, bottom_mlp=[4], top_mlp=[4])
         placement = Placement(features.pooled, sequence=features.sequence)

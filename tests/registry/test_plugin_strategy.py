@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TableStrategy
+from recd_plugins.api import PluginError, SetupError, Sharding, TableStrategy
 from recd_plugins.config import Entry
 from recd_plugins.config.entries import (
     _OF_A_TABLE,
@@ -17,6 +17,7 @@ from recd_plugins.config.entries import (
     call_class,
     one_answer,
 )
+from recd_plugins.runtime.errors import RegistryError
 
 AT = r"^registry\.yaml:7 sharding\[1\]: "
 

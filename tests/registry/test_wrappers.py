@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.api import wrapped_dataset
+from recd_plugins.api import prepared_data
 from recd_plugins.cli import main
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.runtime.errors import RegistryError, SetupError
@@ -45,7 +45,7 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
     registry = load(tmp_path, plugins_dir, FIRST + SECOND)
     assert [entry.field for entry in registry.wrappers] == ["dataset.wrap[0]", "dataset.wrap[1]"]
     assert [entry.line for entry in registry.wrappers] == [5, 6]
-    wrapped = wrapped_dataset(registry)
+    wrapped = prepared_data.wrapped_dataset(registry)
     reader = wrapped.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(reader) == "bb(a(reader))"
     assert isinstance(wrapped, DatasetWrapper)
@@ -56,7 +56,7 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
 
 def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins_dir: Path) -> None:
     off = FIRST.replace("}}", "}, enabled: false}")
-    assert wrapped_dataset(load(tmp_path, plugins_dir, off)).name == "acme.data"
+    assert prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, off)).name == "acme.data"
     (problem,) = problems(tmp_path, plugins_dir, FILE.format(wrap=off.replace("word", "wrod")))
     assert problem.startswith("r.yaml:5 dataset.wrap[0].options.wrod: ")
 
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_with_its_line(
 
 
 def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
-    wrapped = wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
+    wrapped = prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
     assert isinstance(wrapped, DatasetWrapper)
     with pytest.raises(SetupError, match="known when prepare has seen the model"):
         _ = wrapped.lookups.parts

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec import JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.types import LazyAwaitable
 
-from recd_plugins.api import ExactSequenceContext
+from recd_plugins.api import batch_forms
 
 
 class Split(NamedTuple):
@@ -23,7 +23,7 @@ class Split(NamedTuple):
 
 
 @dataclass
-class HotContext(ExactSequenceContext):
+class HotContext(batch_forms.ExactSequenceContext):
     split: Split | None = None
 
 

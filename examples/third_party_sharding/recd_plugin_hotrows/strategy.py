@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.api import StepCost
+    from recd_plugins.api import stage_costs
 
 # Channels: gradients of copies; and ids, rows and gradients of all tables' shards.
 HOT, SHARDED = "hot_rows", "sharded_rows"
@@ -52,15 +52,17 @@ class HotStrategy(TableStrategy):
 
     def work(
         self, table: Table, _: ParameterSharding, step: StepShape
-    ) -> Iterable[tuple[slice, StepCost]]:
+    ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
         """Lookups on every rank, and its part of the all-reduce."""
-        from recd_plugins.api import StepCost
+        from recd_plugins.api import stage_costs
 
         if (hot := self.tables.get(table.name)) is not None:
             ids = hot.share * step.profile.ids(table, step.batch_size)
             reduced = 2 * (step.world_size - 1) / step.world_size * hot.num_bytes
             looked_up = 4 * hot.width * ids
-            work = StepCost(ids_looked_up=ids, bytes_looked_up=looked_up, bytes_reduced=reduced)
+            work = stage_costs.StepCost(
+                ids_looked_up=ids, bytes_looked_up=looked_up, bytes_reduced=reduced
+            )
             yield slice(None), work
 
     def figures(self, table: str) -> Mapping[str, Any]:

@@ -34,14 +34,10 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    Piece,
-    PlannedReader,
     PluginOptions,
     Reader,
-    ReadPlan,
     Rows,
     Split,
-    Unit,
     file_utils,
     progress_bars,
     readers,
@@ -356,14 +352,14 @@ class Criteo(Dataset):
         if split not in self.splits():
             raise DataError("there is no test split: option evaluate of dlrm.criteo is nothing")
         units = tuple(
-            Unit(number, group, segment.first_row, segment.num_rows)
+            readers.Unit(number, group, segment.first_row, segment.num_rows)
             for number, segments in self._rows_of(split)
             for group, segment in enumerate(segments)
         )
         shuffle = options.shuffle and split == "train"
         encoding = {"categorical", "dense", "buckets", "threshold", "max_ids"}
-        return PlannedReader(
-            ReadPlan(units, batch_size, shuffle=shuffle, seed=options.seed),
+        return readers.PlannedReader(
+            readers.ReadPlan(units, batch_size, shuffle=shuffle, seed=options.seed),
             self._read,
             data={
                 "split": split,
@@ -377,7 +373,7 @@ class Criteo(Dataset):
             ahead=options.prefetch,
         )
 
-    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+    def _read(self, pieces: Iterator[readers.Piece]) -> Generator[Rows, None, None]:
         for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
             segments = (Segment(piece.unit.first_row + piece.skip, piece.num_rows) for piece in run)
             for rows, origins in self._days[number].read(segments):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Origin, Piece, parquet
+from recd_plugins.api import DataError, Origin, parquet, readers
 
 LABEL = "label"
 #: Names as in torchrec.datasets.criteo.
@@ -251,8 +251,8 @@ class ParquetDay(Day):
             label, *columns = [rows.data.column(name).to_numpy() for name in COLUMNS]
             yield RawRows(label, columns[:13], columns[13:]), rows.origins
 
-    def _pieces(self, segments: Iterable[Segment]) -> Iterator[Piece]:
+    def _pieces(self, segments: Iterable[Segment]) -> Iterator[readers.Piece]:
         for segment in segments:
             unit = int(np.searchsorted(self.starts, segment.first_row, "right")) - 1
             skip = segment.first_row - int(self.starts[unit])
-            yield Piece(self._table.units[unit], skip, segment.num_rows)
+            yield readers.Piece(self._table.units[unit], skip, segment.num_rows)

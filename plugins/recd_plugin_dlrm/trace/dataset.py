@@ -27,9 +27,7 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
-    PlannedReader,
     Reader,
-    ReadPlan,
     Split,
     file_utils,
     parquet,
@@ -115,8 +113,8 @@ class Trace(Dataset):
         table = self._table
         num_train = -(-self.options.rows // UNIT_ROWS)  # the row groups of the test split follow
         units = [each for each in table.units if (each.group < num_train) == (split == "train")]
-        return PlannedReader(
-            ReadPlan(tuple(units), batch_size),
+        return readers.PlannedReader(
+            readers.ReadPlan(tuple(units), batch_size),
             lambda pieces: table.read(pieces, table.schema),
             data={"split": split, "made": readers.digest(_provenance_of(self.options.path))},
             what=f"{self.options.path} ({split})",

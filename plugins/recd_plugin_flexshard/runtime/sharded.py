@@ -35,17 +35,16 @@ from recd_plugin_flexshard.runtime.touched import Wire
 from recd_plugins.api import (
     ExactEmbeddingCollectionSharder,
     ExactnessError,
-    ExactSequenceContext,
     ExactShardedEmbeddingCollection,
     LookupAhead,
     SetupError,
+    batch_forms,
     lookup_kernels,
-    refuse_inverse_indices,
 )
 
 
 @dataclass
-class TieredContext(ExactSequenceContext):
+class TieredContext(batch_forms.ExactSequenceContext):
     """Context of a batch, including the tiers of its ids."""
 
     split: TierSplit | None = None
@@ -153,7 +152,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
         features = maybe_td_to_kjt(features)
-        refuse_inverse_indices(features)
+        batch_forms.refuse_inverse_indices(features)
         with torch.no_grad():
             retiering = self._retiering if self.training else None
             if retiering is not None:

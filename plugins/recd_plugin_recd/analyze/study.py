@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugin_recd.sessions import Nulls, SessionTable, session_hashes, without_nulls
-from recd_plugins.api import DataError, Rows, TableStatistics, arrow, column_statistics, dedup
+from recd_plugins.api import DataError, Rows, arrow, column_statistics, data_profiles, dedup
 
 #: Default batch size.
 _BATCH_SIZE = 4096
@@ -155,7 +155,7 @@ def study(
     size = batch_size or source.batch_size or _BATCH_SIZE
     counts, sample = SessionCounts(), SessionSample(sample_megabytes * 1_000_000)
     meter = BatchMeter(names, size)
-    parts: list[TableStatistics] = []
+    parts: list[data_profiles.TableStatistics] = []
     columns_read = list(dict.fromkeys([*names, keys.session, keys.timestamp]))
     for number, partition in enumerate(source.partitions):
         statistics: column_statistics.StatisticsAccumulator | None = None
@@ -175,7 +175,7 @@ def study(
             parts.append(statistics.result())
     if not parts or not sum(part.rows for part in parts):
         raise DataError(f"{source.path}: the table has no rows")
-    stored, sessions = TableStatistics.merge(parts), counts.result()
+    stored, sessions = data_profiles.TableStatistics.merge(parts), counts.result()
     meter.finish()
     # A clustered table is measured directly. Otherwise the sample shows the effect of clustering.
     known, by_session, sampled = stored, meter, None

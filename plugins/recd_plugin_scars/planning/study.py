@@ -21,11 +21,11 @@ from recd_plugins.api import (
     RunConfig,
     build_model,
     model_tables,
+    prepared_data,
     text_table,
     text_utils,
     topologies,
     topology_line,
-    wrapped_dataset,
 )
 
 # Up to this many tables have a line each; with more tables, those with the most traffic.
@@ -86,7 +86,7 @@ def study_caches(
         RecdError: registry, data and model do not match.
         DataError: the profile is for other tables.
     """
-    wrapped_dataset(registry).prepare()
+    prepared_data.wrapped_dataset(registry).prepare()
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")
     with torch.device("meta"):

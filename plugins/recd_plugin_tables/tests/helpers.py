@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.table import Table
-from recd_plugins.api import Piece
+from recd_plugins.api import readers
 from recd_plugins.interfaces import Split
 
 #: A use of each column of ``clicks``.
@@ -57,7 +57,7 @@ def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
     sparse = dataset.schema().sparse
     found: dict[str, list] = {}
     stored = dataset._table_of(split)
-    pieces = [Piece(unit, 0, unit.num_rows) for unit in stored.units]
+    pieces = [readers.Piece(unit, 0, unit.num_rows) for unit in stored.units]
     for rows in stored.read(pieces, stored.schema):
         for name in rows.data.schema.names:
             if name in sparse:

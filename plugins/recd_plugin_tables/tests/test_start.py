@@ -20,7 +20,7 @@ from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
-from recd_plugins.api import RunConfig, arrow, wrapped_dataset
+from recd_plugins.api import RunConfig, arrow, prepared_data
 from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
@@ -396,7 +396,7 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
     assert f"and recd rank {made.file} --user user" in made.output
     assert "user: [user]" in made.text  # colour is of neither
     registry = made.load()
-    dataset = wrapped_dataset(registry)
+    dataset = prepared_data.wrapped_dataset(registry)
     dataset.prepare()
     size = registry.training.batch_size
     reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")

@@ -45,7 +45,7 @@ from recd_plugin_flexshard.tests.runtime.model import (
     Optimizer,
     TierModel,
 )
-from recd_plugins.api import launch
+from recd_plugins.api import launcher
 from recd_plugins.runtime.errors import ExactnessError, RecdError, SetupError
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.testing.gloo import run_on_ranks
@@ -427,7 +427,7 @@ def groups_of_another_process_group(rank: int, world_size: int, store: Path) -> 
 
 
 def test_groups_end_with_their_process_group(tmp_path: Path) -> None:
-    ranks = launch(groups_of_another_process_group, 2, tmp_path / "store")
+    ranks = launcher.launch(groups_of_another_process_group, 2, tmp_path / "store")
     assert ranks == [(True, True)] * 2
 
 
@@ -438,7 +438,7 @@ def groups_of_uneven_nodes(rank: int, world_size: int) -> None:
 
 def test_uneven_nodes_are_refused() -> None:
     with pytest.raises(SetupError, match="nodes of 1, 2 ranks"):
-        launch(groups_of_uneven_nodes, 2)
+        launcher.launch(groups_of_uneven_nodes, 2)
 
 
 def codecs(kind: CommType) -> dict[str, Any]:
