@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from recd_plugins.cli import main
 from recd_plugins.config.built_in_kinds import KINDS
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.runtime.errors import PluginError, RegistryError
-from recd_plugins.testing.contracts import PluginContract
 
 KIND = """
 from abc import abstractmethod
@@ -30,7 +28,7 @@ class Audit(Plugin):
 @hookimpl
 def register_kinds():
     return [Kind(name="audit", interface=Audit, section="audits", claims="by table",
-                 description="Who looks at tables.", contract="acme.testing.AuditContract")]
+                 description="Who looks at tables.")]
 """
 
 PLUGIN = '''
@@ -203,7 +201,6 @@ def test_the_lists_and_the_schema_have_them(site: Site) -> None:
         "kind": "audit",
         "section": "audits",
         "claims": "by table",
-        "contract": "acme.testing.AuditContract",
         "from": "acme-plugins 1.0",
         "description": "Who looks at tables.",
     }
@@ -218,7 +215,5 @@ def test_the_lists_and_the_schema_have_them(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-def test_every_kind_has_a_contract_and_an_interface_of_its_name(kind) -> None:
-    module, _, name = kind.contract.rpartition(".")
-    assert issubclass(getattr(importlib.import_module(module), name), PluginContract)
+def test_every_kind_has_an_interface_of_its_name(kind) -> None:
     assert kind.interface.kind == kind.name

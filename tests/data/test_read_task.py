@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.number_rows import Noise, Numbers, Unrepeatable
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
@@ -22,7 +23,6 @@ from recd_plugins.data.loader import build_dataloader, read_task
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.runtime.errors import PluginError
-from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
 BATCH = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.data.number_rows import Numbers
 
 from recd_plugins.data.list_dict import DECODED, list_dict_field, to_list_dict
 from recd_plugins.data.rows import RowTable, rows_of_split
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.testing.contracts.ingestion import Numbers
 
 SCHEMA = pa.schema(
     [

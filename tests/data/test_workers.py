@@ -1,4 +1,4 @@
-"""Reader workers keep the contract of ingestions, and a worker that dies is replaced."""
+"""Reader workers make the batches of a rank that reads alone; dead workers are replaced."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.forked import Program
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.workers import WorkerProcess, Workers
-from recd_plugins.interfaces import Ingestion
+from recd_plugins.data.workers import WorkerProcess
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.testing.contracts import IngestionContract
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
 
@@ -40,26 +43,17 @@ class Dies(Preprocessing):
             os.kill(os.getpid(), signal.SIGKILL)
         return values, offsets
 
+class Fails(Preprocessing):
+    """Raise an error at id 300."""
+    name = "acme.fails"
+    def transform(self, values, offsets):
+        if (values == 300).any():
+            raise ValueError("this id brings bad luck")
+        return values, offsets
+
 @hookimpl
-def register_preprocessing(): return [Dies]
+def register_preprocessing(): return [Dies, Fails]
 '''
-
-
-class Shared(Ingestion):
-    """Reader workers."""
-
-    name = "test.shared"
-
-    def open(self, task):
-        return Workers(task, 2, pin_memory=False)
-
-
-class TestWorkers(IngestionContract):
-    test_module_imports_without_torch = None  # type: ignore[assignment]
-
-    @pytest.fixture
-    def plugin(self) -> Ingestion:
-        return Shared(Shared.Options())
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +76,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_registry(folder: Path, workers: int, *, dies: bool = False) -> Path:
+def write_registry(folder: Path, workers: int, *, dies: bool = False, fails: bool = False) -> Path:
     dataset = {"use": "recd.session_parquet", "options": {"path": str(folder / "table.parquet")}}
     document = {
         "version": 1,
         "dataset": dataset,
         "converter": {"use": "recd.ikjt"},
-        "preprocessing": [{"use": "acme.dies", "features": ["row"]}] * dies,
+        "preprocessing": [
+            *([{"use": "acme.dies", "features": ["row"]}] * dies),
+            *([{"use": "acme.fails", "features": ["row"]}] * fails),
+        ],
         "training": {"batch_size": BATCH, "workers": workers},
     }
     path = folder / f"{workers}.yaml"
@@ -115,6 +112,52 @@ def workers_there() -> list[int]:
 def leaves_no_worker() -> Iterator[None]:
     yield
     assert workers_there() == []
+
+
+def read(loader: Any, most: int | None = None) -> list[Any]:
+    """Return the tensors of each batch, and the position after it."""
+    return [
+        (
+            batch.dense_features.tolist(),
+            [each.values().tolist() for each in (batch.sparse_features,) if each is not None],
+            loader.state_dict(),
+        )
+        for batch in islice(loader, most)
+    ]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_batches_and_positions_are_those_of_the_rank_alone(folder, rank, world_size):
+    alone, shared = (
+        build_dataloader(registry(folder, workers), rank, world_size) for workers in (0, 2)
+    )
+    for _epoch in range(2):
+        expected = read(alone)
+        assert read(shared) == expected
+        assert shared.state_dict() == alone.state_dict()
+    for step in (0, 3, len(expected) - 2):
+        shared.load_state_dict(json.loads(json.dumps(expected[step][-1])))
+        assert read(shared, 2) == expected[step + 1 : step + 3]
+    shared.load_state_dict(expected[2][-1])
+    assert read(shared) == expected[3:]
+
+
+def failure(loader: Any) -> tuple[str, list[int]]:
+    batches: list[ModelInput] = []
+    with pytest.raises(ValueError, match="this id brings bad luck") as caught:
+        batches.extend(loader)
+    return str(caught.value), rows_of(batches)
+
+
+def test_a_reader_raises_the_error_of_the_rank_alone(folder):
+    """Each attempt raises it at the same batch."""
+    alone, shared = (
+        build_dataloader(registry(folder, workers, fails=True), 0, 1) for workers in (0, 2)
+    )
+    error, rows = failure(alone)
+    for expected in (rows, []):
+        assert failure(shared) == (error, expected)
+        assert shared.state_dict()["history"] == [[1, len(rows) // BATCH]]
 
 
 @pytest.fixture
@@ -161,3 +204,29 @@ def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
     assert rows_of(read) == list(range(256)), "the row groups before"
     assert capfd.readouterr().err.count("new workers read on") == 2
     assert loader.state_dict()["history"] == [[1, 16]]
+
+
+# Without `if __name__ == "__main__"`: workers must not run it.
+TRAINER = """
+import json, multiprocessing, sys, time
+from recd_plugins import load_registry
+from recd_plugins.data.loader import build_dataloader
+
+loader = build_dataloader(load_registry(sys.argv[1]), 0, 1)
+for batch in loader:
+    print(json.dumps([child.pid for child in multiprocessing.active_children()]), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_is_left_of_a_killed_trainer(folder):
+    script = folder / "trainer.py"
+    script.write_text(TRAINER)
+    trainer = Program([sys.executable, script, write_registry(folder, 2)])
+    pids = json.loads(trainer.first_line())
+    assert len(pids) == 2
+    trainer.kill()
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

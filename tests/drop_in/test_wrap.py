@@ -127,7 +127,7 @@ class Watch(Callback):
 
 @hookimpl
 def register_kinds():
-    return [Kind("watch", Watch, "watches", "by table", "Who looks on.", "a.B", True)]
+    return [Kind("watch", Watch, "watches", "by table", "Who looks on.", True)]
 
 @hookimpl
 def register_plugins():

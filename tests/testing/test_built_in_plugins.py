@@ -7,9 +7,6 @@ from recd_plugins.interfaces import Chooser, Plugin, Table, TargetPooling
 from recd_plugins.testing.contracts import (
     CacheContract,
     ConverterContract,
-    MetricContract,
-    OptimizerContract,
-    PipelineContract,
     PoolingContract,
     PreprocessingContract,
     ShardingContract,
@@ -28,7 +25,6 @@ OPTIONS = {
     "recd.din": {"target": "item", "heads": 2},
     "recd.transformer": {"layers": 2},
     "tables.vocabulary": {"rows": 100},
-    "torchrec.rec_metrics": {"names": ["calibration", "ne", "mse", "mae", "nmse", "recall"]},
 }
 
 BUILT_IN = PluginManager().plugins
@@ -36,8 +32,7 @@ BUILT_IN = PluginManager().plugins
 
 def make(kind: str, name: str) -> Plugin:
     cls = BUILT_IN[kind][name].cls
-    options = {"learning_rate": 0.1} if kind == "optimizer" else OPTIONS.get(name, {})
-    return cls(cls.Options.model_validate(options))
+    return cls(cls.Options.model_validate(OPTIONS.get(name, {})))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BUILT_IN if kind not in ("callback", "model")])
@@ -71,9 +66,6 @@ TestPoolings = suite(PoolingContract, "pooling", BUILT_IN["pooling"].keys() - TA
 TestTargetPoolings = suite(TargetPoolingContract, "pooling", TARGET_POOLINGS)
 TestShardings = suite(ShardingContract, "sharding", OTHER_SHARDINGS)
 TestCaches = suite(CacheContract, "cache")
-TestOptimizers = suite(OptimizerContract, "optimizer")
-TestMetrics = suite(MetricContract, "metric")
-TestPipelines = suite(PipelineContract, "pipeline")
 
 
 class TestPartialIkjts(ConverterContract):

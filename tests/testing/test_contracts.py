@@ -46,7 +46,6 @@ FAULTS = {
     },
     ("target_pooling", "SumForTarget"): {},
     ("scaled", "Scaled"): {},
-    ("collective", "MeanLoss"): {},
     ("dataset", "Numbers"): {
         "uneven": "test_every_rank_takes_as_many_steps[2]",
         "repeats": "test_no_row_comes_twice_or_is_lost[2]",
@@ -84,39 +83,6 @@ FAULTS = {
         "part_that_stays": "test_its_strategy_is_picklable",
         "two_sharders_for_one": "test_sharders_shard_modules",
     },
-    ("callback", "Looker"): {
-        "changes_a_loss": "test_looks_on_and_changes_nothing",
-        "changes_a_batch": "test_looks_on_and_changes_nothing",
-        "needs_a_step": "test_a_run_without_a_step_ends",
-        "keeps_tensors": "test_its_state_is_json",
-        "forgets": "test_a_run_that_goes_on_has_the_same_state",
-        "says_late_what_it_counts": "test_a_run_that_goes_on_has_the_same_state",
-        "takes_its_rank": "test_states_of_other_ranks_are_kept_or_refused",
-        "adds_up_at_each_rank": "test_states_of_other_ranks_are_kept_or_refused",
-        "wants_a_row_for_each_label": "test_looks_on_and_changes_nothing",
-    },
-    ("optimizer", "Stepper"): {
-        "gives_a_dict": "test_fbgemm_has_the_update",
-        "is_unknown": "test_fbgemm_has_the_update",
-        "has_momentum": "test_fbgemm_has_the_update",
-        "has_no_rate": "test_its_class_takes_the_arguments",
-        "draws_rates": "test_every_rank_comes_to_the_same",
-        "stands_still": "test_it_trains_the_rows_that_are_read",
-    },
-    ("metric", "MeanLabel"): {
-        "gives_nothing": "test_results_are_finite_numbers_by_name",
-        "gives_nan": "test_results_are_finite_numbers_by_name",
-        "gives_tensors": "test_results_are_finite_numbers_by_name",
-        "has_a_title": "test_results_are_finite_numbers_by_name",
-        "takes_the_last_rank": "test_it_does_not_matter_which_rank_saw_a_sample",
-        "needs_samples": "test_it_does_not_matter_which_rank_saw_a_sample",
-        "means_of_batches": "test_it_does_not_matter_which_rank_saw_a_sample",
-        "works_in_place": "test_leaves_batches_as_they_are",
-        "numbers_sessions": "test_leaves_batches_as_they_are",
-        "keeps_to_itself": "test_its_state_travels",
-        "stays": "test_its_state_travels",
-        "needs_both_labels": "test_labels_of_one_kind_do_no_harm",
-    },
     ("cache", "Greedy"): {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
     ("converter", "Loose"): {
         "swaps_ids": "test_changes_no_value",
@@ -132,10 +98,7 @@ FAULTS = {
 }
 
 #: Kinds whose plugin above has no fault where it is told of none.
-SOUND = (
-    *("dataset", "sharding", "optimizer", "metric"),
-    *("callback", "fitted", "pooling", "target_pooling", "scaled", "collective"),
-)
+SOUND = (*("dataset", "sharding", "fitted", "pooling", "target_pooling", "scaled"),)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from tests.data.number_rows import Numbers
 
 from recd_plugins.interfaces import (
     Dataset,
@@ -19,7 +20,6 @@ from recd_plugins.interfaces import (
     Rows,
 )
 from recd_plugins.testing.contracts import DatasetContract
-from recd_plugins.testing.contracts.ingestion import Numbers
 
 Batches = list[Rows]
 

@@ -172,7 +172,7 @@ class Look(Callback):
 
 @hookimpl
 def register_kinds():
-    return [Kind("watch", Watch, "watch", "by table", "Watchers.", "acme.C")]
+    return [Kind("watch", Watch, "watch", "by table", "Watchers.")]
 
 @hookimpl
 def register_plugins():

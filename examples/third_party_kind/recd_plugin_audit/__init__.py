@@ -18,7 +18,6 @@ def register_kinds() -> Sequence[Kind]:
             section="audits",
             claims="by table",
             description="What is noted of the ids that tables are read by, one entry a table.",
-            contract="recd_plugin_audit.testing.AuditContract",
             observes=True,
         )
     ]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
 from recd_plugin_audit.audit import Audit
-from recd_plugins.api import RunStart
-from recd_plugins.testing.contracts import CallbackContract
+from recd_plugins.api import RunStart, Table
+from recd_plugins.testing.contracts import PluginContract
 
 
-class AuditContract(CallbackContract):
-    """Tests of an audit: override the fixture ``plugin``. Those of callbacks are among them."""
+class AuditContract(PluginContract):
+    """Tests of an audit: override the fixture ``plugin``."""
 
     @pytest.fixture
-    def claimed(self) -> Sequence[str]:
-        return ("t_user",)
+    def start(self) -> RunStart:
+        tables = (
+            Table("t_user", ("user",), 1000, 16, pooled=True),
+            Table("t_item", ("item",), 1000, 16, pooled=True),
+        )
+        return RunStart(0, 1, 0, 4, tables, ("t_user",))
 
     def test_sees_the_tables_of_its_entry_alone(self, plugin: Audit, start: RunStart) -> None:
         plugin.on_start(start)

@@ -2,16 +2,13 @@
 
 from contextlib import suppress
 from itertools import islice
-from typing import ClassVar
 
 import psutil
 import pytest
 
-from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.runtime.errors import RegistryError, SetupError
-from recd_plugins.testing.contracts import IngestionContract
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train
 
@@ -29,29 +26,8 @@ def options(ray_address, **more):
     return {"address": ray_address, "cpus_per_reader": 0.25, "start_timeout": 250, **more}
 
 
-class TestContract(IngestionContract):
-    _processes: ClassVar[dict[int, psutil.Process]] = {}
-
-    def left_over(self):
-        children = psutil.Process().children(recursive=True)
-        mine = [self._processes.setdefault(child.pid, child) for child in children]
-        return [*super().left_over(), *(child for child in mine if not waits_in_ray(child))]
-
-    @pytest.fixture
-    def plugin(self, ray_address):
-        # One: tests below have two, and look at the order.
-        return RayIngestion(RayIngestion.Options.model_validate(options(ray_address, readers=1)))
-
-
 def numbers(batches):
     return [int(number) for batch in batches for number in batch.dense_features.flatten()]
-
-
-def waits_in_ray(process):
-    try:
-        return process.name() == "ray::IDLE"
-    except psutil.NoSuchProcess:
-        return True
 
 
 def readers_of_ray():

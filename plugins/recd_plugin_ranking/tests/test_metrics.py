@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from torchrec.metrics.gauc import compute_gauc_3d
 
 from recd_plugin_ranking.metrics import RankingMetrics, figures, means
 from recd_plugins.interfaces import ScoredBatch
-from recd_plugins.testing.contracts import MetricContract
 
 ORACLES = {
     "mrr": lambda scores, labels, k: retrieval.retrieval_reciprocal_rank(scores, labels),
@@ -22,22 +23,28 @@ ORACLES = {
 }
 
 
-class TestRankingMetrics(MetricContract):
-    @pytest.fixture
-    def plugin(self):
-        return RankingMetrics(RankingMetrics.Options(k=[2]))
+def test_ranks_and_batches_do_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    plugin = RankingMetrics(RankingMetrics.Options(k=[2]))
+    batches = [
+        ScoredBatch(
+            torch.randn(size, generator=generator),
+            torch.randint(2, (size,), generator=generator).float(),
+            torch.randint(6, (size,), generator=generator),
+        )
+        for size in (16, 5, 16, 9, 1)
+    ]
 
-    @pytest.fixture
-    def batches(self):
-        generator = torch.Generator().manual_seed(0)
-        return [
-            ScoredBatch(
-                torch.randn(size, generator=generator),
-                torch.randint(2, (size,), generator=generator).float(),
-                torch.randint(6, (size,), generator=generator),
-            )
-            for size in (16, 5, 16, 9, 1)
-        ]
+    def seen(share: list[ScoredBatch]) -> Any:
+        state = plugin.start()
+        for batch in share:
+            state = plugin.update(state, batch)
+        return pickle.loads(pickle.dumps(state))
+
+    one = plugin.results([seen(batches)])
+    for shares in ([batches[:2], batches[2:]], [batches[1:], [], batches[:1]]):
+        found = plugin.results([seen(share) for share in shares])
+        assert found == pytest.approx(one, rel=1e-9, abs=1e-12)
 
 
 def _sessions(sizes: list[int], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Models ``ranking.two_tower`` and ``ranking.sasrec``: their contract, and their losses."""
+"""Models ``ranking.two_tower`` and ``ranking.sasrec``: tables on the meta device, and losses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from recd_plugin_ranking.models import SasRec, TwoTower
 from recd_plugin_ranking.ops import Candidates, log_of_presence, losses_among, shares
 from recd_plugin_ranking.sasrec_modules import SteadyDraws, SteadyDropout
 from recd_plugins.interfaces import ModelFeatures
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.testing.contracts import ModelContract
 
 
 def _counts(feature: str, num_embeddings: int) -> np.ndarray:
@@ -24,50 +24,26 @@ def _counts(feature: str, num_embeddings: int) -> np.ndarray:
 FEATURES = ModelFeatures(2, ("user", "item"), ("seen", "bought"), positive_counts=_counts)
 
 
-class TestTwoTower(ModelContract):
-    @pytest.fixture
-    def features(self):
-        return FEATURES
-
-    @pytest.fixture
-    def loss_of_each_row(self, plugin):
-        return plugin.options.loss != "in_batch"
-
-    @pytest.fixture(params=["in_batch", "binary"])
-    def plugin(self, request):
-        return TwoTower(
-            TwoTower.Options(
-                item=["item"],
-                user_dense=[0],
-                item_dense=[1],
-                num_embeddings=50,
-                loss=request.param,
-                embedding_dim=8,
-            )
+MODELS = [
+    TwoTower(
+        TwoTower.Options(
+            item=["item"], user_dense=[0], item_dense=[1], num_embeddings=50, embedding_dim=8
         )
+    ),
+    SasRec(SasRec.Options(history="seen", item="item", num_embeddings=50, embedding_dim=8)),
+]
 
 
-class TestSasRec(ModelContract):
-    @pytest.fixture
-    def features(self):
-        return ModelFeatures(2, ("user", "item", "seen"), (), positive_counts=_counts)
-
-    @pytest.fixture
-    def loss_of_each_row(self, plugin):
-        return plugin.options.loss != "sampled_softmax"
-
-    @pytest.fixture(params=["sampled_softmax", "softmax", "binary"])
-    def plugin(self, request):
-        return SasRec(
-            SasRec.Options(
-                history="seen",
-                item="item",
-                num_embeddings=50,
-                embedding_dim=8,
-                max_length=2,
-                loss=request.param,
-            )
-        )
+@pytest.mark.parametrize("plugin", MODELS, ids=lambda plugin: plugin.name)
+def test_a_model_on_the_meta_device_has_its_tables_and_a_seed_one_model(plugin):
+    with torch.device("meta"):
+        meta = plugin.build(FEATURES)
+    built = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        built.append(plugin.build(FEATURES))
+    assert tables_of(meta) == tables_of(built[0])
+    torch.testing.assert_close(built[0].state_dict(), built[1].state_dict(), rtol=0, atol=0)
 
 
 def test_sampled_losses_are_full_ones_where_every_item_is_a_candidate():

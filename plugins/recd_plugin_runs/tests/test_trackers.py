@@ -30,7 +30,6 @@ from recd_plugins.api import (
     SetupError,
 )
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.testing.contracts import CallbackContract
 
 
 def needs(*modules: str) -> Any:
@@ -56,18 +55,6 @@ def made(name: str, folder: Path) -> Tracker:
         options: Any = {"project": "p", "folder": folder, "mode": "offline"}
         return WandB(WandB.Options(**options, every=2))
     return MlFlow(MlFlow.Options(tracking_uri=f"file:{folder}/ml", every=2))
-
-
-class TestContract(CallbackContract):
-    @pytest.fixture(
-        params=[
-            "csv",
-            "jsonl",
-            pytest.param("tensorboard", marks=needs("tensorboard")),
-        ]
-    )
-    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Tracker:
-        return made(request.param, tmp_path)
 
 
 def start(step: int = 0, rank: int = 0) -> RunStart:

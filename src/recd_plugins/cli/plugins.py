@@ -87,7 +87,6 @@ def _list_kinds(manager: PluginManager, as_json: bool) -> None:
             "kind": kind.name,
             "section": kind.section,
             "claims": kind.claims,
-            "contract": kind.contract,
             "from": manager.origin_of(kind),
             "description": kind.description,
         }
@@ -98,9 +97,7 @@ def _list_kinds(manager: PluginManager, as_json: bool) -> None:
         return
     for kind in found:
         click.echo(f"{kind['kind']} ({kind['from']}): {kind['description']}")
-        click.echo(
-            f"  section {kind['section']}, claims {kind['claims']}; tests {kind['contract']}"
-        )
+        click.echo(f"  section {kind['section']}, claims {kind['claims']}")
 
 
 def _wrappers_last(item: tuple[str, Registered]) -> tuple[bool, str]:

@@ -22,8 +22,7 @@ from recd_plugins.interfaces import (
 
 
 def _kind(interface: Any, section: str, claims: Any, description: str, **options: Any) -> Kind:
-    contract = f"recd_plugins.testing.contracts.{interface.__name__}Contract"
-    return Kind(interface.kind, interface, section, claims, description, contract, **options)
+    return Kind(interface.kind, interface, section, claims, description, **options)
 
 
 #: Built-in kinds, in the order in which data passes through them.

@@ -105,7 +105,6 @@ class Kind:
             ``list``; or a list of entries with patterns of features or tables. At most one entry
             may match a feature or table, except with ``several by feature``.
         description: description of the section for ``recd schema``.
-        contract: module and name of the test class for plugins of the kind.
         observes: whether its plugins never change results. A resumed run may then use other ones.
     """
 
@@ -114,7 +113,6 @@ class Kind:
     section: str
     claims: Claims
     description: str
-    contract: str
     observes: bool = False
 
     @property

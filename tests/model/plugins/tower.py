@@ -49,7 +49,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
         EmbeddingConfig,
     )
 
-    from recd_plugins.api import RecdError, SequencePooling
+    from recd_plugins.api import SequencePooling
 
     fault, dim = options.fault, options.dim
 
@@ -68,13 +68,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             together = fault == "mixes_copies"
             own = [t for t in tables if together or not features.replicates(t.name)]
             copies = [t for t in tables if t not in own]
-            if fault == "has_one_table_of_its_own" and not own:
-                raise RecdError("no table")
             self.bags = EmbeddingBagCollection(tables=own) if own else None
-            self.of_copies = "copies" if fault == "names_copies_otherwise" else "replicated_bags"
-            self.add_module(
-                self.of_copies, EmbeddingBagCollection(tables=copies) if copies else None
-            )
+            self.replicated_bags = EmbeddingBagCollection(tables=copies) if copies else None
             self.sequences = EmbeddingCollection(
                 tables=[
                     EmbeddingConfig(
@@ -86,7 +81,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
                     for name in features.sequence
                 ]
             )
-            self.pooling = SequencePooling(features.sequence[fault == "pools_one_less" :], dim)
+            self.pooling = SequencePooling(features.sequence, dim)
             # Values that a plan needs where it counts, and that the meta device has not.
             self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
             # Large ones: of what ranks are taken to have alike, each writes some to a checkpoint.
@@ -98,24 +93,9 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
             if fault == "other_weights":
                 self.top.bias.data.add_(int(os.environ["RANK"]))
-            if fault == "draws":
-                self.top.bias.data.fill_(int.from_bytes(os.urandom(4)))
-            if fault == "reads_values":
-                self.scale = float(self.top.bias[0])
-            if fault == "fills_rows":
-                first = next(self.sequences.parameters())
-                first.data.copy_(torch.ones(options.rows, dim, device=first.device))
             if fault == "extra_state":
                 keeps = type("Keeps", (nn.Linear,), {"get_extra_state": lambda _: torch.ones(1)})
                 self.top = keeps(self.top.in_features, 1)
-            if fault == "draws_unseen":
-                self.shift = int.from_bytes(os.urandom(4)) / 2**32
-            if fault == "forgets_counts":
-                assert features.positive_counts is not None
-                counts = torch.from_numpy(features.positive_counts("user", options.rows))
-                self.register_buffer("counts", counts, persistent=False)
-            if fault == "is_idle":
-                self.idle = nn.Linear(1, 1)
             self.names = [
                 [name for name in features.pooled if features.replicates(f"ids_of_{name}") == of]
                 for of in (False, True)
@@ -123,40 +103,18 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
 
         def forward(self, batch: Any) -> Any:
             bags = None if self.bags is None else self.bags(batch.sparse_features)
-            of_copies = getattr(self, self.of_copies)
-            copies = None if of_copies is None else of_copies(batch.replicated_features)
+            copies = None
+            if self.replicated_bags is not None:
+                copies = self.replicated_bags(batch.replicated_features)
             pooled = self.pooling(self.sequences(batch.sequence_features), batch)
-            if fault == "learns_unique_rows_never" and batch.inverse_lookup:
-                pooled = pooled.detach() + 0 * pooled
             logits = self.logits(batch.dense_features, bags, copies, pooled)
-            if fault == "draws_unseen":
-                logits = logits + self.shift
-            if fault == "forgets_counts":
-                logits = logits * self.get_buffer("counts").sum()
-            if fault == "stays_on_cpu":
-                logits = logits + torch.zeros(len(logits))
-            if fault == "counts_stored_ids":
-                logits = logits + batch.sequence_features.values().numel()
-            reduction = "sum" if fault == "sums_losses" else "mean"
-            loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction=reduction)
-            if fault == "lacks_a_kernel_everywhere":
-                logits.detach().to_sparse().sort()  # torch has it for no device
-            if fault == "other_labels":
-                return loss, (loss.detach(), logits.detach(), 1 - batch.labels)
-            if fault == "other_loss":
-                return loss, (loss.detach() / 2, logits.detach(), batch.labels)
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
             if fault == "no_logits":
                 return loss, (loss.detach(), logits.detach() * torch.nan, batch.labels)
-            if fault == "one_value":
-                return loss
-            if fault == "with_its_graph":
-                return loss, (loss, logits, batch.labels)
             return loss, (loss.detach(), logits.detach(), batch.labels)
 
         def logits(self, dense: Any, bags: Any, copies: Any, pooled: Any) -> Any:
             vectors = [dense.index_select(1, self.order), pooled.flatten(1)]
-            if fault == "drops_copies" and copies is not None:
-                copies = {name: torch.zeros_like(copies[name]) for name in self.names[1]}
             for found, names in zip((bags, copies), self.names, strict=True):
                 vectors += [found[name] for name in names]
             if options.noise and self.training:

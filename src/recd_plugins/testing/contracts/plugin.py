@@ -11,13 +11,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from pydantic import ValidationError
-from torch import Tensor
-from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.interfaces import Plugin, PluginOptions
-from recd_plugins.interfaces.batch import ModelInput
 
 _IMPORT_WITHOUT_TORCH = """
 import importlib.util, sys
@@ -38,35 +34,6 @@ def check_identity(plugin: Plugin) -> None:
     identity = plugin.identity()
     assert json.loads(json.dumps(identity, allow_nan=False)) == identity, "JSON values only"
     assert pickle.loads(pickle.dumps(plugin)).identity() == identity
-
-
-def pairs_of_rows(lengths: Tensor, num_embeddings: int, generator: torch.Generator) -> JaggedTensor:
-    """Return pairs of equal rows with random ids; ``lengths`` has the row length of each pair."""
-    rows = [
-        torch.randint(num_embeddings, (int(n),), generator=generator).repeat(2) for n in lengths
-    ]
-    return JaggedTensor(torch.cat(rows), lengths=lengths.repeat_interleave(2))
-
-
-def assert_equal(batch: ModelInput, expected: ModelInput, what: str) -> None:
-    """Assert that two batches are equal bit for bit."""
-    (tensors, values), (expected_tensors, expected_values) = _contents(batch), _contents(expected)
-    assert values == expected_values, what
-    torch.testing.assert_close(
-        tensors, expected_tensors, rtol=0, atol=0, msg=lambda text: f"{what}: {text}"
-    )
-
-
-def _contents(batch: ModelInput) -> tuple[list[Tensor], list[object]]:
-    """Return the tensors of a batch and its other values."""
-    tensors = [batch.dense_features, batch.labels, *batch.inverse_lookup.values()]
-    values: list[object] = [dict(batch.num_unique), list(batch.inverse_lookup)]
-    for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
-        if kjt is not None:
-            names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
-            tensors += [kjt.values(), kjt.lengths(), inverse]
-            values.append((kjt.keys(), kjt.stride_per_key(), names))
-    return tensors, values
 
 
 class PluginContract:
