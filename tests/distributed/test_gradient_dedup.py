@@ -30,11 +30,10 @@ pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo sends them be
 
 _ROWS, _DIM = 40, 8
 _SEQUENCES = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
-_SHARDINGS = ["row_wise", "table_wise", "column_wise"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dim", [3, 16])
 @pytest.mark.parametrize(("num_rows", "distinct"), [(1, 1), (300, 7), (300, 300), (70_000, 60)])
 def test_a_message_is_read_as_it_was(
     dtype: torch.dtype, dim: int, num_rows: int, distinct: int
@@ -107,9 +106,17 @@ def trained(
     return local_weights(dmp), outputs, backward, dmp.module.dedups_gradients
 
 
-@pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("coalesced", [[], ["t", "u"]])
-@pytest.mark.parametrize("sharding", _SHARDINGS)
+@pytest.mark.parametrize(
+    ("sharding", "coalesced", "alike"),
+    [
+        ("row_wise", [], True),
+        ("row_wise", ["t", "u"], False),
+        ("table_wise", [], False),
+        ("table_wise", ["t", "u"], True),
+        ("column_wise", [], True),
+        ("column_wise", ["t", "u"], False),
+    ],
+)
 def test_tables_learn_the_same_bit_for_bit(
     sharding: str, coalesced: list[str], alike: bool
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -24,19 +23,16 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.mean_pooling import divide_row_wise_tables_only
-from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError, SetupError
-from recd_plugins.runtime.launch import RankError
 from recd_plugins.sharding.batch_form import BatchForm
 from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingBagCollection
-from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard
+from recd_plugins.sharding.guards import guard
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     stock_sharders,
 )
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.optimizer import build_optimizer
 
 STOCK, EXACT = True, False
 DIM = 4
@@ -106,30 +102,6 @@ def sequences_under_sync_collectives(rank: int, world_size: int, stock: bool) ->
         comm_ops.set_use_sync_collectives(False)
 
 
-def replicated_sequences(rank: int, world_size: int, stock: bool) -> list[int]:
-    dmp = sharded(sequences("a"), "data_parallel", stock)
-    return list(dmp(plain("a"))["a"].values().shape)
-
-
-def deduplicated_replicated_bags(rank: int, world_size: int, stock: bool) -> tuple[Tensor, Tensor]:
-    dmp = sharded(bags("a"), "data_parallel", stock)
-    return dmp(vbe("a")).values().detach(), dmp(plain("a")).values().detach()
-
-
-def deduplicated_row_wise_bags(rank: int, world_size: int, stock: bool) -> float:
-    three = {"stride_per_key_per_rank": [[3]], "inverse_indices": (["a"], torch.arange(3)[None])}
-    return moved(sharded(bags("a"), "row_wise", stock), vbe("a") if rank else plain("a", **three))
-
-
-def sum_next_to_row_wise_mean(rank: int, world_size: int, stock: bool) -> float:
-    module = bags("a", "b", means="b")
-    dmp = sharded(module, {"t_a": "table_wise", "t_b": "row_wise"}, stock)
-    torch.manual_seed(0)
-    table = torch.randn(12, DIM)  # the first that sharded() draws
-    output = dmp(plain("a", "b"))["a"]
-    return float((output[0] - (table[0] + table[1])).abs().max())
-
-
 def weighted_means(rank: int, world_size: int, stock: bool, place: str) -> float:
     dmp = sharded(bags("a", means="a", weighted=True), place, stock)
     torch.manual_seed(0)
@@ -182,7 +154,7 @@ def mean_and_sum_of_one_feature(rank: int, world_size: int, stock: bool) -> None
 def untrained_table(rank: int, world_size: int, stock: bool) -> None:
     """table_row_wise() with its default kernel, and an optimizer of nothing in particular."""
     dmp = sharded(bags("a"), table_row_wise(host_index=0), stock)
-    check_every_parameter_is_trained(dmp, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+    build_train_pipeline(dmp, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), CPU)
 
 
 def features_in_another_order(rank: int, world_size: int, stock: bool, kind: Any) -> float:
@@ -238,29 +210,6 @@ def test_deduplicated_sequences_would_lose_their_gradient() -> None:
     assert _run(deduplicated_sequences, EXACT) == learnt
 
 
-def test_deduplicated_bags_of_dense_kernels_are_those_of_all_rows() -> None:
-    for stored_once, every_row in _run(deduplicated_replicated_bags, EXACT):
-        torch.testing.assert_close(stored_once, every_row, atol=0, rtol=0)
-        assert len(every_row) == 3
-
-
-def test_data_parallel_sequences_are_not_pooled() -> None:
-    with pytest.raises(RankError, match="split_sizes"):
-        _run(replicated_sequences, STOCK)
-    assert _run(replicated_sequences, EXACT) == [[5, DIM]] * 2
-
-
-def test_row_wise_bags_take_deduplicated_batches() -> None:
-    with pytest.raises(RankError, match="invalid tensor size"):
-        _run(deduplicated_row_wise_bags, STOCK)
-    assert min(_run(deduplicated_row_wise_bags, EXACT)) > 0.1
-
-
-def test_sums_next_to_row_wise_means_are_not_divided() -> None:
-    assert min(_run(sum_next_to_row_wise_mean, STOCK)) > 0.1
-    assert max(_run(sum_next_to_row_wise_mean, EXACT)) < 1e-6
-
-
 @pytest.mark.parametrize(("place", "divisor"), [("table_wise", 2), ("row_wise", 2.5)])
 def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree(
     place: str, divisor: float
@@ -273,7 +222,8 @@ def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree(
 @pytest.mark.parametrize(
     ("place", "coalesced", "fused"),
     [
-        *product(("table_wise", "row_wise"), ((), ("t_a",)), (False,)),
+        ("table_wise", ("t_a",), False),
+        ("row_wise", (), False),
         ("table_wise", (), True),  # by rows it is refused as it is sharded
     ],
 )
@@ -350,31 +300,6 @@ def test_names_that_torchrec_takes_for_others() -> None:
     row_wise = {"t_a": ParameterSharding("row_wise", "fused", [0])}
     with pytest.raises(SetupError, match=r"features a@7d have an @ .* mean pooling, for which"):
         divide_row_wise_tables_only(None, [config], row_wise)  # type: ignore[arg-type]
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bags, self.top = bags("a"), nn.Linear(DIM, 1)
-
-    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        loss = self.top(self.bags(batch.sparse_features)["a"]).square().mean()
-        return loss, loss.detach()
-
-
-def pipelined(rank: int, world_size: int, stock: bool, trained: bool) -> float:
-    dmp: Any = sharded(Model(), "table_wise", stock)
-    pipeline = build_train_pipeline(
-        dmp, build_optimizer(dmp, SGD) if trained else dmp.fused_optimizer, CPU
-    )
-    batches = [ModelInput(torch.zeros(3, 0), plain("a"), torch.zeros(3)) for _ in range(3)]
-    return float(pipeline.progress(iter(batches)))
-
-
-def test_a_train_pipeline_that_leaves_parameters_untrained_is_refused() -> None:
-    assert _run(pipelined, STOCK, True)[0] > 0
-    with pytest.raises(ExactnessError, match=r"no optimizer updates .*top\.weight"):
-        _run(pipelined, STOCK, False)
 
 
 def test_a_plan_does_not_change_while_a_model_trains() -> None:

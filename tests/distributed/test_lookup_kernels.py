@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.sharded import CPU, bags, everyone, one_rank, plan_of, sequences
 from torch import Tensor, nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import CacheParams
+from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import lookup_kernels
 from recd_plugins.sharding.overlap import LookupAhead
-from recd_plugins.sharding.sharders import (
-    ExactEmbeddingBagCollectionSharder,
-    ExactEmbeddingCollectionSharder,
-)
 
 
 class Kernel:
@@ -50,13 +44,6 @@ def test_only_kernels_with_a_cache_fetch_ahead() -> None:
     assert (plain.fetched, cached.fetched) == ([], [[2, 3, 4]])
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    with one_rank():
-        yield
-
-
-@pytest.mark.parametrize("kind", [bags, sequences])
 @pytest.mark.parametrize(
     ("planned", "of_sharder", "ahead"),
     [
@@ -68,19 +55,12 @@ def group() -> Iterator[None]:
     ],
 )
 def test_a_cache_looks_ahead_where_plan_or_sharder_ask(
-    group: None, kind: Any, planned: CacheParams | None, of_sharder: bool, ahead: bool
+    planned: CacheParams | None, of_sharder: bool, ahead: bool
 ) -> None:
-    make: Any = (
-        ExactEmbeddingBagCollectionSharder if kind is bags else ExactEmbeddingCollectionSharder
-    )
-    module, sharder = kind("a"), make({"prefetch_pipeline": of_sharder})
-    plan = plan_of(module, "table_wise", sharder, 1, 1)
-    sharded = sharder.shard(module, plan, everyone(), CPU)
-    # As of a plan for CUDA, which alone has these caches.
-    sharding = sharded.module_sharding_plan["t_a"]
-    sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-    sharding.cache_params = planned
-    assert lookup_kernels.prefetches(sharded) == ahead
+    kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+    plan = {"t": ParameterSharding("table_wise", kernel, [0], cache_params=planned)}
+    given = {"prefetch_pipeline": of_sharder}
+    assert lookup_kernels.plan_prefetches(plan, (), given) == ahead
 
 
 class Counting(nn.Module):

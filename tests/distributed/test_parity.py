@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.covering import by_night, cells_of_today, covering
 from tests.distributed.parity_cases import Case, Difference, run_cases
-from tests.distributed.parity_model import make_batch
 
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import Pooling
@@ -134,23 +133,3 @@ def test_a_wrong_gather_and_a_wrong_gradient_are_caught() -> None:
     assert all(of_rank[0].output > 1e-3 for of_rank in of_ranks)
     for of_case in zip(*of_ranks, strict=True):
         assert max(difference.weight for difference in of_case) > 1e-3
-
-
-def test_the_batches_have_what_can_go_wrong() -> None:
-    factors = [
-        [ikjt.dedupe_factor() for ikjt in make_batch(rank, step, form="unique").ikjts]
-        for step in range(4)
-        for rank in range(2)
-    ]
-    assert factors[0][0] == 6.0  # one row over and over
-    assert factors[2] != factors[3]  # other duplicates on the other rank
-    assert factors[4] == factors[5] == [1.0] * 5  # no duplicates
-    partials = [
-        partial.dedupe_factor()
-        for rank in range(2)
-        for partial in make_batch(rank, 2, form="partial", moving=True).partials
-    ]
-    assert min(partials) > 1.2  # though no rows are equal
-    assert (make_batch(0, 1, form="plain").kjt.lengths() == 0).any()
-    last = make_batch(0, 3, form="plain").kjt.to_dict()
-    assert last["p1"].values().numel() == last["s1"].values().numel() == 0

@@ -34,7 +34,6 @@ from recd_plugins.compat.portable_kernels import (
     PortableDenseEmbeddingBag,
     PortableEmbedding,
     PortableEmbeddingBag,
-    fits_one_table,
     use_portable_lookups,
 )
 from recd_plugins.runtime.errors import DataError
@@ -318,22 +317,6 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
         features = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor([1, 1]))
         with pytest.raises(DataError, match=rf"table t[01]: id {wrong} of feature f[01] "):
             module(features)
-
-
-def test_what_is_looked_up_as_one_table() -> None:
-    equal, mixed, sequences = modules = [
-        kernel(widths, pooling, shared=True)
-        for widths, pooling in (
-            ([4, 4], PoolingType.MEAN),
-            ([4, 8], PoolingType.SUM),
-            ([8, 8], PoolingType.NONE),
-        )
-    ]
-    assert fits_one_table(equal.emb_module)
-    assert not fits_one_table(mixed.emb_module)
-    assert fits_one_table(sequences.emb_module)
-    use_portable_lookups(modules)
-    assert [type(m) for m in modules] == [PortableEmbeddingBag] * 2 + [PortableEmbedding]
 
 
 @pytest.mark.parametrize("dtype", [SparseType.FP32, SparseType.FP16])

@@ -62,40 +62,50 @@ def test_nothing_is_said_while_one_rank_moves() -> None:
     assert ranks.said == []
 
 
-def test_those_in_a_collective_wait_for_those_that_are_not() -> None:
-    ranks = Watched()
-    waits_for = ["reader worker 3 (process 77)"]
-    ranks.beats(61, WAITING, READING | {"waits_for": waits_for}, WAITING)
-    ranks.watch.look()
-    assert ranks.said == [
-        "nothing has moved for 61 s: ranks 0 and 2 wait in all_to_all of step 12 for rank 1, which "
-        "is reading data in step 12 and waits for reader worker 3 (process 77)"
-    ]
-
-
-def test_what_may_take_long_is_told_and_ends_nothing() -> None:
-    ranks = Watched(timeout=100)
-    saving = {"what": "saving a checkpoint", "long": True, "step": 20}
-    ranks.beats(500, WAITING, WAITING, saving)
+@pytest.mark.parametrize(
+    ("timeout", "rank_2", "said"),
+    [
+        (
+            None,
+            READING | {"waits_for": ["reader worker 3 (process 77)"]},
+            "nothing has moved for 101 s: ranks 0 and 1 wait in all_to_all of step 12 for rank 2, "
+            "which is reading data in step 12 and waits for reader worker 3 (process 77)",
+        ),
+        (
+            100,
+            {"what": "saving a checkpoint", "long": True, "step": 20},
+            "for rank 2, which is still saving a checkpoint after step 20",
+        ),
+    ],
+    ids=["waiting", "slow by nature"],
+)
+def test_those_in_a_collective_wait_for_those_that_are_not(
+    timeout: float | None, rank_2: dict[str, Any], said: str
+) -> None:
+    ranks = Watched(timeout)
+    ranks.beats(101, WAITING, WAITING, rank_2)
     ranks.watch.look()
     (line,) = ranks.said
-    assert line.endswith("for rank 2, which is still saving a checkpoint after step 20")
+    assert line.endswith(said)
 
 
-def test_what_does_not_go_on_is_ended_with_the_way_to_go_on() -> None:
+@pytest.mark.parametrize(
+    ("rank_0", "said"),
+    [
+        (READING, r"hang_timeout, 100 s: the run is ended. This is how"),
+        (  # a stopped reader ends even what may take long
+            {"what": "reading data", "long": True, "step": 0, "stuck": [77]},
+            r"rank 0, which is still reading data; kill -CONT 77 lets",
+        ),
+    ],
+    ids=["silent", "stopped reader"],
+)
+def test_a_hang_ends_the_run_with_the_way_to_go_on(rank_0: dict[str, Any], said: str) -> None:
     ranks = Watched(timeout=100)
-    ranks.beats(101, WAITING, READING, WAITING)
-    with pytest.raises(HangError, match=r"hang_timeout, 100 s: the run is ended. This is how"):
+    ranks.beats(101, rank_0, WAITING, WAITING)
+    with pytest.raises(HangError, match=said):
         ranks.watch.look()
     assert ranks.said == []
-
-
-def test_a_stopped_reader_ends_even_what_may_take_long() -> None:
-    ranks = Watched(timeout=100)
-    starting = {"what": "reading data", "long": True, "step": 0, "stuck": [77]}
-    ranks.beats(101, starting, WAITING, WAITING)
-    with pytest.raises(HangError, match=r"rank 0, which is still reading data; kill -CONT 77 lets"):
-        ranks.watch.look()
 
 
 def test_a_rank_on_another_machine_is_known_by_its_silence() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from tests.planning.test_planner import Model, make, prepared, profile, registry
-from torch import nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -18,11 +15,10 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ModuleSharder
 
 from recd_plugin_torchrec.shardings import RowWise
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.wire import Int8, block_of, check_int8, scalar_bytes, wire_codecs
@@ -49,39 +45,6 @@ def test_two_formats_are_refused() -> None:
     codecs: Any = {"a": None}
     with pytest.raises(SetupError, match=r"training\.wire is bf16, and the sharders have a qcomm"):
         build_sharders(prepared(registry(wire="bf16")), qcomm_codecs_registry=codecs)
-
-
-class _Sequences(nn.Module):
-    pass
-
-
-class _Sharder(EmbeddingCollectionSharder):
-    @property
-    def module_type(self) -> Any:
-        return _Sequences
-
-
-class Own(Sharding):
-    """Shards a module of its own."""
-
-    name = "test.own"
-
-    class Options(PluginOptions):
-        pass
-
-    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        sharder: Any = _Sharder(arguments.fused_params, arguments.qcomm_codecs_registry)
-        return [sharder]
-
-
-class Failing(Own):
-    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        raise KeyError(len(arguments.kernels))
-
-
-def test_sharders_that_fail_name_their_plugin() -> None:
-    with pytest.raises(KeyError, match=r"0\ntest\.own: sharders failed at .*py:\d+"):
-        build_sharders(prepared(registry((make(Failing), ["t"]))))
 
 
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])

@@ -33,8 +33,7 @@ class Traffic:
     payload: Literal["integers", "floats"]
 
 
-#: Tags of point-to-point sends that together form an all-to-all. The receiver does not know the
-#: sizes.
+#: Tag of point-to-point sends that together form an all-to-all.
 EXCHANGE_TAG = 25_969
 
 #: Operations already known to send nothing. Nearly all operations are here, so the lookup must be
@@ -58,14 +57,12 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         sent: bytes by ``Traffic``.
         calls: collectives by ``Traffic``, without waiting or synchronising ones.
-        to_ranks: bytes of all-to-alls and sends by process group and receiving rank in it.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: Counter[Traffic] = Counter()
         self.calls: Counter[Traffic] = Counter()
-        self.to_ranks: Counter[tuple[str, int]] = Counter()
 
     @property
     def total(self) -> int:
@@ -116,11 +113,6 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if exchange:
             kind = "all_to_all"
         num_bytes = _sent_bytes(rule, arguments[input], arguments, group.rank(), group.size())
-        if not isinstance(num_bytes, int):
-            num_bytes[group.rank()] = 0  # what stays
-            for place, part in enumerate(num_bytes):
-                self.to_ranks[group.group_name, place] += part
-            num_bytes = sum(num_bytes)
         # Private, but autograd's own way to tell (torch 2.11 to 2.14); -1 outside of it.
         in_backward = torch._C._current_graph_task_id() != -1
         first = next(tensor for value in arguments.values() for tensor in _tensors(value))
@@ -208,20 +200,15 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, group)
 
 
-def _sent_bytes(
-    rule: str, value: Any, arguments: Mapping[str, Any], rank: int, size: int
-) -> int | list[int]:
-    """Return the bytes to all other ranks together, or a list of bytes by rank."""
+def _sent_bytes(rule: str, value: Any, arguments: Mapping[str, Any], rank: int, size: int) -> int:
+    """Return the bytes to all other ranks together."""
     total = _bytes(value)
     match rule:
         case "split":
             if not (splits := arguments["input_split_sizes"]):
-                return [total // size] * size
-            row = total // max(1, value.shape[0])
-            return [row * split for split in splits]
-        case "listed":  # a tensor for each rank
-            return [_bytes(tensor) for tensor in value]
-        case "listed_others":  # a tensor for each rank, or several such lists
+                return total - total // size
+            return total - total // max(1, value.shape[0]) * int(splits[rank])
+        case "listed":  # a tensor for each rank, or several such lists
             lists = value if value and isinstance(value[0], list | tuple) else [value]
             return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
         case "even":  # one part stays
@@ -236,7 +223,7 @@ def _sent_bytes(
         case "to_root":
             return 0 if rank == arguments["root_rank"] else total
         case _:  # a send
-            return [total if place == arguments["dst"] else 0 for place in range(size)]
+            return total if rank != arguments["dst"] else 0
 
 
 _SILENT = {
@@ -255,7 +242,7 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, str, str]] = {
     "c10d::alltoall_base_": ("all_to_all", "input", "split"),
     "c10d::alltoall_": ("all_to_all", "input_tensors", "listed"),
     "_c10d_functional::all_to_all_single": ("all_to_all", "input", "split"),
-    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", "listed_others"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", "listed"),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", "even"),
     "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", "even"),
     "torchrec::reduce_scatter_tensor": ("reduce_scatter", "input", "even"),

@@ -363,12 +363,15 @@ def build_train_pipeline(
     lookahead, it also overlaps fetching the cached rows (``LookaheadTrainPipeline``).
 
     Raises:
-        ExactnessError: a parameter is updated by neither the backward pass nor ``optimizer``,
-            updates, or a module of which only the tables are sharded.
+        ExactnessError: a parameter is updated by neither the backward pass nor ``optimizer``, or
+            only the tables of a module are sharded.
     """
     check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
-    overlapped = is_overlapped(dmp, device, registry)
+    entries = () if registry is None else tuple(registry.entries("pipeline"))
+    asked = None if registry is None else registry.training.overlap
+    ahead = prefetches(dmp)
+    overlapped = not entries and not ahead and overlaps(dmp, device, asked)
     if registry is not None:
         if registry.training.overlap and not overlapped:
             logger.warning(
@@ -376,23 +379,15 @@ def build_train_pipeline(
                 "ahead, or without a module whose rows can be looked up ahead",
                 registry.path,
             )
-        for entry in registry.entries("pipeline"):
+        for entry in entries:
             with at_entry(registry.path, entry), plugin_call(entry.plugin, "build"):
                 pipeline: TrainPipeline = entry.plugin.build(dmp, optimizer, device)
                 return pipeline
-    if prefetches(dmp):
+    if ahead:
         return LookaheadTrainPipeline(dmp, optimizer, device)
     if overlapped:
         return OverlappedTrainPipeline(dmp, optimizer, device)
     return SparseDistTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
-
-
-def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | None) -> bool:
-    """Return whether the pipeline communicates while ranks compute."""
-    if registry is not None and any(registry.entries("pipeline")):
-        return False
-    asked = None if registry is None else registry.training.overlap
-    return not prefetches(dmp) and overlaps(dmp, device, asked)
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:

@@ -44,12 +44,6 @@ class Bags:
     offsets: Tensor
     weights: Tensor | None
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
-        for tensor in (self.index, self.offsets, self.weights):
-            if tensor is not None:
-                tensor.record_stream(stream)
-
 
 @dataclass(frozen=True, eq=False)
 class Part:
