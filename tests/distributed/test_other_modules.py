@@ -48,38 +48,14 @@ from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
-# Whether a module type of TorchRec's default sharders trains. A type that is not here, of another
-# TorchRec, is to be decided.
-TRAINS = {
-    "EmbeddingBagCollection": True,
-    "EmbeddingCollection": True,
-    "FeatureProcessedEmbeddingBagCollection": True,
-    "FusedEmbeddingBagCollection": True,
-    "ManagedCollisionEmbeddingBagCollection": True,
-    "ManagedCollisionEmbeddingCollection": True,
-    "PECEmbeddingCollection": True,  # TorchRec 1.9
-    # Of inference: TorchRec's sharder as it is.
-    "EmbeddingBagCollection of quant": False,
-    "EmbeddingCollection of quant": False,
-    "QuantManagedCollisionEmbeddingCollection": False,
-}
 EXACT = {
     "EmbeddingBagCollectionSharder": "ExactEmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder": "ExactEmbeddingCollectionSharder",
 }
-
-
-def name_of(module_type: type[nn.Module]) -> str:
-    quantised = module_type.__module__ == "torchrec.quant.embedding_modules"
-    is_plain = module_type.__name__ in ("EmbeddingBagCollection", "EmbeddingCollection")
-    return f"{module_type.__name__} of quant" if quantised and is_plain else module_type.__name__
-
-
 DEFAULT = {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
-def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
-    assert {name_of(module_type) for module_type in DEFAULT} <= set(TRAINS)
+def test_every_default_sharder_of_torchrec_is_there() -> None:
     ours = {sharder.module_type: sharder for sharder in build_sharders(prepared(registry()))}
     assert ours.keys() == DEFAULT.keys()
     for module_type, sharder in ours.items():
@@ -151,7 +127,7 @@ def test_torchrecs_sharders_in_base_take_what_was_said() -> None:
     ready, said = prepared(registry(wire="fp16")), {"learning_rate": 0.5}
     without_base = {each.module_type: each for each in build_sharders(ready, fused_params=said)}
     for sharder in build_sharders(ready, get_default_sharders(), fused_params=said):
-        if TRAINS[name_of(sharder.module_type)]:
+        if not type(sharder).__name__.startswith("Quant"):  # those of inference
             for found, expected in zip(
                 inside_of(sharder), inside_of(without_base[sharder.module_type]), strict=True
             ):
@@ -165,19 +141,32 @@ def inside_of(sharder: Any) -> list[Any]:
     return [sharder, *(getattr(sharder, name) for name in names if hasattr(sharder, name))]
 
 
-def test_an_optimizer_inside_and_one_of_the_file_are_refused() -> None:
-    mine = FeatureProcessedEmbeddingBagCollectionSharder(
-        EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
-    )
-    with pytest.raises(SetupError, match="optimizer: sgd, and the trainer's fused_params name"):
-        build_sharders(prepared(registry()), [mine], defaults={"learning_rate": 0.1})
+CODECS = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
 
 
-def test_codecs_inside_and_those_of_the_file_are_refused() -> None:
-    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
-    mine = FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
-    with pytest.raises(SetupError, match=r"training.wire is fp16, and the sharders have a qcomm_"):
-        build_sharders(prepared(registry(wire="fp16")), [mine])
+@pytest.mark.parametrize(
+    ("inside", "wire", "message"),
+    [
+        (
+            FeatureProcessedEmbeddingBagCollectionSharder(
+                EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
+            ),
+            "fp32",
+            "optimizer: sgd, and the trainer's fused_params name",
+        ),
+        (
+            FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=CODECS),
+            "fp16",
+            r"training.wire is fp16, and the sharders have a qcomm_",
+        ),
+    ],
+    ids=["optimizer", "codecs"],
+)
+def test_what_a_trainers_sharder_and_the_file_both_say_is_refused(
+    inside: Any, wire: str, message: str
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        build_sharders(prepared(registry(wire=wire)), [inside], defaults={"learning_rate": 0.1})
 
 
 @pytest.mark.parametrize("by_dict", [True, False])
