@@ -32,14 +32,12 @@ SLOW = (
     "recd_plugin_tuning/tests/test_plans.py::test_a_step_by",
     "planning/test_work.py",
     "plugins/*/tests/test_*run.py",
-    "recd_plugin_flexshard/tests/test_checkpoints.py",
     "recd_plugin_recd/tests/analyze/test_analyze.py",
     "recd_plugin_recd/tests/cluster/test_cluster.py",
     "recd_plugin_recd/tests/cluster/test_restart.py",
     "recd_plugin_recd/tests/test_models.py::test_losses",
     "recd_plugin_recd/tests/test_without_torch.py",
     "recd_plugin_recd/tests/test_papercal.py::test_memory_does_not_grow",
-    "recd_plugin_scars/tests/runtime/test_stores.py::test_no_process_hangs",
     "test_absence.py",
     "test_third_party_*.py",
     "recd_plugin_scars/tests/test_cached_run.py",
@@ -110,7 +108,6 @@ SLOW = (
 #: besides, and those that differ from one of the day in a value.
 BY_NIGHT = (
     # Runs of plans that tests of ranks, in tests/runtime of the plugin, have in every combination.
-    "recd_plugin_flexshard/tests/test_checkpoints.py",
     "recd_plugin_flexshard/tests/test_run.py::test_training_stays_what_it_was[rowwise_adagrad]",
     "recd_plugin_flexshard/tests/test_run.py::test_tiers_are_counted",
     "recd_plugin_scars/tests/test_cached_run.py",
@@ -172,7 +169,6 @@ IN_TURN = {
     "recd_plugin_recd/tests/logs/test_kafka.py": 2,
     "recd_plugin_recd/tests/test_models.py::test_losses": 3,
     "recd_plugin_scars/tests/runtime/test_matrix.py::test_parity": 2,
-    "recd_plugin_scars/tests/runtime/test_stores.py::test_no_process": 2,
     "recd_plugin_scars/tests/runtime/test_state.py::test_a_kill": 2,
     "recd_plugin_scars/tests/runtime/test_state.py::test_checkpoints_on": 3,
     "recd_plugin_scars/tests/runtime/test_state.py::test_from_stock": 3,

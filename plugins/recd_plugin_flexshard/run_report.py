@@ -116,10 +116,7 @@ class TierReport(Section):
             "plain_row_wise": self.plain_row_wise,
             "a2a_reduction": {"observed": observed, "predicted": predicted},
             "other_tables": list(self.others.names),
-            "retierings": [
-                asdict(each) | {"moved": {" to ".join(k): n for k, n in each.moved.items()}}
-                for each in self.retierings
-            ],
+            "retierings": [asdict(each) for each in self.retierings],
         }
 
     def shown(self, run: str) -> Sequence[RenderableType]:

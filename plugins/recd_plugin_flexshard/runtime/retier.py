@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
 from recd_plugins.api import access
 
 _logger = logging.getLogger(__name__)
-_TIERS = ("cold", "hot", "flex")
 
 Keys = NDArray[np.int64]
 
@@ -41,7 +39,7 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one access of each of ``keys``; negative keys are ignored."""
+        """Count one access of each of ``keys``."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
@@ -59,20 +57,19 @@ class RecentAccesses:
             return
         keys, counts = torch.unique(torch.cat(self._uncounted), return_counts=True)
         new, times = keys.cpu().numpy(), counts.cpu().numpy().astype(np.float64)
-        first = np.searchsorted(new, 0)
         self._keys, self._counts, _ = access.keep_most_read(
-            *access.add_counts([self._keys, new[first:]], [self._counts, times[first:]]),
-            self._bound,
+            *access.add_counts([self._keys, new], [self._counts, times]), self._bound
         )
         self._uncounted, self._num_uncounted = [], 0
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Selected rows of the overlays, and their share of recent accesses."""
+    """Selected rows of the overlays, how many rows change their tier, and recent accesses."""
 
     hot: Keys
     flex: Keys
+    moved: int
     accesses: float
     covered_before: float
     covered_after: float
@@ -94,9 +91,12 @@ def choose_rows(
     tiers[np.searchsorted(keys, hot)] = 0
     tiers[np.searchsorted(keys, flex)] = 1
     best = np.lexsort((keys, tiers, -counts))[: len(chosen)]
+    after = np.full(len(keys), 2)
+    after[best] = np.repeat([0, 1], [len(hot), len(flex)])
     return Chosen(
         keys[best[: len(hot)]],
         keys[best[len(hot) :]],
+        int((after != tiers).sum()),
         float(counts.sum()),
         float(counts[tiers < 2].sum()),
         float(counts[best].sum()),
@@ -108,14 +108,13 @@ class RetierReport:
     """Number of rows that changed their tier, over all tables of a collection."""
 
     step: int
-    moved: Mapping[tuple[str, str], int]
+    moved: int
     a2a_share_before: float
     a2a_share_after: float
 
     def __str__(self) -> str:
-        moves = ", ".join(f"{count} {old} to {new}" for (old, new), count in self.moved.items())
         return (
-            f"tiers chosen anew after step {self.step}: {moves or 'no row moves'}; accesses by the "
+            f"tiers chosen anew after step {self.step}: {self.moved:,} rows move; accesses by the "
             f"global all-to-all {self.a2a_share_before:.1%} to {self.a2a_share_after:.1%}"
         )
 
@@ -140,15 +139,13 @@ class Retiering:
         """Return the index for the next training batch. Collective when the index changes."""
         if not self._steps or self._steps % self._every:
             return index
-        old = index.chosen_keys()
-        chosen = choose_rows(self._recent.take(), *old, self._group)
-        moved = _moves(old, (chosen.hot, chosen.flex))
+        chosen = choose_rows(self._recent.take(), *index.chosen_keys(), self._group)
         accesses = max(chosen.accesses, 1.0)
         before, after = chosen.covered_before / accesses, chosen.covered_after / accesses
-        self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
+        self.reports.append(RetierReport(self._steps, chosen.moved, 1 - before, 1 - after))
         if self._group.rank() == 0:
             _logger.info("%s", self.reports[-1])
-        if not moved:
+        if not chosen.moved:
             return index
         hot, flex = (_rows_by_table(keys, index.first_keys) for keys in (chosen.hot, chosen.flex))
         tiers = {table: RowTiers(hot[n], flex[n]) for n, table in enumerate(index.tiers)}
@@ -164,17 +161,3 @@ def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:
     """Return the rows of each table, in the order of the keys."""
     tables = np.searchsorted(first_keys, keys, side="right") - 1
     return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]
-
-
-def _moves(old: tuple[Keys, Keys], new: tuple[Keys, Keys]) -> dict[tuple[str, str], int]:
-    """Return how many keys changed their tier."""
-    every = np.unique(np.concatenate([*old, *new]))
-    tiers = np.zeros((2, len(every)), np.int64)  # before and after
-    for of_keys, chosen in zip(tiers, (old, new), strict=True):
-        for tier, keys in enumerate(chosen, 1):
-            of_keys[np.searchsorted(every, keys)] = tier
-    pairs, counts = np.unique(tiers[:, tiers[0] != tiers[1]], axis=1, return_counts=True)
-    return {
-        (_TIERS[before], _TIERS[after]): int(count)
-        for before, after, count in zip(*pairs, counts, strict=True)
-    }

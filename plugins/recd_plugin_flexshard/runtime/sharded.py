@@ -96,9 +96,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         rules = update_rules(self._lookups, module.tiers)
         where = device or torch.device("cpu")
         node = groups.flex
-        self.index = TierIndex(
-            module.embedding_configs(), module.tiers, node.size(), groups.cold.size(), where
-        )
+        self.index = TierIndex(module.embedding_configs(), module.tiers, node.size(), where)
         dim = module.embedding_dim()
         hot, flex = self.index.hot_rows(), self.index.flex_rows(node.rank())
         codec, sparse = self._wire.gradients, module.sparse

@@ -13,6 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime.collection import RowTiers
+from recd_plugins.api import DataError
 
 # 2^64 over the golden ratio: its multiples are spread evenly (Knuth, vol. 3, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -109,7 +110,6 @@ class TierIndex:
     configs: Sequence[EmbeddingConfig]
     tiers: Mapping[str, RowTiers]
     ranks_per_node: int
-    num_ranks: int
     device: torch.device
     features: list[str] = field(init=False)
     first_keys: NDArray[np.int64] = field(init=False)
@@ -199,34 +199,27 @@ class TierIndex:
         return TierSplit(self, cold, hot, flex, flex_sizes, *sources, ids, lengths, per_feature)
 
     def keys(self, ids: Tensor, ids_per_feature: list[int]) -> Tensor:
-        """Return the keys of the rows that a lookup without tiers would read, ``[n]`` int64.
-
-        An id outside its table gets the key of the first row of some shard, or -1.
+        """Return the keys of looked-up rows, ``[n]`` int64.
 
         Args:
             ids: of the tiered features, feature by feature, ``[n]``.
             ids_per_feature: ids of each feature.
+
+        Raises:
+            DataError: an id is not a row of its table.
         """
         times = torch.tensor(ids_per_feature, device=ids.device)
         first_key = self._first_key.repeat_interleave(times, output_size=len(ids))
         num_rows = self._num_rows.repeat_interleave(times, output_size=len(ids))
-        keys = ids + first_key
         outside = (ids < 0) | (ids >= num_rows)
         if outside.any():
-            row = self._row_read_instead(ids, num_rows)
-            exists = row < num_rows
-            if self.num_ranks == 1:
-                exists &= ids != -1  # stays -1, which FBGEMM does not replace
-            keys = torch.where(outside, torch.where(exists, row + first_key, -1), keys)
-        return keys
-
-    def _row_read_instead(self, ids: Tensor, num_rows: Tensor) -> Tensor:
-        """Return the rows that TorchRec and FBGEMM read for ids outside their table."""
-        block = (num_rows + self.num_ranks - 1) // self.num_ranks
-        wrapped = 2 ** (8 * ids.element_size()) % self.num_ranks
-        rank = (ids.remainder(self.num_ranks) + wrapped * (ids < 0)).remainder(self.num_ranks)
-        in_a_shard = (ids >= 0) & (ids < block * self.num_ranks)
-        return torch.where(in_a_shard, ids // block, rank) * block
+            place = outside.nonzero()[0]
+            feature = self.features[int(feature_of(place, ids_per_feature))]
+            raise DataError(
+                f"feature {feature} has the id {int(ids[place])}, and its table has rows 0 to "
+                f"{int(num_rows[place]) - 1}"
+            )
+        return ids + first_key
 
 
 def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:

@@ -97,10 +97,10 @@ def test_bytes_of_a_run_are_those_of_all_ranks_and_plans() -> None:
 
 
 def test_of_many_retierings_the_last_are_told() -> None:
-    retierings = [RetierReport(step, {("hot", "cold"): 3}, 0.5, 0.25) for step in range(1, 14)]
+    retierings = [RetierReport(step, 3, 0.5, 0.25) for step in range(1, 14)]
     found = TierReport.of([plan("two_tier")], None, retierings=retierings)
     first, *others = str(found.shown("")[1]).splitlines()
     assert first == "3 choices of tiers before these; --json has all"
     assert len(others) == 10
-    assert "after step 13: 3 hot to cold" in others[-1]
+    assert "after step 13: 3 rows move" in others[-1]
     assert len(found.as_json()["retierings"]) == 13

@@ -102,9 +102,7 @@ def plan_of_tiers(cluster: ClusterShape, options: CostOptions) -> TierPlan:
     return replace(plan, tables=tuple(tables))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "node", "coalesced"), [(2, 2, False), (2, 2, True), (1, 4, False), (4, 1, True)]
-)
+@pytest.mark.parametrize(("nodes", "node", "coalesced"), [(2, 2, False), (4, 1, True)])
 def test_bytes_and_lookups_are_those_of_real_ranks(nodes: int, node: int, coalesced: bool) -> None:
     plan = plan_of_tiers(ClusterShape(nodes, node, 12), CostOptions(coalesce=coalesced))
     batches: Any = SameBatches()

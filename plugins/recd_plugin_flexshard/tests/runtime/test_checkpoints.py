@@ -41,8 +41,8 @@ PARTS = ("weights", "state")
 # Nodes and ranks of a node.
 Layout = tuple[int, int]
 # Who saves with tiers and where, and who goes on.
-TO_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (1, 4)), ((2, 2), (1, 2)), ((1, 2), (1, 1))]
-FROM_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (2, 2)), ((2, 2), (1, 2)), ((1, 2), (2, 1))]
+TO_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (1, 4)), ((2, 2), (1, 1))]
+FROM_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (2, 2)), ((2, 2), (1, 2))]
 
 
 class Plain(NamedTuple):
@@ -188,8 +188,7 @@ def stop_in_between(
     return apart + [largest_difference(each.everything(), last) for each in (read, loaded)]
 
 
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
-@pytest.mark.parametrize("layout", [(2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize(("layout", "pipelined"), [((2, 1), False), ((2, 2), True)], ids=str)
 def test_saving_and_loading_do_not_disturb(
     optimizer: Optimizer, layout: Layout, pipelined: bool
 ) -> None:

@@ -18,7 +18,6 @@ from recd_plugin_flexshard.runtime.retier import (
     choose_rows,
 )
 from recd_plugin_flexshard.tests.runtime.model import (
-    OPTIMIZERS,
     TIERS,
     Job,
     Optimizer,
@@ -30,7 +29,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 MINE = TIERS["moving"]
 TOLERANCE = 1e-6
-NAMES = ("hot", "flex", "cold")
 EVERY, STEPS, DRIFT = 3, 18, 17
 
 
@@ -84,13 +82,11 @@ def drift(
 @pytest.mark.parametrize(
     ("layout", "optimizer", "pipelined", "evaluate", "save"),
     [
-        *(((2, 1 + pipelined), optimizer, pipelined, False, False)
-          for optimizer in OPTIMIZERS for pipelined in (False, True)),
-        ((2, 1), "rowwise_adagrad", True, True, False),
         ((2, 1), "sgd", False, True, True),
         ((2, 2), "rowwise_adagrad", True, False, True),
+        ((2, 1), "rowwise_adagrad", True, True, False),
     ],
-)  # fmt: skip
+)
 def test_training_is_that_without_tiers(
     layout: tuple[int, int], optimizer: Optimizer, pipelined: bool, evaluate: bool, save: bool
 ) -> None:
@@ -107,15 +103,7 @@ def test_training_is_that_without_tiers(
 
 def _check_reports(reports: list[RetierReport]) -> None:
     assert [report.step for report in reports] == list(range(EVERY, STEPS, EVERY))
-    moved = Counter[tuple[str, str]]()
-    for report in reports:
-        moved.update(report.moved)
-        for tier in ("hot", "flex"):  # they keep their sizes
-            arrived = sum(count for (_, new), count in report.moved.items() if new == tier)
-            left = sum(count for (old, _), count in report.moved.items() if old == tier)
-            assert arrived == left
-    # Rows move from each tier to each other one.
-    assert moved.keys() == {(a, b) for a in NAMES for b in NAMES if a != b}
+    assert all(report.moved for report in reports)
     assert all(report.a2a_share_after < report.a2a_share_before for report in reports)
     # Six steps of each distribution: after half of them the tiers are of the one before, and then
     # of this one.
@@ -220,6 +208,9 @@ def test_the_most_read_rows_of_all_ranks_are_chosen() -> None:
             )[: len(tier)]
             assert got.hot.tolist() + got.flex.tolist() == order
             assert len(got.hot) == len(hot)
+            after = {**dict.fromkeys(order, 1), **dict.fromkeys(got.hot.tolist(), 0)}
+            both = tier.keys() | after.keys()
+            assert got.moved == sum(tier.get(key, 2) != after.get(key, 2) for key in both)
             assert got.accesses == counts.total()
             assert got.covered_before == sum(counts[key] for key in tier)
             assert got.covered_after == sum(counts[key] for key in order)

@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugin_flexshard.runtime.split import Places, TierIndex
+from recd_plugins.runtime.errors import DataError
 
 FEATURES = {"t": ["a", "b"], "u": ["c"], "v": ["d"]}
 ROWS = {"t": 13, "u": 6, "v": 8}
@@ -25,22 +26,14 @@ def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
     return RowTiers(rows[:hot], rows[hot : draw(st.integers(hot, num_rows))])
 
 
-def ids_of(num_rows: int) -> st.SearchStrategy[int]:
-    return st.one_of(st.integers(0, num_rows - 1), st.integers(-9, num_rows + 9))
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
     ranks_per_node=st.integers(1, 4),
-    num_nodes=st.integers(1, 2),
     dtype=st.sampled_from([torch.int32, torch.int64]),
     stride=st.integers(1, 3),
 )
-def test_split(
-    data: st.DataObject, ranks_per_node: int, num_nodes: int, dtype: torch.dtype, stride: int
-) -> None:
-    num_ranks = ranks_per_node * num_nodes
+def test_split(data: st.DataObject, ranks_per_node: int, dtype: torch.dtype, stride: int) -> None:
     tables = data.draw(st.sets(st.sampled_from(sorted(ROWS)), min_size=1))
     tiers = {name: data.draw(row_tiers(ROWS[name])) for name in ROWS if name in tables}
     configs = [
@@ -49,13 +42,13 @@ def test_split(
         )
         for name, rows in ROWS.items()
     ]
-    index = TierIndex(configs, tiers, ranks_per_node, num_ranks, CPU)
+    index = TierIndex(configs, tiers, ranks_per_node, CPU)
     table_of = {name: table for table, names in FEATURES.items() for name in names}
     # In any order, and with a feature of another module.
     keys = data.draw(st.permutations([*table_of, "other"]))
     lists = {
         key: [
-            data.draw(st.lists(ids_of(ROWS.get(table_of.get(key, ""), 1)), max_size=9))
+            data.draw(st.lists(st.integers(0, ROWS.get(table_of.get(key, ""), 1) - 1), max_size=9))
             for _ in range(stride)
         ]
         for key in keys
@@ -69,7 +62,7 @@ def test_split(
     )
 
     def read(feature: str, id: int) -> tuple[str, int]:
-        return table_of[feature], _row_read(id, ROWS[table_of[feature]], num_ranks, dtype)
+        return table_of[feature], id
 
     # What each tier has to look up is, merged, the (table, row) of each id.
     flex_rows = [_pairs(index.flex_rows(rank)) for rank in range(ranks_per_node)]
@@ -109,28 +102,21 @@ def test_flex_rows_are_dealt_out_in_turns() -> None:
         for name in ("t", "u")
     ]
     tiers = {"t": RowTiers([], [5, 1, 7]), "u": RowTiers([], [8, 0])}
-    index = TierIndex(configs, tiers, 2, 4, CPU)
+    index = TierIndex(configs, tiers, 2, CPU)
     assert _pairs(index.flex_rows(0)) == [("t", 5), ("t", 7), ("u", 0)]
     assert _pairs(index.flex_rows(1)) == [("t", 1), ("u", 8)]
 
 
-def _row_read(id: int, num_rows: int, num_ranks: int, dtype: torch.dtype) -> int:
-    """What a row-wise table reads: an id out of its shard is the first row there, if it has one."""
-    block = -(-num_rows // num_ranks)
-    bucketized = torch.ops.fbgemm.block_bucketize_sparse_features(
-        torch.tensor([1], dtype=dtype),
-        torch.tensor([id], dtype=dtype),
-        bucketize_pos=False,
-        sequence=True,
-        block_sizes=torch.tensor([block], dtype=dtype),
-        my_size=num_ranks,
-        weights=None,
-    )
-    rank, row = bucketized[0].tolist().index(1), int(bucketized[1])
-    first = rank * block
-    if first >= num_rows or row == -1:
-        return -1
-    return first + row if 0 <= row < min(block, num_rows - first) else first
+@pytest.mark.parametrize("bad", [-1, 9])
+def test_ids_outside_their_table_are_refused(bad: int) -> None:
+    configs = [
+        EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
+        for name in ("t", "u")
+    ]
+    index = TierIndex(configs, {"t": RowTiers([5]), "u": RowTiers([8])}, 2, CPU)
+    ids = KeyedJaggedTensor(["t", "u"], torch.tensor([3, 4, bad]), lengths=torch.tensor([1, 2]))
+    with pytest.raises(DataError, match=f"feature u has the id {bad}, .* rows 0 to 8"):
+        index.split(ids)
 
 
 def _pairs(rows: dict[str, torch.Tensor]) -> list[tuple[str, int]]:
