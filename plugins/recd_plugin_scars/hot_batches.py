@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow.compute as pc
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictInt
 
 from recd_plugin_scars.window_reader import WindowReader
 from recd_plugins.api import (
@@ -25,7 +24,6 @@ from recd_plugins.api import (
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
     from recd_plugin_scars.strategy import CacheStrategy
-    from recd_plugins.api import AccessProfile
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -51,30 +49,6 @@ class HotBatches(DatasetWrapper):
                 "window are hot."
             ),
         )
-        profile: Path | None = Field(
-            default=None,
-            description=(
-                "Access profile written by recd profile; its most read rows are hot. "
-                "null uses the rows in the model's caches."
-            ),
-        )
-        rows: Count | None = Field(
-            default=None, description="With profile: number of hot rows per table."
-        )
-        share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-            default=None, description="With profile: hot rows as a share of each table's rows."
-        )
-
-        @model_validator(mode="after")
-        def _rows_of_a_profile(self) -> Self:
-            sizes = [name for name in ("rows", "share") if getattr(self, name) is not None]
-            if self.profile is None and sizes:
-                raise ValueError(
-                    f"{sizes[0]} is how much of a profile is hot; name the profile, or leave it out"
-                )
-            if self.profile is not None and len(sizes) != 1:
-                raise ValueError("with a profile, say how much of it is hot: rows or share")
-            return self
 
     options: Options
 
@@ -85,20 +59,9 @@ class HotBatches(DatasetWrapper):
                 f"{self.name}: {self.inner.name} does not say which rows are of one session; leave "
                 "out sessions"
             )
-        _ = self._profile
 
     def check(self) -> None:
-        """Refuse a profile of other tables, and caches whose rows change during training."""
-        if self._profile is not None:
-            tables = {table.name: table for table in self.lookups.tables}
-            for name in self._profile.tables:
-                if name not in tables:
-                    raise SetupError(
-                        f"{self.name}: the access profile {self.options.profile} is of table "
-                        f"{name}, which the model does not have; its tables: {', '.join(tables)}. "
-                        "Profile its data with recd profile registry"
-                    )
-                self._profile.covering(name, tables[name].num_embeddings)
+        """Refuse caches whose rows change during training."""
         _ = self.hot_rows
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -139,31 +102,7 @@ class HotBatches(DatasetWrapper):
     def hot_rows(self) -> HotRows:
         from recd_plugin_scars.hot_rows import HotRows
 
-        tables = self._cached_tables() if self._profile is None else self._profiled_tables()
-        return HotRows(tables, self.lookups)
-
-    @cached_property
-    def _profile(self) -> AccessProfile | None:
-        from recd_plugins.api import AccessProfile
-
-        return None if self.options.profile is None else AccessProfile.load(self.options.profile)
-
-    def _size(self, num_embeddings: int) -> int:
-        if self.options.share is not None:
-            return round(self.options.share * num_embeddings)
-        assert self.options.rows is not None, "checked by Options"
-        return min(self.options.rows, num_embeddings)
-
-    def _profiled_tables(self) -> dict[str, HotTable]:
-        from recd_plugin_scars.hot_rows import HotTable
-
-        assert self._profile is not None, "the caller looked"
-        return {
-            name: HotTable(
-                table.features, table.num_embeddings, table.rows[: self._size(table.num_embeddings)]
-            )
-            for name, table in self._profile.tables.items()
-        }
+        return HotRows(self._cached_tables(), self.lookups)
 
     def _cached_tables(self) -> dict[str, HotTable]:
         from recd_plugin_scars.hot_rows import HotTable
@@ -173,8 +112,7 @@ class HotBatches(DatasetWrapper):
         if not caches:
             raise SetupError(
                 f"{self.name}: no table has a cache, and hot samples are those whose every id is "
-                "cached; add a cache: entry with scars.cache, or give this wrapper a profile and "
-                "its hot rows"
+                "cached; add a cache: entry with scars.cache"
             )
         dynamic = [
             f"{name} ({cache.policy_name})"

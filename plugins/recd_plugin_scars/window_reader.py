@@ -16,8 +16,7 @@ _STATE_VERSION = 1
 #: Possible causes of a difference, for messages.
 _WHY = {
     "hot_rows": ". A cache without rows or share holds what fits ranks, device and machine, and "
-    "these may be others now: give the cache one of the two, or scars.hot_batches a profile, and "
-    "the next run goes on elsewhere too"
+    "these may be others now: give the cache one of the two, and the next run goes on elsewhere too"
 }
 
 

@@ -25,8 +25,7 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
-from recd_plugins.interfaces.access import AccessProfile, TableAccess
-from recd_plugins.runtime.errors import DataError, RecdError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.testing.contracts import DatasetContract
 
 ROWS, IDS = 251, 40
@@ -74,21 +73,9 @@ def write_table(path: Path) -> None:
     pq.write_table(table, path, row_group_size=30)
 
 
-def write_profile(path: Path) -> None:
-    ids = np.arange(IDS)
-    profile = {
-        f"t_{name}": TableAccess.from_counts(
-            f"t_{name}", (name,), IDS, samples=100, rows=ids, accesses=100.0 / (ids + 1)
-        )
-        for name in ("item", "seen")
-    }
-    AccessProfile(profile, "a test").save(path)
-
-
 def parquet(folder: Path) -> SessionParquet:
     if not (folder / "rows.parquet").exists():
         write_table(folder / "rows.parquet")
-        write_profile(folder / "access.parquet")
     options = {"path": folder / "rows.parquet", "sparse": ["item", "seen"], "shuffle": True}
     return SessionParquet(SessionParquet.Options.model_validate(options))
 
@@ -100,10 +87,9 @@ def hot_batches(
     return made.over(inner, lookups or Known())
 
 
-def profiled(folder: Path, **options: object) -> HotBatches:
-    inner = parquet(folder)
-    given = {"profile": folder / "access.parquet", "rows": 12, "window": 18, **options}
-    return hot_batches(inner, given)
+def sorted_by_caches(folder: Path, num_hot: int = 12, **options: object) -> HotBatches:
+    caches = {table.name: cached(range(num_hot)) for table in (ITEM, SEEN)}
+    return hot_batches(parquet(folder), {"window": 18, **options}, Known([ITEM, SEEN], caches))
 
 
 class Contract(DatasetContract):
@@ -114,13 +100,13 @@ class Contract(DatasetContract):
 class TestSamples(Contract):
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> HotBatches:
-        return profiled(tmp_path)
+        return sorted_by_caches(tmp_path)
 
 
 class TestSessions(Contract):
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> HotBatches:
-        return profiled(tmp_path, sessions=True)
+        return sorted_by_caches(tmp_path, sessions=True)
 
 
 def read(
@@ -148,7 +134,7 @@ SEEN = Table("t_seen", ("seen",), IDS, 8, pooled=True)
 
 
 def test_hot_batches_hold_hot_samples_alone(tmp_path: Path) -> None:
-    found = read(profiled(tmp_path))
+    found = read(sorted_by_caches(tmp_path))
     num_hot = [sum(is_hot(rows, {"item": 12, "seen": 12})) for rows in found]
     pure = [count for count in num_hot if count in (0, 4)]
     assert set(pure) == {0, 4}
@@ -200,38 +186,6 @@ def test_caches_that_make_no_sample_hot(
         wrapper.check()
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ([ITEM], "of table t_seen, which the model does not have; its tables: t_item"),
-        (
-            [ITEM, Table("t_seen", ("seen",), IDS + 1, 8, pooled=True)],
-            f"{IDS} rows of table t_seen, the model",
-        ),
-    ],
-)
-def test_a_profile_of_other_tables(tmp_path: Path, tables: list[Table], message: str) -> None:
-    options = {"profile": tmp_path / "access.parquet", "rows": 12}
-    inner = parquet(tmp_path)
-    with pytest.raises(RecdError, match=message):
-        hot_batches(inner, options, Known(tables)).check()
-    hot_batches(inner, options, Known([ITEM, SEEN])).check()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": 3}, "name the profile"),
-        ({"profile": "p"}, "rows or share"),
-        ({"profile": "p", "rows": 3, "share": 0.5}, "rows or share"),
-        ({"window": 0}, "greater than 0"),
-    ],
-)
-def test_options_that_do_not_go_together(options: Mapping[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HotBatches.Options.model_validate(options)
-
-
 def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
     class Sessionless(SessionParquet):
         session_keys = Dataset.session_keys  # type: ignore[assignment]
@@ -242,21 +196,21 @@ def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
 
 
 def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
-    def reader(**options: object) -> Reader:
-        wrapper = profiled(tmp_path, **options)
+    def reader(num_hot: int = 12, **options: object) -> Reader:
+        wrapper = sorted_by_caches(tmp_path, num_hot, **options)
         return wrapper.reader(rank=0, world_size=1, batch_size=4, split="train")
 
     inside = reader()
     next(iter(inside))
     state = inside.state_dict()
     reader().load_state_dict(state)
-    for options, message in (
-        ({"window": 24}, "window was 5 and is 6"),
-        ({"sessions": True}, "sessions was False and is True"),
-        ({"rows": 13}, r"hot_rows was .* give the cache one of the two, or scars"),
+    for other, message in (
+        (reader(window=24), "window was 5 and is 6"),
+        (reader(sessions=True), "sessions was False and is True"),
+        (reader(13), r"hot_rows was .* give the cache one of the two"),
     ):
         with pytest.raises(DataError, match=message):
-            reader(**options).load_state_dict(state)
+            other.load_state_dict(state)
     with pytest.raises(DataError, match="other wrappers"):
         reader().load_state_dict(state["inner"])
     plain = parquet(tmp_path).reader(rank=0, world_size=1, batch_size=4, split="train")
@@ -265,9 +219,11 @@ def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
 
 
 def test_a_state_at_the_start_of_a_window_fits_any_window(tmp_path: Path) -> None:
-    whole = profiled(tmp_path, window=20).reader(rank=0, world_size=1, batch_size=4, split="train")
+    whole = sorted_by_caches(tmp_path, window=20).reader(
+        rank=0, world_size=1, batch_size=4, split="train"
+    )
     taken = list(islice(whole, 5))
-    other = profiled(tmp_path, window=8, sessions=True).reader(
+    other = sorted_by_caches(tmp_path, window=8, sessions=True).reader(
         rank=0, world_size=1, batch_size=4, split="train"
     )
     other.load_state_dict(whole.state_dict())

@@ -93,7 +93,7 @@ def state(of: Reader) -> dict[str, Any]:
     return taken
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shapes())
 def test_a_window_holds_the_rows_that_it_had(shape: dict[str, int]) -> None:
     for rank in range(shape["world_size"]):
@@ -117,7 +117,7 @@ def test_a_window_holds_the_rows_that_it_had(shape: dict[str, int]) -> None:
             ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(shapes())
 def test_goes_on_at_every_position_and_in_the_next_epoch(shape: dict[str, int]) -> None:
     first = reader(shape, 0)
@@ -134,7 +134,7 @@ def test_goes_on_at_every_position_and_in_the_next_epoch(shape: dict[str, int]) 
         assert [numbers(rows).tolist() for rows in resumed] == second
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes())
 def test_positions_and_numbers_of_hot_batches_are_alike_on_ranks(shape: dict[str, int]) -> None:
     ranks = [reader(shape, rank) for rank in range(shape["world_size"])]
@@ -153,7 +153,7 @@ def test_positions_and_numbers_of_hot_batches_are_alike_on_ranks(shape: dict[str
         assert all(few <= more for few, more in pairwise(places))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=3))
 def test_other_numbers_of_ranks_go_on(
     shape: dict[str, int], changes: list[tuple[int, int]]
@@ -186,7 +186,7 @@ def _lost_before(changes: list[tuple[int, int]], size: int) -> int:
     return sum(world_size * size for world_size, _ in changes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes(), st.integers(1, 3), st.integers(0, 12))
 def test_workers_share_the_windows(shape: dict[str, int], workers: int, steps: int) -> None:
     alone = reader(shape, 0)

@@ -25,7 +25,6 @@ from recd_plugin_scars.runtime.row_cache import CacheTraffic
 from recd_plugin_scars.tests.runtime.model import (
     FORMS,
     OPTIMIZERS,
-    POLICIES,
     ROWS,
     SHARDINGS,
     Case,
@@ -163,17 +162,6 @@ def test_coalescing_moves_the_same_rows_for_fewer_lookups() -> None:
             assert coalesced.bytes_written == traffic.bytes_written
             fewer += traffic.lookups - coalesced.lookups
     assert fewer > 0
-
-
-def test_the_matrix_has_every_policy_and_storage() -> None:
-    tables = ("b0", "b1", "b2", "s0", "s1", "s2", "s3")
-    met = {
-        (case.lookahead, case.rows, case.policy(table), table[0], case.in_file(table))
-        for ranks, by in product((1, 2), SHARDINGS)
-        for case in cases_of(ranks, by)
-        for table in tables
-    }
-    assert len(met) == 2 * 4 * len(POLICIES) * 2 * 2
 
 
 def _check(cases: list[Case], world_size: int, tolerance: float = 0.0) -> None:
