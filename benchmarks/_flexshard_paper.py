@@ -14,8 +14,8 @@ from recd_plugin_flexshard.planning.costs import (
     PAPER_FLAT,
     ClusterShape,
     CostOptions,
+    RowCosts,
     TableDemand,
-    breakpoints,
 )
 
 #: 4 nodes of 8 A100, 4096 samples a rank.
@@ -46,14 +46,14 @@ class PaperModel:
     @property
     def length(self) -> float:
         """L: accesses of a sample, with which the two-tier plan takes no extra memory."""
-        of_row = breakpoints(CLUSTER, OPTIONS)["mem_dp_rw"]
-        return of_row * self.two_tier_rows / self.two_tier_covered
+        costs = RowCosts.of(CLUSTER, OPTIONS)
+        return _least_accesses(costs.row_wise_static) * self.two_tier_rows / self.two_tier_covered
 
     def fitted(self, dedupe_factor: float = 1.0) -> TableDemand:
         """The table with accesses by power laws that have the three coverages of table 5."""
         knots = [self.hot_rows, self.two_tier_rows, self.hot_rows + self.flex_rows]
         covered = [self.hot_covered, self.two_tier_covered, self.hot_covered + self.flex_covered]
-        known = breakpoints(CLUSTER, OPTIONS)["mem_dp_flex"]
+        known = _least_accesses(RowCosts.of(CLUSTER, OPTIONS).flex_static)
         laws = _power_laws(
             [*knots, self.num_embeddings], np.diff([0.0, *covered, 1.0]) * self.length, known
         )
@@ -68,6 +68,12 @@ class PaperModel:
             repeats=rows,
             dedupe_factor=dedupe_factor,
         )
+
+
+def _least_accesses(static: float) -> float:
+    """Accesses of a sample from which a hot row takes less memory than ``static`` bytes."""
+    costs = RowCosts.of(CLUSTER, OPTIONS)
+    return (costs.hot_static - static) / costs.saved / CLUSTER.batch_size
 
 
 def _edges(num_rows: int, among: Sequence[int] = ()) -> NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """What deduplication costs a converter, against assembling plain KJTs from the same columns.
 
-Both sides make new tensors in memory that was freed before. In the figures ``_fresh`` glibc maps
-large outputs anew each time, which costs as much as the copy itself and falls on the larger output.
+Both sides make new tensors in memory that was freed before.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks._measure import Figure, Findings, Size, in_turn, keep_freed_memory, lower
+from benchmarks._measure import Findings, Size, in_turn, keep_freed_memory, lower
 from benchmarks._papercal import BATCH_SIZE, SCHEMA, list_dict_batch, papercal_batches
 from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
@@ -21,7 +20,6 @@ from recd_plugins.sparse.from_columns import (
     ikjts_from_dictionaries,
     kjt_from_columns,
     partial_from_columns,
-    partial_from_dictionaries,
 )
 from recd_plugins.sparse.partial import RowPacker
 
@@ -50,43 +48,32 @@ def run(size: Size) -> Findings:
     least = {"min_dedupe_factor": _MIN_DEDUPE_FACTOR}
     kjt = KjtConverter(KjtConverter.Options())
     ikjt = IkjtConverter(IkjtConverter.Options.model_validate(least))
-    every = IkjtConverter(IkjtConverter.Options())
     partial = PartialIkjtConverter(PartialIkjtConverter.Options.model_validate(least))
-    for converter in (ikjt, every, partial):
+    for converter in (ikjt, partial):
         converter.fit(batches[0], SCHEMA)
-
-    def plain_of_both(pair: tuple[Columns, Any]) -> object:
-        return _plain(pair[0])
+    keep_freed_memory()
 
     pairs: dict[str, Pair] = {
         "ikjt_exact_over_kjt": (_exact(ikjt), _plain, columns),
         "ikjt_partial_over_kjt": (_partial(partial), _plain, columns),
-        "ikjt_passthrough_over_kjt": (_passthrough(stored[0]), plain_of_both, both),
-        "ikjt_partial_passthrough_over_kjt": (_partial_passthrough(partial), plain_of_both, both),
-        "ikjt_exact_items_too_over_kjt": (_exact(every), _plain, columns),
+        "ikjt_passthrough_over_kjt": (_passthrough(stored[0]), lambda p: _plain(p[0]), both),
         "exact_converter_over_plain": (_convert(ikjt), _convert(kjt), batches),
         "partial_converter_over_plain": (_convert(partial), _convert(kjt), batches),
     }
-    figures = _figures(pairs, "_fresh")
-    if keep_freed_memory():
-        figures = _figures(pairs, "") + figures
+    figures = [
+        lower(
+            name,
+            [above / below for above, below in in_turn(one, other, inputs)],
+            goal=_GOALS.get(name),
+            paper="1.11 - 1.37" if name == "ikjt_exact_over_kjt" else None,
+        )
+        for name, (one, other, inputs) in pairs.items()
+    ]
     return Findings(
         f"PAPERCAL clustered by session, {_BATCHES[size]} batches of {BATCH_SIZE} rows, Arrow "
         "columns in memory, processor time of one thread, both sides in turn on each batch",
         figures,
     )
-
-
-def _figures(pairs: dict[str, Pair], suffix: str) -> list[Figure]:
-    return [
-        lower(
-            name + suffix,
-            [above / below for above, below in in_turn(one, other, inputs)],
-            goal=None if suffix else _GOALS.get(name),
-            paper="1.11 - 1.37" if name == "ikjt_exact_over_kjt" else None,
-        )
-        for name, (one, other, inputs) in pairs.items()
-    ]
 
 
 def _plain(columns: Columns) -> object:
@@ -112,7 +99,8 @@ def _exact(ikjt: IkjtConverter) -> Make:
 
 def _partial(partial: PartialIkjtConverter) -> Make:
     """Make a partial IKJT of the features that a converter chose, the rest plain."""
-    pack, names = RowPacker(), _packed(partial)
+    pack = RowPacker()
+    names = [name for name, choice in partial.report().items() if choice.stored_partially]
 
     def make(columns: Columns) -> object:
         plain = dict(columns)
@@ -136,23 +124,6 @@ def _passthrough(sample: Rows) -> Make:
         return ikjts_from_dictionaries(stored, BATCH_SIZE), plain and _plain(plain)
 
     return make
-
-
-def _partial_passthrough(partial: PartialIkjtConverter) -> Make:
-    """Make a partial IKJT from dictionaries, the rest plain."""
-    pack, names = RowPacker(), _packed(partial)
-
-    def make(pair: tuple[Columns, Any]) -> object:
-        columns, dictionaries = pair
-        plain = {name: column for name, column in columns.items() if name not in names}
-        stored = {name: dictionaries[name] for name in names}
-        return partial_from_dictionaries(stored, BATCH_SIZE, pack), plain and _plain(plain)
-
-    return make
-
-
-def _packed(partial: PartialIkjtConverter) -> list[str]:
-    return [name for name, choice in partial.report().items() if choice.stored_partially]
 
 
 def _dictionaries(rows: Rows) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from recd_plugin_flexshard.planning.costs import (
     CollectiveSeconds,
     CostOptions,
     TableDemand,
-    breakpoints,
 )
 from recd_plugin_flexshard.planning.plan import (
     TIERS,
@@ -38,7 +37,6 @@ __all__ = [
     "Tier",
     "TierPlan",
     "TierTraffic",
-    "breakpoints",
     "on_cluster",
     "plan_tiers",
     "traffic",

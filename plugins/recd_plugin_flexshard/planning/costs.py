@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, inf, log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -204,30 +204,6 @@ class RowCosts:
             ar_global=exposed * SCALAR_BYTES / by.ar_global.bytes_per_second,
             ar_cross=exposed * SCALAR_BYTES / node / by.ar_cross.bytes_per_second,
         )
-
-
-def breakpoints(cluster: ClusterShape, options: CostOptions) -> dict[str, float]:
-    """Return the accesses per sample from which another tier is better for a row.
-
-    ``mem_...`` compares memory, and ``comm_...`` compares time (FlexShard, section 4); ``dp`` is
-    the hot tier, ``rw`` the cold one. ``inf``: never better.
-    """
-    costs = RowCosts.of(cluster, options)
-    sent = {
-        "mem_dp_rw": _ratio(costs.hot_static - costs.row_wise_static, costs.saved),
-        "mem_dp_flex": _ratio(costs.hot_static - costs.flex_static, costs.saved),
-        "comm_dp_rw": _ratio(costs.ar_global, costs.a2a_global),
-        "comm_flex_rw": _ratio(costs.ar_cross, costs.a2a_global - costs.a2a_intra),
-    }
-    if not options.coalesce:
-        return {name: w / cluster.batch_size for name, w in sent.items()}
-    return {
-        name: 1 - (1 - w) ** (1 / cluster.batch_size) if w < 1 else inf for name, w in sent.items()
-    }
-
-
-def _ratio(cost: float, saving: float) -> float:
-    return cost / saving if saving > 0 else inf
 
 
 @dataclass(frozen=True)

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks._flexshard_paper import CLUSTER
 
 from recd_plugin_flexshard.planning import (
-    Collective,
-    CostOptions,
     TableDemand,
-    breakpoints,
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
 from recd_plugin_flexshard.tests.planning.test_cuts import FLAT, STEEP
 from recd_plugins.interfaces.access import TableAccess
 
 B = 4096
-
-
-def test_breakpoints() -> None:
-    plain = breakpoints(CLUSTER, CostOptions())
-    assert plain["mem_dp_rw"] == pytest.approx(1.4572e-3, abs=5e-8)
-    assert plain["mem_dp_flex"] == pytest.approx(1.2817e-3, abs=5e-8)
-    assert plain["comm_dp_rw"] == pytest.approx(2.50e-5, rel=2e-3)
-    # 4.917e-5 with the bandwidths as they are rounded.
-    assert plain["comm_flex_rw"] == pytest.approx(4.95e-5, rel=1e-2)
-    half = breakpoints(CLUSTER, CostOptions(wire_bytes=2))
-    assert half["comm_dp_rw"] == pytest.approx(2 * plain["comm_dp_rw"])
-    hidden = breakpoints(CLUSTER, CostOptions(overlap=0.75))
-    assert hidden["comm_dp_rw"] == pytest.approx(plain["comm_dp_rw"] / 4)
-    assert breakpoints(CLUSTER, CostOptions(minimise="bytes"))["comm_flex_rw"] < 1e-12
-    slow = replace(CLUSTER.collectives, a2a_intra=Collective(1e9))
-    assert breakpoints(replace(CLUSTER, collectives=slow), CostOptions())["comm_flex_rw"] == np.inf
-    coalesced = breakpoints(CLUSTER, CostOptions(coalesce=True, memory_multiplier=1.9))
-    assert 1 - (1 - coalesced["mem_dp_rw"]) ** B == pytest.approx((1.9 - 1 / 32) / 2)
 
 
 @pytest.mark.parametrize(("demand", "unique"), [(FLAT, 121442.4), (STEEP, 4225.3)])
