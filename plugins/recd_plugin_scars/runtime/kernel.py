@@ -126,14 +126,6 @@ class _Cached(lookup_kernels.RowKernel):
         """Initialise the rows as the base class does."""
         self._slow.fill(first_values(self._config))
 
-    def prefetch(self, features: KeyedJaggedTensor) -> None:
-        """Start to read the rows of a batch that a later ``forward`` looks up.
-
-        Batches are prefetched in the order of their lookups, by the thread that trains. ``forward``
-        must get the same tensors. TorchRec's lookups call ``emb_module.prefetch`` instead.
-        """
-        self._prefetch_ids(features.values(), features.length_per_key())
-
     def flush(self) -> None:
         """Write changed rows to the backing store. Rows are read again before their next use."""
         self._rows.flush()
@@ -215,6 +207,11 @@ class _Cached(lookup_kernels.RowKernel):
         weakref.finalize(release, rows.abandon, batch).atexit = False
 
     def _prefetch_ids(self, ids: Tensor, ids_per_feature: list[int]) -> None:
+        """Start to read the rows of a batch that a later ``forward`` looks up.
+
+        Batches are prefetched in the order of their lookups, by the thread that trains. ``forward``
+        must get the same tensors.
+        """
         batch = self._admit(ids, ids_per_feature)
         # The bounds check may have replaced them; the reference keeps their memory from being
         # reused.
