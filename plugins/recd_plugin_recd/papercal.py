@@ -23,8 +23,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugin_recd.papercal_table import Layout, ShapeName
-
 Int64s = NDArray[np.int64]
 NUM_ITEMS = 8
 
@@ -89,7 +87,7 @@ class _Sizes:
 
 
 # ``keep`` is chosen so that lists repeat 5.4 times on average, as in the paper.
-_SIZES: dict[ShapeName, _Sizes] = {
+_SIZES: dict[str, _Sizes] = {
     "papercal": _Sizes((3, 3, 3), (0.872, 0.842, 0.892), 23, 0.842, 13),
     "rm1": _Sizes((4, 3, 3, 3, 3), (0.872, 0.842, 0.892, 0.857, 0.877), 92, 0.836, 64),
     "rm2": _Sizes((6,), (0.868,), 92, 0.836, 64),
@@ -98,7 +96,7 @@ _SIZES: dict[ShapeName, _Sizes] = {
 _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
-def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
+def shape_of(name: str, scale: float = 1.0) -> TableColumns:
     """Return the named shape with list lengths scaled by ``length_scale(scale)``."""
     sizes = _SIZES[name]
 
@@ -177,7 +175,7 @@ class RowKeys:
         )
 
 
-def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
+def row_keys(rows: int, seed: int, layout: str) -> Iterator[RowKeys]:
     """Yield the keys of a table with ``rows`` rows, in table order, in blocks of any size.
 
     ``clustered`` and ``interleaved`` contain the same rows, sorted by session or by time.

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from recd_plugins.cli import main
 
-ZIPF = ["profile", "distribution", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
+ZIPF = ["profile", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 REFUSED = {
-    "profile distribution zipf --table t --rows 9 --length -1 -o p": "-1.0 is not in the range",
+    "profile zipf --table t --rows 9 --length -1 -o p": "-1.0 is not in the range",
     "run registry.yaml --json -": "- is no file; name one",
     "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: cannot be written",
     "generate .": ". is no name for something new; write one, as table",

@@ -32,10 +32,8 @@ def test_it_trains_as_pooling_by_hand_does() -> None:
 
 def test_tables_that_clip_gradients_take_rows_one_by_one() -> None:
     for deduplicated, plain in run_on_ranks(cases.clipped, 2):
-        assert deduplicated.startswith(
-            "features actions, alone, items are deduplicated, and their tables t_items, t_actions, "
-            "t_alone have gradient_clipping, which clips the gradient of each row"
-        )
+        for each in ("actions, alone, items", "t_items, t_actions, t_alone", "gradient_clipping"):
+            assert each in deduplicated
         assert not plain
 
 
