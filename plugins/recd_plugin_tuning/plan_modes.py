@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import load_registry, plan_modes
+from recd_plugins.api import cli_options, load_registry, plan_modes
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +45,7 @@ class ScalingPlan(plan_modes.PlanMode):
     because = "plans for several numbers of ranks and batch sizes"
 
     def options(self) -> Sequence[click.Option]:
-        """Return ``--beside`` and ``--global-batch``."""
+        """Return ``--beside``, ``--global-batch`` and ``--plot``."""
         return [
             click.Option(
                 ["--beside"],
@@ -61,6 +60,11 @@ class ScalingPlan(plan_modes.PlanMode):
                 default=_GLOBAL_BATCH,
                 show_default=True,
                 help="global batch size in rows, for strong scaling.",
+            ),
+            click.Option(
+                ["--plot", "plot_path"],
+                type=cli_options.OUTPUT,
+                help="picture of the step times to write (.png, .svg, .pdf).",
             ),
         ]
 
@@ -89,7 +93,9 @@ class ScalingPlan(plan_modes.PlanMode):
             question.options["global_batch"],
             question.say,
         )
-        return plan_modes.PlanAnswer(render(report), report.as_json, partial(plot, report))
+        if (path := question.options["plot_path"]) is not None:
+            plot(report, path)
+        return plan_modes.PlanAnswer(render(report), report.as_json)
 
 
 class Calibrated(plan_modes.Measurement):

@@ -83,7 +83,10 @@ def test_places_of_outputs(case: Case) -> None:
         *("analyze table --json", "analyze table --html", "cluster table new --json"),
         *("convert-layout table new --layout list --json", "logs read table"),
         *("profile registry registry.yaml -o", "trace profile registry.yaml -o"),
-        *("plan registry.yaml --topology ndv4 --json", "plan registry.yaml --topology ndv4 --plot"),
+        *(
+            "plan registry.yaml --topology ndv4 --json",
+            "plan registry.yaml --topology ndv4 --scaling --plot",
+        ),
         *("run registry.yaml --json", "init papercal", "cluster table"),
     ]
     line = case.one_of([*lines, "generate --rows 20", "criteo sample --rows 5"], "command")

@@ -195,14 +195,6 @@ def test_small_tables_are_replicated_where_an_entry_says_that_they_may_be(rows: 
     assert "data_parallel" not in {each.sharding_type for each in plan.plan["bags"].values()}
 
 
-def test_who_plans_without_replicate_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    ready = prepared(registry((make(Planner, replicate=True), ["a", "b"])))
-    words = "torchrec.planner may replicate small tables"
-    for replicate in (True, False):
-        ready.planner(world_size=2, profile=profile(), replicate=replicate)
-        assert (words in caplog.text) is not replicate
-
-
 def test_bags_beside_coalesced_ones_are_not_replicated() -> None:
     may = make(Planner, replicate=True)
     reg = registry((make(RowWise, coalesce=True), ["a"]), (may, ["b"]))

@@ -201,9 +201,7 @@ def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path)
     assert [each.made_by for each in made] == ["cache", "sharding"]
 
 
-def test_entries_decide_for_the_device_that_tables_will_be_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entries_decide_for_the_device_that_tables_will_be_on(tmp_path: Path) -> None:
     registry = with_part(tmp_path, {}).with_training(
         {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
     )
@@ -212,14 +210,6 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(
     prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
     assert prepared.context is not None
     assert prepared.context.device_type == "cuda"
-    known = DataProfile({"x": FeatureProfile()})
-    prepared.planner(prepared.context.topology, profile=known)
-    prepared.planner(this_machine(8).to_torchrec(), profile=known)
-    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert warned == [
-        f"{registry.path}: its entries decided for tables on cuda, and this plan is for cpu: "
-        "prepare or wrap the model with device="
-    ]
 
 
 @pytest.mark.parametrize("kind", ["bags", "sequences"])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.planning.test_study import report, text
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import RunConfig
@@ -19,7 +18,6 @@ from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, Featu
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
 from recd_plugins.planning.study import ShardableModel, with_plugins
-from recd_plugins.planning.topologies import this_machine
 
 CONVERTERS = [
     {"use": "recd.kjt"},
@@ -163,14 +161,3 @@ def test_the_planner_is_told_of_them(candidate: ShardableModel) -> None:
             for size, length in zip(found.batch_sizes, found.pooling_factors, strict=True)
         )
         assert sent == pytest.approx(candidate.profile.ids(table, 256))
-
-
-def test_the_report_says_what_comes_back(make_registry: Any) -> None:
-    made = report(make_registry(sharding=COALESCING), this_machine(2))
-    assert " vectors come back to a rank in a step, without " in text(made)
-    sequences = [table for table in made.plugins.tables if not table.pooled]
-    for table in sequences:
-        assert table.uncoalesced_vectors is not None
-        assert 0 < table.vectors < table.uncoalesced_vectors
-    assert made.plain is not None
-    assert all(table.uncoalesced_vectors is None for table in made.plain.tables)

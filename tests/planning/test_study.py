@@ -216,7 +216,6 @@ def test_json_is_complete(make_registry) -> None:
     made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
     assert made.keys() == {
         *("topology", "costs", "wire", "data", "plugins", "plain", "plain_problem"),
-        *("ratios", "changed"),
     }
     assert made["topology"]["world_size"] == 32
     assert made["data"]["source"] == "the first 4,096 rows"

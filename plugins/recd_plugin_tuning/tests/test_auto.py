@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -213,12 +212,6 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
     pooled = [each for each in chosen_of(auto.prepared).groups if each.pooled]
     replicated = [str(each.offer) == "torchrec.planner {replicate: true}" for each in pooled]
     assert all(replicated) == (milliseconds == 5.0)
-
-
-def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None:
-    registry = replace(make_registry(sharding=AUTO), unloaded=("acme.far failed to load",))
-    with_plugins(registry, slow())
-    assert "auto chooses without what cannot be loaded: acme.far failed to load" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from recd_plugins.cli.options import (
+    OUTPUT,
     chosen_topology,
     contributed,
-    report_options,
     tell_broken,
     topology_options,
 )
@@ -135,7 +135,7 @@ def plan_modes() -> PlanModes:
     help="Rows per batch on each rank. Overrides training.batch_size. auto finds the largest batch "
     "size that fits.",
 )
-@report_options("Write the whole report here.", "Write a picture of memory and times here")
+@click.option("--json", "json_path", type=OUTPUT, help="Write the whole report here.")
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -146,7 +146,6 @@ def plan(
     ranks_per_node: int | None,
     batch_size: int | str | None,
     json_path: Path | None,
-    plot_path: Path | None,
     **_of_modes: Any,
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
@@ -189,9 +188,4 @@ def plan(
     if json_path is not None:
         with part_call(mode, "as_json of the answer"):
             write_json(json_path, answer.as_json())
-    if plot_path is not None and answer.plot is None:
-        raise click.UsageError(f"--plot: there is no picture of {mode.flag}")
-    if plot_path is not None and answer.plot is not None:
-        with part_call(mode, "plot of the answer"):
-            answer.plot(plot_path)
     console.print(answer.text, markup=False)

@@ -130,7 +130,6 @@ def load_registry(
         ingestion=next(iter(entries["ingestion"]), None),
         kinds=found.kinds,
         offering=_offering([each.cls for each in shardings]),
-        unloaded=tuple(each.reason for each in manager.broken) if choosers else (),
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
 

@@ -57,7 +57,6 @@ class RunConfig:
         kinds: plugin kinds by name.
         further: maps each kind without its own attribute to its entries.
         offering: sharding plugins that a chooser may try; empty without a chooser.
-        unloaded: reasons why packages failed to load, for a chooser.
         document: the file as plain data with lines; None without a file.
     """
 
@@ -74,7 +73,6 @@ class RunConfig:
     kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
     offering: tuple[type[Sharding], ...] = ()
-    unloaded: tuple[str, ...] = ()
     document: Document | None = field(default=None, repr=False)
 
     @property

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -387,8 +387,6 @@ def _find(
     context: PlanContext,
 ) -> tuple[Choice, DataProfile]:
     plugin = chooser.plugin
-    if registry.unloaded:
-        _warn_of_unloaded(plugin.name, registry.unloaded)
     ours = [table for module in modules if module.ours for table in module.tables]
     profile = _profile(registry, tables, ours, context.data, rows_looked_up(registry, modules))
     known = replace(context, data=DataOfChoices(context.data, tables, profile))
@@ -407,11 +405,6 @@ def _find(
         with at_entry(registry.path, chooser):
             raise
     return choice, question.profile(choice.offered)
-
-
-@cache
-def _warn_of_unloaded(name: str, reasons: tuple[str, ...]) -> None:
-    logger.warning("%s chooses without what cannot be loaded: %s", name, "; ".join(reasons))
 
 
 def _profile(

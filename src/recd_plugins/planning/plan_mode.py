@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,12 +49,10 @@ class PlanAnswer:
     Attributes:
         text: text for the terminal.
         as_json: function that returns the values for ``--json``.
-        plot: function that writes the file of ``--plot``; its suffix is the format.
     """
 
     text: RenderableType
     as_json: Callable[[], Mapping[str, Any]]
-    plot: Callable[[Path], None] | None = None
 
 
 class PlanMode(ABC):
@@ -75,7 +72,7 @@ class PlanMode(ABC):
                 from acme.planning import plan_replicas
 
                 found = plan_replicas(question.registry, question.spec, question.options["copies"])
-                return PlanAnswer(found.table(), found.as_json, found.draw)
+                return PlanAnswer(found.table(), found.as_json)
 
     Attributes:
         flag: command-line flag that selects the mode.
@@ -122,13 +119,13 @@ class TablesPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the first rows and plan the tables."""
-        from recd_plugins.planning.report import plot, render
+        from recd_plugins.planning.report import render
         from recd_plugins.planning.study import study
 
         question.say("reading the first rows")
         asked = question.topology, question.spec, question.batch_size, question.say
         report = study(question.registry, *asked)
-        return PlanAnswer(render(report), report.as_json, partial(plot, report))
+        return PlanAnswer(render(report), report.as_json)
 
 
 class Measurement(ABC):

@@ -97,26 +97,11 @@ class Prepared(PreparedModel):
         from recd_plugins.planning.topologies import machine_of
 
         registry, context = self.registry, self.context
-        for entry in () if replicate else registry.sharding:
-            if entry.plugin.may_replicate:
-                logger.warning(
-                    "%s:%d %s: %s may replicate small tables, which the dense optimizer trains. "
-                    "If that follows training:, pass planner(replicate=True); now these tables are "
-                    "sharded",
-                    *(registry.path, entry.line, entry.field, entry.plugin.name),
-                )
         if topology is None:
             if device is None and context is not None and torch.cuda.is_available():
                 device = torch.device(context.device_type)
             spec = machine_of(registry.training, world_size, local_world_size, device)
             topology = spec.to_torchrec()
-        decides = self.chosen is not None or self.parts
-        if decides and context is not None and context.device_type != topology.compute_device:
-            logger.warning(
-                "%s: its entries decided for tables on %s, and this plan is for %s: prepare or "
-                "wrap the model with device=",
-                *(registry.path, context.device_type, topology.compute_device),
-            )
         profile = profile or self.measured_profile()
         planner = RegistryPlanner(
             self, topology, profile, activation_bytes, constraints or {}, replicate

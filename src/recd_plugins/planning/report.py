@@ -1,11 +1,10 @@
-"""Report of ``recd plan``: text, JSON and picture."""
+"""Report of ``recd plan``: text and JSON."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.planning.topologies import TopologySpec, costs_source
-from recd_plugins.report.plots import plot_style
 from recd_plugins.report.tables import text_table
-from recd_plugins.runtime.files import write_figure
 from recd_plugins.runtime.text import size_text
 
 _Bytes = NDArray[np.int64]
@@ -36,8 +33,7 @@ class PlannedTable:
         bytes_per_rank: bytes of its largest part, with optimizer state, inputs and outputs.
         dedupe_factor: ids of its features divided by ids sent.
         cached_rows: rows in fast memory; None without a cache.
-        vectors: embeddings that a rank receives in a step.
-        uncoalesced_vectors: ``vectors`` without coalescing; None if it is not coalesced.
+        coalesced: whether each distinct id is sent once.
         figures: metrics of its table strategies, as JSON values.
         words: lines of text from its table strategies.
     """
@@ -53,8 +49,7 @@ class PlannedTable:
     bytes_per_rank: int
     dedupe_factor: float
     cached_rows: int | None = None
-    vectors: float = 0.0
-    uncoalesced_vectors: float | None = None
+    coalesced: bool = False
     figures: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
 
@@ -68,7 +63,7 @@ class PlannedTable:
     def shown(self) -> tuple[str, str, str]:
         """Cells with the table's size, sharding and kernel."""
         cached = "" if self.cached_rows is None else f"\n{self.cached_rows:,} cached"
-        coalesced = "" if self.uncoalesced_vectors is None else "\ncoalesced"
+        coalesced = "\ncoalesced" if self.coalesced else ""
         size = f"{self.num_embeddings:,} x {self.embedding_dim}"
         return size, self.sharding_type + coalesced, self.compute_kernel + cached
 
@@ -173,7 +168,7 @@ class PlanReport:
         return dict(found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values for ``recd plan --json``; ratios are plugins divided by plain."""
+        """Return the values for ``recd plan --json``."""
         size = self.plugins.batch_size
         pooled = {name: table.pooled for table in self.plugins.tables for name in table.features}
         spec = {**self.spec.model_dump(), "world_size": self.spec.world_size}
@@ -196,25 +191,7 @@ class PlanReport:
             "plain": None if self.plain is None else self.plain.as_json(),
             "plain_problem": self.plain_problem or None,
             **({} if self.chosen is None else {self.chosen.name: self.chosen.as_json()}),
-            "ratios": self._ratios(),
-            "changed": [
-                {"before": before, "after": after, "tables": names}
-                for (before, after), names in self.changed().items()
-            ],
         }
-
-    def _ratios(self) -> dict[str, float]:
-        if self.plain is None:
-            return {}
-        mine, plain, ranks = self.plugins, self.plain, self.spec.world_size
-        found = {
-            "memory_max": float(mine.memory_by_rank.max() / plain.memory_by_rank.max()),
-            "step_seconds": mine.seconds.total / plain.seconds.total,
-            "samples_per_second": mine.samples_per_second(ranks) / plain.samples_per_second(ranks),
-        }
-        if mine.largest_batch_size and plain.largest_batch_size:
-            found["largest_batch_size"] = mine.largest_batch_size / plain.largest_batch_size
-        return found
 
 
 def render(report: PlanReport) -> RenderableType:
@@ -230,7 +207,6 @@ def render(report: PlanReport) -> RenderableType:
     parts += [] if report.chosen is None else report.chosen.shown("")
     groups = _alike(report.plugins.tables)
     said = [f"{_name(some)}: {words}" for some in groups for words in some[0].words]
-    said += _coalesced(report.plugins)
     parts += [_shards(report.plugins, groups), *([Text("\n".join(said))] if said else [])]
     parts += [_memory(report), _times(report), Text("\n".join(_changes(report)))]
     spaced = [piece for part in parts for piece in (part, "")]
@@ -291,18 +267,6 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
     for table in tables:
         found[*table.shown, table.pooled, table.words, len(table.ranks)].append(table)
     return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
-
-
-def _coalesced(variant: VariantReport) -> list[str]:
-    found = [(t.vectors, t.uncoalesced_vectors, t.name) for t in variant.tables]
-    known = [(got, was, name) for got, was, name in found if was is not None]
-    if not known:
-        return []
-    mine, before = sum(each[0] for each in known), sum(each[1] for each in known)
-    words = f"coalesced: {mine:,.0f} vectors come back to a rank in a step, without {before:,.0f}"
-    if more := sorted((was - got, name) for got, was, name in known if got > was):
-        words += f"; more than without for {len(more)} of {len(known)} tables, as {more[0][1]}"
-    return [words]
 
 
 def _memory(report: PlanReport) -> TextTable:
@@ -387,39 +351,3 @@ def _changes(report: PlanReport) -> Iterator[str]:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.3f} ms"
-
-
-@plot_style()
-def plot(report: PlanReport, path: Path) -> None:
-    """Plot the fullest rank's memory per component, and the step time per stage.
-
-    Raises:
-        RecdError: the file cannot be written, or matplotlib knows no such format.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    memory, time = figure.subplots(1, 2)
-    fullest = [
-        (variant, int(variant.memory_by_rank.argmax())) for variant in report.variants.values()
-    ]
-    held = {
-        name: [variant.held(name)[rank] / 2**30 for variant, rank in fullest]
-        for name in report.plugins.memory
-    }
-    seconds = {
-        stage.replace("_", "-"): [1e3 * getattr(variant.seconds, stage) for variant, _ in fullest]
-        for stage in STAGES
-    }
-    for axes, parts in ((memory, held), (time, seconds)):
-        base = np.zeros(len(fullest))
-        for name, heights in parts.items():
-            axes.bar(list(report.variants), heights, bottom=base, label=name, width=0.5)
-            base += heights
-        axes.legend(fontsize="small")
-    memory.axhline(report.spec.memory_bytes / 2**30, color="black", linestyle="--", linewidth=1)
-    memory.set(title="Memory of the fullest rank", ylabel="GiB")
-    time.set(title=f"{report.time_of_step.capitalize()} of a step", ylabel="ms")
-    batches = ", ".join(f"{name} {s.batch_size:,} rows" for name, s in report.variants.items())
-    figure.suptitle(f"{report.spec.world_size:,} ranks of {report.topology} ({batches})")
-    write_figure(path, figure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -315,7 +315,6 @@ def _tables(
 ) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
     parts, profile = candidate.prepared.plugin_strategies, candidate.profile
-    uncoalesced = replace(profile, distinct={})
     found = []
     for table in candidate.tables:
         if (option := options.get(table.name)) is None:
@@ -325,11 +324,6 @@ def _tables(
             per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr
         all_ids = sum(profile.of(feature).length for feature in table.features) * batch_size
         ids = profile.ids(table, batch_size)
-        # Pooled tables return a vector per row, others a vector per id.
-        sent = [
-            (known.rows if table.pooled else known.ids)(table, batch_size)
-            for known in (profile, uncoalesced)
-        ]
         figures = {name: each for part in parts for name, each in part.figures(table.name).items()}
         words = [line for part in parts for line in part.describe(table.name)]
         found.append(
@@ -345,8 +339,7 @@ def _tables(
                 max(per_rank.values()),
                 all_ids / ids if ids else 1.0,
                 _cached_rows(option),
-                sent[0],
-                sent[1] if table.name in profile.distinct else None,
+                table.name in profile.distinct,
                 figures,
                 tuple(words),
             )
