@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates, GemmCost, StageCosts
+from recd_plugins.interfaces.step_cost import CollectiveRates, GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,
     machine_of,
-    named_topology,
     read_topology,
     topology_names,
 )
@@ -142,25 +141,6 @@ def test_ranks_that_run_have_the_figures_of_the_named_file(own: Path) -> None:
     with pytest.raises(SetupError, match="is of ranks on cuda, and this run trains on cpu"):
         machine_of(TrainingSpec(ranks=8, topology="dgx-h100"))
     assert machine_of(TrainingSpec(ranks=2, topology=MACHINE)) == machine_of(TrainingSpec(ranks=2))
-
-
-def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
-    spec = read_topology(own)
-    rates = CollectiveRates.of_topology(spec)
-    slower = {
-        name: CollectiveRate(bytes_per_second=rate.bytes_per_second / 2, seconds=1e-3)
-        for name, rate in rates
-    }
-    spec = spec.model_copy(update={"collectives": CollectiveRates(**slower)})
-    own.unlink()
-    write_topology(own, spec, "Measured.")
-    assert named_topology(str(own), 2, 4, "cpu") == spec
-    found = named_topology(str(own), 4, 4, "cpu")
-    assert found.world_size == 16
-    bound = CollectiveRates.of_topology(found)
-    for name, rate in found.collective_rates:
-        assert rate.seconds == 1e-3
-        assert rate.bytes_per_second == pytest.approx(getattr(bound, name).bytes_per_second / 2)
 
 
 def test_keys_of_dropped_cost_terms_are_ignored(own: Path) -> None:

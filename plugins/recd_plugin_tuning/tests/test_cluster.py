@@ -20,7 +20,7 @@ from recd_plugin_tuning.rank_work import QUICK, goes_on
 from recd_plugin_tuning.tests import cluster_cases
 from recd_plugins import api
 from recd_plugins.cli import main
-from recd_plugins.planning.topologies import named_topology
+from recd_plugins.planning.topologies import read_topology
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.session import KEPT
 
@@ -97,7 +97,7 @@ def test_the_command_writes_what_training_takes(
         assert words in result.output
     report = json.loads((tmp_path / "all.json").read_text())
     assert [each["bytes"] for each in report["collectives"]["ar_global"]] == [1024, 4096, 16384]
-    written = named_topology("cluster.yaml", 2, 1, "cpu")
+    written = read_topology(Path("cluster.yaml"))
     assert written.model_dump(exclude_none=True) == measured.spec.model_dump(exclude_none=True)
     again = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml")
     assert again.exit_code == 1

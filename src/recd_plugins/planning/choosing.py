@@ -58,14 +58,11 @@ from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.plan_context import (
     RegistryData,
-    coalesced_tables,
-    off_meta,
     plan_context,
-    rows_looked_up,
+    profile_of_modules,
 )
 from recd_plugins.planning.planner import RegistryPlanner, document, of_rank_0
 from recd_plugins.planning.prepared import Prepared, apply_optimizers, prepare_entries
-from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.step_cost import (
     NO_COMPUTE,
     Compute,
@@ -387,8 +384,7 @@ def _find(
     context: PlanContext,
 ) -> tuple[Choice, DataProfile]:
     plugin = chooser.plugin
-    ours = [table for module in modules if module.ours for table in module.tables]
-    profile = _profile(registry, tables, ours, context.data, rows_looked_up(registry, modules))
+    profile = _profile(registry, modules, tables, context.data)
     known = replace(context, data=DataOfChoices(context.data, tables, profile))
     costs = _costs(context, plugin.name)
     question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
@@ -409,23 +405,19 @@ def _find(
 
 def _profile(
     registry: RunConfig,
+    modules: Sequence[EmbeddingModule],
     tables: Sequence[Table],
-    ours: Sequence[Table],
     data: TrainingData,
-    rows: Mapping[str, int],
 ) -> DataProfile:
     """Return the profile of the model's data, with distinct ids of ``tables``."""
-    own = isinstance(data, RegistryData)
-    coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
-    with off_meta():
-        measured = measure_profile(registry, num_embeddings=rows, coalesced=coalesced, others=ours)
-    if own:
+    measured = profile_of_modules(registry, modules, tables)
+    if isinstance(data, RegistryData):
         return measured
     known = data.profile()
     return replace(
         known,
-        distinct={**known.distinct, **measured.distinct},
-        read={**known.read, **measured.read},
+        distinct={**measured.distinct, **known.distinct},
+        read={**measured.read, **known.read},
     )
 
 

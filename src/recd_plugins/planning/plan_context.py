@@ -38,14 +38,7 @@ class RegistryData(TrainingData):
 
     @cached_property
     def _profile(self) -> DataProfile:
-        tables = [table for each in self._modules if each.ours for table in each.tables]
-        with off_meta():
-            return measure_profile(
-                self._registry,
-                num_embeddings=rows_looked_up(self._registry, self._modules),
-                coalesced=coalesced_tables(self._registry, tables),
-                others=tables,
-            )
+        return profile_of_modules(self._registry, self._modules)
 
     def profile(self) -> DataProfile:
         """See ``TrainingData.profile``."""
@@ -72,6 +65,28 @@ class RegistryData(TrainingData):
         return self._distinct[key]
 
 
+def profile_of_modules(
+    registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Sequence[Table] = ()
+) -> DataProfile:
+    """Measure the profile for the tables of a model.
+
+    Args:
+        registry: dataset, converter, preprocessing and sharding entries.
+        modules: ``embedding_modules`` of the unprepared model.
+        coalesced: tables to count distinct ids of, besides those that entries coalesce.
+    """
+    ours = [table for module in modules if module.ours for table in module.tables]
+    claims = registry.claim("sharding", [table.name for table in ours]) if ours else {}
+    by_entries = [t for t in ours if t.name in claims and claims[t.name].plugin.coalesces]
+    with off_meta():
+        return measure_profile(
+            registry,
+            num_embeddings=rows_looked_up(registry, modules),
+            coalesced=[*coalesced, *by_entries],
+            others=ours,
+        )
+
+
 @contextmanager
 def off_meta() -> Iterator[None]:
     """Leave the meta device in this context, so that new tensors have values."""
@@ -79,14 +94,6 @@ def off_meta() -> Iterator[None]:
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
         yield
-
-
-def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that sharding entries coalesce."""
-    claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
-    return [
-        table for table in tables if table.name in claims and claims[table.name].plugin.coalesces
-    ]
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:

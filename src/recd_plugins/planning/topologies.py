@@ -20,7 +20,7 @@ from recd_plugins.config.document import read_yaml
 from recd_plugins.config.from_file import schema_problems
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import step_cost
-from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates
+from recd_plugins.interfaces.step_cost import CollectiveRates
 from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.runtime.text import did_you_mean
 
@@ -279,7 +279,15 @@ def machine_of(
     nodes = world_size // local
     if training.topology in (None, MACHINE):
         return this_machine(local, nodes=nodes, device=device)
-    return named_topology(str(training.topology), nodes, local, device.type if device else "cpu")
+    spec = load_topology(str(training.topology), nodes=nodes, ranks_per_node=local)
+    device_type = device.type if device else "cpu"
+    if spec.device != device_type:
+        raise SetupError(
+            f"training.topology: {training.topology} is of ranks on {spec.device}, and this run "
+            f"trains on {device_type}; name another topology or none (null), or pass device= to "
+            "wrap or prepare"
+        )
+    return spec
 
 
 def default_topology(
@@ -287,37 +295,6 @@ def default_topology(
 ) -> Topology:
     """Return a topology of machines like this one; on CUDA each rank has a GPU."""
     return machine_of(TrainingSpec(), world_size, local_world_size, device).to_torchrec()
-
-
-def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
-    """Return a topology for a number of nodes; measured collectives scale with the links.
-
-    Raises:
-        RegistryError: the file is wrong.
-        SetupError: it is for another device.
-    """
-    spec = load_topology(name)
-    if spec.device != device:
-        raise SetupError(
-            f"training.topology: {name} is of ranks on {spec.device}, and this run trains on "
-            f"{device}; name another topology or none (null), or pass device= to wrap or prepare"
-        )
-    if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
-        return spec
-    adapted = load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
-    if spec.collectives is None:
-        return adapted
-    before, after = CollectiveRates.of_topology(spec), CollectiveRates.of_topology(adapted)
-    rates = {
-        key: CollectiveRate(
-            bytes_per_second=rate.bytes_per_second
-            * getattr(after, key).bytes_per_second
-            / getattr(before, key).bytes_per_second,
-            seconds=rate.seconds,
-        )
-        for key, rate in spec.collectives
-    }
-    return adapted.model_copy(update={"collectives": CollectiveRates(**rates)})
 
 
 def costs_source(spec: TopologySpec) -> str:
