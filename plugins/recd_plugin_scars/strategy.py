@@ -109,13 +109,11 @@ class CacheStrategy(TableStrategy):
             return
         num_bytes = self.expected[table.name].traffic.bytes
         in_memory = self.caches[table.name].folder is None
-        moved = (
-            stage_costs.StepCost(bytes_from_host=num_bytes)
-            if in_memory
-            else stage_costs.StepCost(bytes_from_file=num_bytes)
-        )
         for owner, share_of_rows, columns in step_costs.shards_of(table, sharding):
-            yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)
+            moved = num_bytes * share_of_rows * columns / table.embedding_dim
+            from_host, from_file = (moved, 0.0) if in_memory else (0.0, moved)
+            work = stage_costs.StepCost(bytes_from_host=from_host, bytes_from_file=from_file)
+            yield slice(owner, owner + 1), work
 
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:  # noqa: ARG003

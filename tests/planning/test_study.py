@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,27 +107,6 @@ def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> 
     )
     assert after < before
     assert f"{spec.world_size} ranks" in text(made)
-
-
-def test_a_dedupe_factor_divides_what_is_read_and_held(make_registry) -> None:
-    spec = load_topology("dgx-a100-80g")
-    sharding = [{"use": "torchrec.row_wise", "tables": ["*"]}]
-    made = report(make_registry(sharding=sharding, model={"embedding_dim": 64}), spec)
-    plugins = with_plugins(make_registry(sharding=sharding, model={"embedding_dim": 64}))
-    plain = plugins.as_plain()
-    topology = spec.to_torchrec()
-    mine = {o.name: o for o in plugins.plan(topology, 256).options}
-    # The plain one is sharded as TorchRec likes; so compare lookups, by the same sharding.
-    without = replace(plugins, profile=plain.profile)
-    theirs = {o.name: o for o in without.plan(topology, 256).options}
-    for table in made.plugins.tables:
-        factor = table.dedupe_factor
-        # Besides ids, which the factor is of, there are rows, which repeat a little less or more.
-        a, b = mine[table.name].shards[0], theirs[table.name].shards[0]
-        assert mine[table.name].sharding_type == theirs[table.name].sharding_type == "row_wise"
-        for part in ("fwd_compute", "bwd_compute", "input_dist_comms"):
-            assert getattr(b.perf, part) / getattr(a.perf, part) == pytest.approx(factor, rel=0.06)
-    assert max(table.dedupe_factor for table in made.plugins.tables) > 2
 
 
 def test_the_largest_batch(make_registry) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,32 +73,16 @@ NOTHING = Compute(Operations(), Operations(), 0)
 
 @pytest.mark.parametrize(
     ("converter", "coalesce", "wire"),
-    [
-        ("recd.kjt", "false", "fp32"),
-        ("recd.kjt", "true", "fp32"),
-        ("recd.ikjt", "false", "bf16"),
-        ("recd.ikjt", "true", "int8"),
-    ],
+    [("recd.kjt", "true", "fp32"), ("recd.ikjt", "false", "bf16")],
 )
 def test_ids_and_bytes_are_those_of_a_run(
     tmp_path: Path, converter: str, coalesce: str, wire: str
 ) -> None:
     path = tmp_path / "registry.yaml"
     text = REGISTRY.format(folder=tmp_path, converter=converter, coalesce=coalesce)
-    if wire == "int8":  # in blocks of 16, and no sums that are added up on their way
-        text = text.replace("embedding_dim: 8", "embedding_dim: 16")
-        text = text.replace('"t_usr_1*", ', "").replace("t_usr_[02-9]", "t_usr_*")
     path.write_text(text, encoding="utf-8")
-    overrides: dict[str, Any] = {"wire": wire}
-    if wire == "int8":  # else rows learn as much by gradients that are rounding as by others
-        overrides |= {"learning_rate": 0.1, "dense_learning_rate": 0.005, "eps": 1e-2}
-    with session(path, overrides=overrides) as trainer:
+    with session(path, overrides={"wire": wire}) as trainer:
         seen = trainer.train("plugins")
-        plain = trainer.train("baseline") if wire == "int8" else None
-    if plain is not None:
-        apart = np.abs(np.subtract(seen.losses, plain.losses))
-        assert 1e-6 < apart.max() < 1e-2
-        assert abs(plain.losses[-1] - plain.losses[0]) > 5 * apart.max()
     registry = load_registry(path).with_training({"wire": wire})
     candidate = with_plugins(registry.with_training({"batch_size": ROWS}))
     works = estimate_step_cost(

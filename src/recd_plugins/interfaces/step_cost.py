@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -48,16 +48,6 @@ class StepCost:
     element_bytes: float = 0.0
     operators: float = 0.0
     ids_made_unique: float = 0.0
-
-    def __add__(self, other: StepCost) -> StepCost:
-        """Return the sum of two costs."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return StepCost(**{**sums, "steps": 1.0})
-
-    def __mul__(self, share: float) -> StepCost:
-        """Return the cost scaled by ``share``."""
-        parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
-        return StepCost(**{**parts, "steps": 1.0})
 
 
 # At most 11 days per unit.
@@ -241,10 +231,6 @@ class StageTimes:
     def total(self) -> float:
         """Seconds of the step."""
         return sum(self.as_dict().values())
-
-    def __sub__(self, other: StageTimes) -> Self:
-        """Return the difference of two steps, stage by stage."""
-        return type(self)(**{s: getattr(self, s) - getattr(other, s) for s in STAGES})
 
     def as_dict(self) -> dict[Stage, float]:
         """Return seconds by stage."""

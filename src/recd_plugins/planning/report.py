@@ -322,18 +322,6 @@ def _changes(report: PlanReport) -> Iterator[str]:
         yield f"Without the plugins {report.plain_problem}"
         return
     yield "What the plugins change against plain TorchRec:"
-    if mine.batch_size == plain.batch_size:
-        before, after = (int(variant.memory_by_rank.max()) for variant in (plain, mine))
-        yield (
-            f"  memory of the fullest rank: {size_text(before)} -> {size_text(after)} "
-            f"({size_text(abs(before - after))} {'saved' if before >= after else 'more'})"
-        )
-        faster = plain.seconds.total / mine.seconds.total
-        gain = "" if faster >= 1 else ": they gain nothing here"
-        yield (
-            f"  {report.time_of_step} of a step: {_milliseconds(plain.seconds.total)} -> "
-            f"{_milliseconds(mine.seconds.total)} ({faster:.2f}x as fast{gain})"
-        )
     if mine.largest_batch_size and plain.largest_batch_size:
         more = mine.largest_batch_size / plain.largest_batch_size
         yield (
