@@ -13,10 +13,9 @@ from recd_plugins.cli import main
 
 MODE = """
 import click
-from functools import partial
-from recd_plugins.api import PlanAnswer, PlanMode, hookimpl
+from recd_plugins.api import hookimpl, plan_modes
 
-class Replicas(PlanMode):
+class Replicas(plan_modes.PlanMode):
     flag = "--replicas"
     help = "Plan replicas instead."
     because = "knows of no others"
@@ -31,7 +30,7 @@ class Replicas(PlanMode):
     def plan(self, question):
         question.say("planning replicas")
         found = {"ranks": question.spec.world_size, "rows": question.batch_size, **question.options}
-        return PlanAnswer(f"replicas: {found}", lambda: found)
+        return plan_modes.PlanAnswer(f"replicas: {found}", lambda: found)
 
 @hookimpl
 def register_plans():

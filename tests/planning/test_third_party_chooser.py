@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recd_plugins.api import Chooser, choosing, hookimpl
+from recd_plugins.api import choosing, hookimpl
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Alike(choosing.Choice):
         return f"all tables: {uses}, {self.milliseconds:.1f} ms"
 
 
-class AllAlike(Chooser):
+class AllAlike(choosing.Chooser):
     """Of what is offered for all tables together, what takes the shortest predicted step."""
 
     name = "acme.alike"
@@ -69,7 +69,7 @@ def register_shardings():
 '''
 #: What it may choose, besides.
 OTHERS = """
-from recd_plugins.api import Chooser, SetupError, Sharding, hookimpl
+from recd_plugins.api import Sharding, hookimpl
 
 class Halves(Sharding):
     "Rows in halves."

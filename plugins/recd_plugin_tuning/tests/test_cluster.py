@@ -18,7 +18,6 @@ from recd_plugin_tuning.cluster import MeasuredCluster
 from recd_plugin_tuning.collectives import fit_rate
 from recd_plugin_tuning.rank_work import QUICK, goes_on
 from recd_plugin_tuning.tests import cluster_cases
-from recd_plugins import api
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import read_topology
 from recd_plugins.testing.gloo import run_on_ranks
@@ -40,7 +39,7 @@ def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *arg
     def launch(*_: Any, **__: Any) -> list[MeasuredCluster]:
         return [found]
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr("recd_plugins.runtime.launch.launch", launch)
     return CliRunner().invoke(main, ["calibrate", *args])
 
 
