@@ -147,7 +147,7 @@ class Sender:
         them.
         """
         self._room.acquire()
-        with open(_anonymous_file(), "wb") as file:
+        with open(os.memfd_create("recd-block"), "wb") as file:
             file.write(data)
             file.flush()
             with self._lock:
@@ -166,10 +166,3 @@ def receive_block(connection: Connection, size: int) -> mmap.mmap:
         return mmap.mmap(file, size)
     finally:
         os.close(file)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("recd-block")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -6,22 +6,12 @@ import click
 
 from recd_plugins.api import cli_options
 
-
-def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    """Reject an empty column name. It would be treated as a missing option."""
-    if name == "":
-        raise click.BadParameter("an empty name; leave it out for the default")
-    return name
-
-
 session = click.option(
     "--session",
-    callback=_named,
     help="Session column.  [default: session_id; a dataset defines its own]",
 )
 timestamp = click.option(
     "--timestamp",
-    callback=_named,
     help="Time column.  [default: ts; a dataset defines its own]",
 )
 nulls = click.option(

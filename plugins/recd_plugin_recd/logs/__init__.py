@@ -125,15 +125,12 @@ def _each_batch(
     type=cli_options.OUTPUT_PATH,
     help="Read only rows added since this offsets file was written, then update it.",
 )
-@click.option("--skip-damaged", is_flag=True, help="Exit with status 0 even if rows were lost.")
 @click.option("--force", is_flag=True, help="Replace DESTINATION if it exists.")
-def read(
-    source: Path, destination: Path, offsets: Path | None, skip_damaged: bool, force: bool
-) -> None:
+def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> None:
     """Write the rows of the log SOURCE to a Parquet file.
 
     Damaged blocks are reported on stderr and skipped. All other rows are written. If a block is
-    damaged, the exit status is 1, or 0 with --skip-damaged.
+    damaged, the exit status is 1.
     """
     from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
     from recd_plugins.api import file_utils
@@ -175,11 +172,8 @@ def read(
         click.echo(f"{source}: nothing new; no file written")
     for damage in damages:
         click.secho(str(damage), fg="yellow", err=True)
-    if damages and not skip_damaged:
-        raise DataError(
-            f"{source} is damaged in {len(damages)} places, shown above; all else was read. "
-            "--skip-damaged takes that for success"
-        )
+    if damages:
+        raise DataError(f"{source} is damaged in {len(damages)} places; all other rows were read")
 
 
 @logs.command()
