@@ -91,7 +91,7 @@ SLOW = (
     "recd_plugin_flexshard/tests/planning/test_simulate.py",
     "recd_plugin_flexshard/tests/planning/test_traffic.py",
     "recd_plugin_dlrm/tests/criteo/test_contract.py",
-    "recd_plugin_recd/tests/preprocessing/test_exactness.py",
+    "recd_plugin_recd/tests/preprocessing/test_modules.py::test_chains_of_plugins",
     "recd_plugin_scars/tests/test_hot_batches.py",
     "recd_plugin_scars/tests/test_window_reader.py::test_goes_on_at_every",
     "testing/test_built_in_plugins.py",

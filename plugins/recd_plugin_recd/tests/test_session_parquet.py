@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_recd.sessions import open_source
+from recd_plugins.interfaces import SessionKeys
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -147,3 +149,24 @@ class TestContract(DatasetContract):
     @pytest.fixture
     def plugin(self, folder) -> SessionParquet:
         return dataset(folder)
+
+
+@pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
+def test_commands_name_the_option_of_a_missing_column(folder, option, column):
+    message = rf"part\.parquet: no column {column}; .*--{option}; the columns are session_id, ts"
+    with pytest.raises(DataError, match=message):
+        open_source(folder, **{option: column})
+
+
+def test_commands_read_the_training_split_of_a_registry_file(folder, tmp_path):
+    options = f"{{path: {folder}, sparse: [seen], dense: [price]}}"
+    dataset = f"{{use: recd.session_parquet, options: {options}}}"
+    path = tmp_path / "registry.yaml"
+    path.write_text(f"version: 1\ndataset: {dataset}\nconverter: {{use: recd.kjt}}\n")
+    source = open_source(path)
+    assert (source.keys, source.features) == (SessionKeys("session_id", "ts"), ("seen",))
+    assert source.schema.names == ["seen", "price", "label", "session_id", "ts"]
+    (partition,) = source.partitions
+    for _again in range(2):
+        batches = source.read(partition, ["ts"])
+        assert [ts.as_py() for rows in batches for ts in rows.data["ts"]] == list(range(ROWS))

@@ -107,13 +107,9 @@ def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (["id", "number"], "id and number are two features"),
-        (["label", "id"], "a column that is label is nothing else"),
         ({"as": "id", "separator": "|"}, "separator is for columns that are ids"),
         ({"as": "number", "missing": "empty"}, "missing: empty is no value of number"),
         ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 would be the time .* say drop"),
-        ({"as": ["time", "number"], "missing": 0.5}, "missing: 0.5 would be the time"),
-        ({"as": "nothing"}, "Input should be"),
         (
             {"as": ["id", "number"], "width": 2, "positive": [1], "texts": True},
             "two features; choose one. width is for columns that are numbers. "

@@ -552,8 +552,6 @@ def kinds() -> dict[str, pa.Array]:
     found = {str(kind): pa.array(of[n], kind) for n, types in values.items() for kind in types}
     fixed = pa.array(encoded, pa.binary(16))
     found["uuid"] = pa.ExtensionArray.from_storage(pa.uuid(), fixed)
-    found["json"] = pa.ExtensionArray.from_storage(pa.json_(), found["string"])
-    found["bool8"] = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1] * 30, pa.int8()))
     tensors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4.0 * FEW) + 0.5), 4)
     kind = pa.fixed_shape_tensor(pa.float64(), (2, 2))
     found["tensor"] = pa.ExtensionArray.from_storage(kind, tensors)

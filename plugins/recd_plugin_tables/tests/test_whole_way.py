@@ -19,7 +19,7 @@ from recd_plugins.cli import main
 
 ROWS = 320
 # By day; the others are imported, value by value, by other tests.
-TODAY = "JSON lines"
+TODAY = "Polars NDJSON"
 
 
 def clicks() -> pa.Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,19 +74,12 @@ def write_stream(path: Path) -> Path:
     return path / "t.arrows"
 
 
-def write_packed_lines(path: Path) -> Path:
-    lines = "\n".join(map(json.dumps, TABLE.to_pylist()))
-    (path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    return path / "t.jsonl.gz"
-
-
 # Libraries are imported by those who write: files that are only collected need none.
 WRITERS = {
     "Polars Parquet": polars_writer(".parquet", "write_parquet"),
     "Polars IPC": polars_writer(".arrow", "write_ipc"),
     "Polars NDJSON": polars_writer(".ndjson", "write_ndjson"),
     "Arrow stream": write_stream,
-    "JSON lines": write_packed_lines,
     "datasets": write_dataset,
     "Delta": write_delta,
     "Lance": write_lance,
