@@ -114,7 +114,6 @@ BY_NIGHT = (
     "cli/test_run.py::test_shardings_side_by_side",
     "examples/test_ray_readers.py",
     "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
-    "recd_plugin_dsi/tests/test_ray_ingestion.py::test_goes_on_elsewhere",
 )
 #: Those of which by day every n-th runs, others each day: cells of a matrix, kinds of bad inputs,
 #: whole runs that are like one another. RECD_DAY=0, 1 and so on runs those of another day.
