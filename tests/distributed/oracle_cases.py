@@ -88,7 +88,8 @@ def check(case: OracleCase, *, stock: bool) -> None:
     classes = (StockSequences, ExactSequences) if case.sequences else (StockBags, ExactBags)
     sharder = classes[0 if stock else 1](fused_params=dict(FUSED))
     sharder.only = case.sharding
-    _Oracle(check_sequences if case.sequences else check_bags)._test_sharding(
+    function = check_sequences if case.sequences else sharding_single_rank_test_single_process
+    _Oracle(function)._test_sharding(
         sharders=[sharder],
         backend="gloo",
         world_size=2,
@@ -140,10 +141,6 @@ def _on_rank(
         world_size=world_size,
         **arguments,
     )
-
-
-def check_bags(**arguments: Any) -> None:
-    sharding_single_rank_test_single_process(**arguments)
 
 
 def check_sequences(**arguments: Any) -> None:

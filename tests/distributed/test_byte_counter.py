@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from tests.distributed.parity_cases import Case, sharded_model, train
 from tests.sharded import CPU, SGD, bags, exact_sharders, shard
-from torchrec.distributed import comm_ops
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
@@ -78,23 +77,6 @@ def bytes_of_a_table(rank: int, world_size: int, place: str) -> Counter[tuple[st
         sent[traffic.kind, traffic.phase, traffic.payload] += num_bytes
     sent["ids",] = looked_up.per_feature["a"]
     return sent
-
-
-def sync_row_wise(rank: int, world_size: int) -> dict[str, int]:
-    value = torch.zeros(8, 4, requires_grad=True)
-    comm_ops.set_use_sync_collectives(True)
-    try:
-        with CollectiveBytes() as counter:
-            output = comm_ops.reduce_scatter_base_pooled(value).wait()
-            output.sum().backward()
-    finally:
-        comm_ops.set_use_sync_collectives(False)
-    return {
-        f"{kind} {phase}": sum(
-            n for t, n in counter.sent.items() if (t.kind, t.phase) == (kind, phase)
-        )
-        for kind, phase in (("reduce_scatter", "forward"), ("all_gather", "backward"))
-    } | {"total": counter.total}
 
 
 def plain_and_pipelined(
@@ -168,15 +150,6 @@ def test_data_parallel_bytes() -> None:
         # The gradient of the whole table: 12 rows, once out and once back in halves.
         assert rank["all_reduce", "backward", "floats"] == 12 * ROW
         assert (rank[IDS], rank["ids",]) == (0, 5)
-
-
-def test_synchronous_collectives_are_not_counted_twice() -> None:
-    for sent in run_on_ranks(sync_row_wise, 2):
-        assert sent == {
-            "reduce_scatter forward": 4 * ROW,
-            "all_gather backward": 4 * ROW,
-            "total": 8 * ROW,
-        }
 
 
 def test_a_train_pipeline_sends_what_a_plain_loop_sends() -> None:

@@ -107,15 +107,13 @@ def _step(dmp: DistributedModelParallel, rank: int, step: int, batch: int = 32) 
 @pytest.mark.parametrize(
     "trainer",
     [
-        Trainer(in_backward=True),
         Trainer(fused_params=ADAGRAD),
-        Trainer(fused_params=ADAGRAD, in_base=True),
         Trainer(in_backward=True, fused_params={"gradient_clipping": True}, in_base=True),
         Trainer(in_backward=True, codecs=True),
         Trainer(in_backward=True, codecs=True, in_base=True),
         Trainer(in_backward=True, codecs=True, wire="fp16"),
     ],
-    ids=["in backward", "argument", "base", "both", "codecs", "codecs in base", "wire"],
+    ids=["argument", "both", "codecs", "codecs in base", "wire"],
 )
 def test_a_trainer_keeps_its_optimizer_and_its_codecs(trainer: Trainer) -> None:
     for ours, stock in run_on_ranks(both_sides, 2, trainer):

@@ -102,21 +102,13 @@ def sequences_under_sync_collectives(rank: int, world_size: int, stock: bool) ->
         comm_ops.set_use_sync_collectives(False)
 
 
-def weighted_means(rank: int, world_size: int, stock: bool, place: str) -> float:
-    dmp = sharded(bags("a", means="a", weighted=True), place, stock)
-    torch.manual_seed(0)
-    table = torch.randn(12, DIM)
-    return float(((0.5 * table[0] + 2 * table[1]) / dmp(weighted())["a"][0].detach()).mean())
-
-
 def mean_of_a_weighted_batch(
-    rank: int, world_size: int, place: str, coalesced: Iterable[str], fused: bool
+    rank: int, world_size: int, place: str, coalesced: Iterable[str], kind: str
 ) -> None:
-    module: nn.Module = bags("a", means="a")
-    if fused:
-        module = FusedEmbeddingBagCollection(
-            bags("a", means="a").embedding_bag_configs(), torch.optim.SGD, {"lr": 1.0}
-        )
+    module: nn.Module = bags("a", means="a", weighted=kind == "weighted")
+    if kind == "fused":
+        configs = bags("a", means="a").embedding_bag_configs()
+        module = FusedEmbeddingBagCollection(configs, torch.optim.SGD, {"lr": 1.0})
     dmp = sharded(module, place, coalesced=coalesced)
     features = weighted()
     dmp(KeyedJaggedTensor(["a"], features.values(), lengths=features.lengths()))["a"].sum()
@@ -210,28 +202,20 @@ def test_deduplicated_sequences_would_lose_their_gradient() -> None:
     assert _run(deduplicated_sequences, EXACT) == learnt
 
 
-@pytest.mark.parametrize(("place", "divisor"), [("table_wise", 2), ("row_wise", 2.5)])
-def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree(
-    place: str, divisor: float
-) -> None:
-    assert _run(weighted_means, STOCK, place) == pytest.approx([divisor] * 2)
-    with pytest.raises(ExactnessError, match="tables t_a have mean pooling of weighted ids"):
-        _run(weighted_means, EXACT, place)
-
-
 @pytest.mark.parametrize(
-    ("place", "coalesced", "fused"),
+    ("place", "coalesced", "kind"),
     [
-        ("table_wise", ("t_a",), False),
-        ("row_wise", (), False),
-        ("table_wise", (), True),  # by rows it is refused as it is sharded
+        ("table_wise", ("t_a",), "bags"),
+        ("row_wise", (), "bags"),
+        ("row_wise", (), "weighted"),
+        ("table_wise", (), "fused"),  # by rows it is refused as it is sharded
     ],
 )
 def test_means_of_batches_with_weights_are_refused(
-    place: str, coalesced: tuple[str, ...], fused: bool
+    place: str, coalesced: tuple[str, ...], kind: str
 ) -> None:
     with pytest.raises(ExactnessError, match="tables t_a have mean pooling of weighted ids"):
-        run_on_ranks(mean_of_a_weighted_batch, 2, place, coalesced, fused)
+        run_on_ranks(mean_of_a_weighted_batch, 2, place, coalesced, kind)
 
 
 def test_weights_whose_gradient_would_be_lost_are_refused() -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
@@ -71,20 +69,6 @@ def launch_sleepers(folder: str) -> None:
     launch(note_pid_and_sleep, 2, folder)
 
 
-def parents_of_it_and_of_what_it_starts(rank: int, world_size: int) -> tuple[int, int]:
-    context = multiprocessing.get_context("forkserver")
-    queue = context.SimpleQueue()
-    process = context.Process(target=note_parent, args=(queue,))
-    process.start()
-    parent = queue.get()
-    process.join()
-    return os.getppid(), parent
-
-
-def note_parent(queue: SimpleQueue[int]) -> None:
-    queue.put(os.getppid())
-
-
 def test_results_come_back_by_rank_as_tensors() -> None:
     assert [value.item() for value in launch(total, 2, 1.0)] == [3.0, 3.0]
 
@@ -142,12 +126,6 @@ def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message
 def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:
     with pytest.raises(SetupError, match="rank 1 was killed"):
         launch(raise_on_rank_1, 4, "kill")
-
-
-def test_what_a_rank_starts_is_forked_from_the_server_of_the_ranks() -> None:
-    """Another server would import everything again, for each rank."""
-    parents = {pid for pids in launch(parents_of_it_and_of_what_it_starts, 2) for pid in pids}
-    assert len(parents) == 1
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])

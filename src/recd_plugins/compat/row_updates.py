@@ -26,13 +26,6 @@ from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.text import shortened
 
-#: Optimizers for which FBGEMM has CPU kernels.
-ON_CPU = {
-    EmbOptimType.EXACT_SGD,
-    EmbOptimType.EXACT_ADAGRAD,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
-}
 #: Elementwise optimizers; others use sums or norms over a row.
 ELEMENTWISE = {
     EmbOptimType.SGD,

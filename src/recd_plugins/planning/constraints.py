@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -21,13 +21,8 @@ from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.sharding.entry_constraints import (
-    EntryConstraints,
-    entry_constraints,
-    merged_constraints,
-    set_fields,
-)
 from recd_plugins.sharding.sharders import fused_params
 
 _UNSET = ParameterConstraints()
@@ -320,3 +315,46 @@ def _not_replicated(
         or (table.pooled and any_coalesced)
         or (table.name not in may and (variable if table.pooled else device_type == "cpu"))
     }
+
+
+@dataclass(frozen=True)
+class EntryConstraints:
+    """Planner constraints of one entry, keyed by table name; messages start with ``where``."""
+
+    where: str
+    plugin: str
+    of_tables: Mapping[str, ParameterConstraints]
+
+
+def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[EntryConstraints]:
+    """Return the constraints of each sharding and cache entry, in the order of the file."""
+    registry = prepared.registry
+    of_parts = {part.entry.field: part for part in prepared.plugin_strategies}
+    found = []
+    for entry in (*registry.sharding, *registry.cache):
+        own = [table for table in tables if entry.matches(table.name)]
+        asked: dict[str, ParameterConstraints] = {}
+        each: Any
+        for each in filter(None, (entry.plugin, of_parts.get(entry.field))):
+            with plugin_call(entry.plugin, "constraints"):
+                for name, constraints in each.constraints(own).items():
+                    asked[name] = merged_constraints(asked.get(name, _UNSET), constraints)
+        where = f"{registry.path}:{entry.line} {entry.field}: "
+        found.append(EntryConstraints(where, entry.plugin.name, asked))
+    return found
+
+
+def set_fields(constraints: ParameterConstraints) -> list[str]:
+    """Return the names of the fields that are set in ``constraints``."""
+    return [
+        field.name
+        for field in fields(constraints)
+        if getattr(constraints, field.name) != getattr(_UNSET, field.name)
+    ]
+
+
+def merged_constraints(
+    first: ParameterConstraints, second: ParameterConstraints
+) -> ParameterConstraints:
+    """Return ``first``, overridden by the fields that are set in ``second``."""
+    return replace(first, **{field: getattr(second, field) for field in set_fields(second)})

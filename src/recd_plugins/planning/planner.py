@@ -36,6 +36,7 @@ from recd_plugins.interfaces.model_tables import (
     tables_of,
 )
 from recd_plugins.planning.constraints import (
+    entry_constraints,
     feasible,
     table_constraints,
     table_optimizers,
@@ -57,7 +58,6 @@ from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.text import size_text
 from recd_plugins.runtime.versions import __version__, installed_set
-from recd_plugins.sharding.entry_constraints import entry_constraints
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,

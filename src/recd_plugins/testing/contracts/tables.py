@@ -38,10 +38,10 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.access import AccessProfile, TableAccess
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.tables import StepShape
+from recd_plugins.planning.constraints import merged_constraints, set_fields
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
-from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
 from recd_plugins.testing.contracts.plugin import PluginContract
 
 
