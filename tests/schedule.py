@@ -52,7 +52,6 @@ SLOW = (
     "recd_plugin_tuning/tests/test_cluster.py::test_costs_are",
     "training/test_deferred.py::test_every_sharding_starts_as_whole_tables_do[4]",
     "training/test_evaluation.py::test_every_row_is_scored_once",
-    "training/test_optimizers.py::test_parity",
     "training/test_pipeline_plugin.py",
     # What takes seconds and seldom breaks alone.
     "test_internals.py::test_they_are_listed",
@@ -97,7 +96,6 @@ SLOW = (
     "testing/test_built_in_plugins.py",
     "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
-    "recd_plugin_runs/tests/test_run_page.py",
     "recd_plugin_runs/tests/test_predict.py",
     # Ray starts dozens of processes.
     "recd_plugin_dsi/tests/test_local_ray.py",
@@ -182,7 +180,6 @@ IN_TURN = {
     "training/test_every_part.py": 2,
     "training/test_finite.py": 2,
     "training/test_lookahead.py::test_training_goes_on": 2,
-    "training/test_optimizers.py::test_parity": 2,
     "training/test_pipeline_plugin.py::test_caches": 2,
     "training/test_pipeline_plugin.py::test_losses": 2,
 }

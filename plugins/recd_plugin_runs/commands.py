@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     DataError,
     RecdError,
@@ -22,6 +21,8 @@ from recd_plugins.api import (
     load_registry,
 )
 
+#: Columns of every score file: the 0-based row of the table, and the probability.
+ROW, SCORE = "row", "score"
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 
@@ -72,7 +73,13 @@ def evaluate(
     from recd_plugins.api import devices, launcher, run_results, trained_models
 
     job = trained_models.TrainedJob(
-        registry, chosen, plugins_dir, given, settings, devices.choose_device(read), read.text
+        registry,
+        checkpoint=chosen,
+        plugins_dir=plugins_dir,
+        overrides=given,
+        device=devices.choose_device(read),
+        settings=settings,
+        text=read.text,
     )
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
     found = trained_models.on_ranks(read, on_rank, job, alike)
@@ -166,12 +173,12 @@ def predict(
     with file_utils.without_remains(output) as token:
         job = PredictJob(
             registry,
-            chosen,
-            plugins_dir,
-            given,
-            settings,
-            devices.choose_device(read),
-            read.text,
+            checkpoint=chosen,
+            plugins_dir=plugins_dir,
+            overrides=given,
+            device=devices.choose_device(read),
+            settings=settings,
+            text=read.text,
             table=table,
             output=output,
             kind=kind,

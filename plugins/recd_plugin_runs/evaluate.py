@@ -23,6 +23,7 @@ from recd_plugins.api import (
     lookup_kernels,
     model_tables,
     plugin_call,
+    rank_agreement,
     run_identity,
     table_weights,
     trained_models,
@@ -124,31 +125,25 @@ class UnknownIds:
     """
 
     def __init__(self, registry: RunConfig) -> None:
-        shared: dict[int, tuple[list[str], set[int]]] = {}
+        self._counted: dict[int, tuple[list[str], set[int]]] = {}
         schema = registry.dataset.schema()
         for feature, steps in transforms.fitted_steps(registry, schema).items():
-            if feature not in schema.sparse:  # numbers have no ids
-                continue
-            for step in steps:
+            for step in steps if feature in schema.sparse else ():  # numbers have no ids
                 if type(step).fit is Preprocessing.fit:
                     continue
                 if step.unknown_ids is None:  # features with the same vocabulary share the set
                     step.unknown_ids = set()
-                shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
-        self._features: dict[str, list[set[int]]] = {}  # of a feature with two such steps, two
-        for features, ids in shared.values():
-            together = " together" if len(features) > 1 else ""
-            self._features.setdefault(" and ".join(features) + together, []).append(ids)
+                names, _ = self._counted.setdefault(id(step.unknown_ids), ([], step.unknown_ids))
+                names.append(feature)
 
     def say(self) -> None:
-        """Print the summed counts of all ranks on rank 0. Collective: call on all ranks."""
-        everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
-        mine = {name: set[int]().union(*ids) for name, ids in self._features.items()}
-        dist.all_gather_object(everyone, mine)
-        counts = {name: len(set().union(*(each[name] for each in everyone))) for name in mine}
+        """Print the counts over all ranks on rank 0. Collective: call on all ranks."""
+        ranks = rank_agreement.together(lambda: [ids for _, ids in self._counted.values()])
+        counts = [len(set[int]().union(*of_ranks)) for of_ranks in zip(*ranks, strict=True)]
         told = [
-            f"{name} {min(count, MOST_UNKNOWN):,}{' or more' * (count >= MOST_UNKNOWN)}"
-            for name, count in counts.items()
+            f"{' and '.join(names)} {min(count, MOST_UNKNOWN):,}"
+            + " or more" * (count >= MOST_UNKNOWN)
+            for (names, _), count in zip(self._counted.values(), counts, strict=True)
             if count
         ]
         if told and dist.get_rank() == 0:

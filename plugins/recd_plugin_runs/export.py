@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,13 +93,7 @@ class ServingModel(nn.Module):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Stored rows of a feature, readable as a JaggedTensor, and the stored row of each batch row.
-
-    Attributes:
-        ids: int64 ``[num_values]``.
-        counts: ids of each stored row, int64 ``[num_stored]``.
-        rows: the stored row of each row, int64 ``[B]``.
-    """
+    """Stored rows of a feature, readable as a JaggedTensor, and the index of each batch row."""
 
     ids: Tensor
     counts: Tensor
@@ -242,7 +235,8 @@ def exported(model: ServingModel) -> ExportedProgram:
         {name: {0: Dim.DYNAMIC} for name in each} if isinstance(each, dict) else {0: Dim.DYNAMIC}
         for each in inputs
     )
-    with _traceable(), torch.no_grad():
+    # As in a script, modules use plain torch operations instead of compiled kernels.
+    with patch("torch.jit.is_scripting", return_value=True), torch.no_grad():
         return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
 
 
@@ -335,10 +329,3 @@ def _example(schema: FeatureSchema) -> tuple[Any, ...]:
         rows[name] = torch.arange(batch_size)
     dense = torch.zeros(batch_size, len(schema.dense), dtype=torch.float64)
     return dense, values, lengths, rows
-
-
-@contextmanager
-def _traceable() -> Iterator[None]:
-    """Switch modules from compiled kernels to plain torch operations."""
-    with patch("torch.jit.is_scripting", return_value=True):
-        yield

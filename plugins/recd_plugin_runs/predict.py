@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recd_plugin_runs.commands import ROW, SCORE
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
-from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -48,15 +48,9 @@ from recd_plugins.api import (
 )
 
 
-class BatchWriter(Protocol):
-    """Interface of writers that accept batches of one schema, like pyarrow's writers."""
-
-    def write_batch(self, batch: pa.RecordBatch) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class _JsonLines:
+    """A writer of JSON lines, like pyarrow's writers."""
+
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
 
@@ -75,10 +69,10 @@ class _JsonLines:
 @contextmanager
 def score_file(
     path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
-) -> Iterator[BatchWriter]:
+) -> Iterator[Any]:
     """Open a writer of ``path``, which appears only once complete; see ``new_file``."""
     with file_utils.new_file(path, token=token, replaces=replaces) as temporary:
-        writer: BatchWriter
+        writer: Any
         if kind == "jsonl":
             writer = _JsonLines(temporary)
         elif kind == "csv":
@@ -92,10 +86,17 @@ def score_file(
 
 
 class KeptColumns:
-    """Reads selected columns, or struct fields by path, of a Parquet table row by row."""
+    """Reads selected columns, or struct fields by path, of a Parquet table.
+
+    Args:
+        location: the table.
+        columns: names, or paths of struct fields with dots.
+        size: rows to read at a time.
+        storage: settings of remote tables.
+    """
 
     def __init__(
-        self, location: str, columns: Sequence[str], storage: Storage | None = None
+        self, location: str, columns: Sequence[str], size: int, storage: Storage | None = None
     ) -> None:
         self._location = location
         try:
@@ -120,27 +121,18 @@ class KeptColumns:
         read = dict.fromkeys(column for column, *_ in self._paths.values())
         schema = pa.schema([table.schema.field(column) for column in read])
         pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
-        self._parts = (part for part in table.read(pieces, schema) if len(part))
-        self._rest: Rows | None = None
+        self._parts = row_tables.rebatch(table.read(pieces, schema), size, rest=True)
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
         """Return the next rows, with row numbers ``rows``; null columns if ``rows`` is empty."""
-        taken: list[Rows] = []
-        num_rows = len(rows)
-        if not np.array_equal(rows, np.arange(self._next_row, self._next_row + num_rows)):
-            raise self._other_rows("other")
-        self._next_row += num_rows
-        while num_rows:
-            if (part := self._next()) is None:
-                raise self._other_rows("fewer")
-            taken.append(row_tables.slice_rows(part, 0, num_rows))
-            num_rows -= len(taken[-1])
-            left = len(part) - len(taken[-1])
-            self._rest = row_tables.slice_rows(part, len(taken[-1]), left) if left else None
-        if not taken:
+        if not len(rows):
             return {name: pa.nulls(0) for name in self._paths}
-        kept = row_tables.concat_rows(taken)
+        kept = next(self._parts, None)
+        expected = np.arange(self._next_row, self._next_row + len(rows))
+        if kept is None or len(kept) != len(rows) or not np.array_equal(rows, expected):
+            raise self._other_rows()
+        self._next_row += len(rows)
         return {
             name: pc.struct_field(kept.data.column(column), fields) if fields else _of(kept, column)
             for name, (column, *fields) in self._paths.items()
@@ -148,16 +140,12 @@ class KeptColumns:
 
     def check_end(self) -> None:
         """Raise an error if the table has more rows than were read."""
-        if self._next() is not None:
-            raise self._other_rows("more")
+        if next(self._parts, None) is not None:
+            raise self._other_rows()
 
-    def _next(self) -> Rows | None:
-        part, self._rest = self._rest, None
-        return next(self._parts, None) if part is None else part
-
-    def _other_rows(self, which: str) -> DataError:
+    def _other_rows(self) -> DataError:
         return DataError(
-            f"{self._location}: has {which} rows than there are scores; leave out --keep, and join "
+            f"{self._location}: has other rows than there are scores; leave out --keep, and join "
             "by the keys"
         )
 
@@ -200,13 +188,14 @@ class PredictJob(trained_models.TrainedJob):
         registry = self.load()
         say_absent(registry, self.checkpoint)
         dataset = registry.dataset.to_score(self.table)
-        self.kept(dataset)  # rejected now, before rows are imported
+        self.kept(dataset, 1)  # rejected now, before rows are imported
         dataset.prepare()
 
-    def kept(self, dataset: Dataset) -> KeptColumns | None:
+    def kept(self, dataset: Dataset, size: int) -> KeptColumns | None:
+        """Return a reader of the columns to keep, ``size`` rows at a time."""
         if not self.keep:
             return None
-        return KeptColumns(self.table, self.keep, dataset.storage())
+        return KeptColumns(self.table, self.keep, size, dataset.storage())
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
         """Plan with the table to score if the training data is missing."""
@@ -238,9 +227,9 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     prepared = trained.parts.prepared
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
-    kept = job.kept(dataset) if rank == 0 else None
     rank_agreement.check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
+    kept = job.kept(dataset, size * world_size) if rank == 0 else None
     # The training split may have fewer rows than one batch of this size.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = row_pipelines.RowPipeline.of_model(scored, prepared)
@@ -299,7 +288,7 @@ class _Output:
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
         self._stack = ExitStack()
-        self._writer: BatchWriter | None = None
+        self._writer: Any = None
         self._row = 0
         self._names = keys
         self._kept = kept
@@ -314,13 +303,10 @@ class _Output:
         for column, name in self._names.items():
             columns[name] = _joined([batch.column(column) for batch in keys])
         rows = pa.array(np.arange(self._row, self._row + len(scores)))
-        rows = columns.get(
-            ROW, rows
-        )  # the dataset's own row number if it makes several rows of one
+        rows = columns.get(ROW, rows)  # the dataset's own number if it makes several rows of one
         if self._kept is not None:
             columns |= self._kept.take(rows.to_numpy(zero_copy_only=False))
-        if ROW not in columns:
-            columns[ROW] = rows
+        columns.setdefault(ROW, rows)
         columns[SCORE] = pa.array(scores)
         self._row += len(scores)
         batch = pa.RecordBatch.from_pydict(columns)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from recd_plugins.api import RecdError, html_page, plots, run_results
 
-# Loss curves that differ by at most this are drawn as one.
+# Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
 
 
@@ -42,18 +42,9 @@ class Run:
         return None if value is None or not base else run_results.Spread.of([value / base])
 
     @property
-    def losses(self) -> list[float | None]:
-        """Return the loss of each step, with None for non-finite losses."""
-        return list(self.values["losses"])
-
-    def same_losses(self, other: Run) -> float | None:
-        """Return the largest loss difference at any step, or None unless it is tiny."""
-        mine, others = self.losses, other.losses
-        if len(mine) != len(others) or None in mine or None in others:
-            return None
-        pairs = zip(mine, others, strict=True)
-        most = max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
-        return most if most <= _EQUAL_LOSSES else None
+    def losses(self) -> list[float]:
+        """Return the loss of each step, with NaN for non-finite losses."""
+        return [math.nan if loss is None else loss for loss in self.values["losses"]]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -96,11 +87,9 @@ def runs_of(report: Any) -> list[Run]:
 _KNOWN = frozenset(
     {
         "samples_per_second", "step_seconds", "ids_looked_up", "peak_memory_bytes", "losses",
-        "train", "test", "step_memory", "registry", "settings", "rounds", "validation",
+        "train", "test", "registry", "settings", "rounds", "validation",
     }
 )  # fmt: skip
-# Maximum number of rows shown per section.
-_MOST_ROWS = 200
 # Data wait is mentioned if it exceeds this share of a step.
 _WAITING = 0.05
 
@@ -140,10 +129,11 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             unsure = over.least < 1 < over.most
             doubt = ", which shows no difference" if unsure else ""
             yield f"{run.name} {sentence.format(times)} {first.name}{doubt}."
-    for group in same_curves(runs):
-        if len(group) > 1:
-            most = max(run.same_losses(group[0]) or 0.0 for run in group[1:])
-            yield f"Losses of {', '.join(run.name for run in group)} agree within {most:.1e}."
+    for run in runs[1:]:
+        apart = [abs(a - b) for a, b in zip(run.losses, first.losses, strict=False)]
+        same = len(run.losses) == len(first.losses)
+        if same and all(each <= _EQUAL_LOSSES for each in apart):
+            yield f"Losses of {first.name} and {run.name} agree within {max(apart, default=0):.1e}."
     for run in runs:
         named = f"{run.name}: " if len(runs) > 1 else ""
         stalls = run.values.get("stalls")
@@ -196,15 +186,8 @@ def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
         if not paths:
             continue
         yield html_page.element("h2", name.replace("_", " ").capitalize())
-        rows = [
-            (path or name, *(_text(each.get(path)) for each in leaves))
-            for path in paths[:_MOST_ROWS]
-        ]
+        rows = [(path or name, *(_text(each.get(path)) for each in leaves)) for path in paths]
         yield html_page.html_table(("", *(run.name or "value" for run in runs)), rows)
-        if len(paths) > _MOST_ROWS:
-            yield html_page.element(
-                "p", f"The first {_MOST_ROWS} of {len(paths):,} values.", css="note"
-            )
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -244,17 +227,16 @@ _POINTS = 400
 
 @plots.plot_style()
 def loss_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot the loss of each step. Runs with equal losses share one curve."""
+    """Plot the loss of each step."""
     axes = _axes(4.0)
-    for number, group in enumerate(same_curves(runs)):
-        losses = [math.nan if loss is None else loss for loss in group[0].losses]
-        width = math.ceil(len(losses) / _POINTS)
-        parts = [losses[start : start + width] for start in range(0, len(losses), width)]
+    for number, run in enumerate(runs):
+        width = math.ceil(len(run.losses) / _POINTS)
+        parts = [run.losses[at : at + width] for at in range(0, len(run.losses), width)]
         axes.plot(
             [start * width + (len(part) + 1) / 2 for start, part in enumerate(parts)],
             [sum(part) / len(part) for part in parts],
-            color=_color(number),
-            label=" = ".join(run.name for run in group),
+            color=plots.COLORS[number % len(plots.COLORS)],
+            label=run.name,
             marker="o" if len(parts) == 1 else None,
         )
     axes.set(xlabel="step", ylabel="loss")
@@ -272,24 +254,8 @@ def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) 
     return _svg(axes)
 
 
-def same_curves(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs whose losses differ only by rounding."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        same = next((each for each in groups if run.same_losses(each[0]) is not None), None)
-        if same is None:
-            groups.append([run])
-        else:
-            same.append(run)
-    return groups
-
-
 def _axes(height: float) -> Axes:
     return Figure(figsize=(8, height), layout="constrained").subplots()
-
-
-def _color(number: int) -> str:
-    return plots.COLORS[number % len(plots.COLORS)]
 
 
 def _svg(axes: Axes) -> html_page.Html:

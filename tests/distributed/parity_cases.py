@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, cast
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from tests.distributed.parity_model import (
     ReferenceOptimizer,
     make_batch,
 )
-from tests.sharded import exact_sharders, shard
+from tests.sharded import bare_registry, exact_sharders, shard
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import comm_ops
@@ -26,12 +27,14 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugins import load_registry
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import Pooling
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.sequence_pooling import PoolRows
+from recd_plugins.planning.prepared import apply_optimizers
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
 from recd_plugins.testing.device import DEVICE
@@ -64,6 +67,8 @@ class Case:
     coalesced: tuple[str, ...] = ()
     # By the pipeline that looks rows up ahead.
     overlapped: bool = False
+    # A registry file with optimizer entries of tables.
+    registry: Path | None = None
 
     @property
     def parts(self) -> Parts:
@@ -133,9 +138,14 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, CombinedOptimiz
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
     model = ParityModel(case.parts)
+    registry = bare_registry(training)
+    if case.registry is not None:
+        registry = load_registry(case.registry)
+        modules = list(embedding_modules(model))
+        apply_optimizers(registry, modules, tables_of(model), DEVICE.type, {})
     places = {table.name: case.sharding_of(table.name) for table in tables_of(model)}
-    dmp = shard(model, exact_sharders(training, case.coalesced), places)
-    optimizer = build_optimizer(dmp, training)
+    dmp = shard(model, exact_sharders(registry, case.coalesced), places)
+    optimizer = build_optimizer(dmp, registry.training)
     check_every_parameter_is_trained(dmp, optimizer)
     return dmp, optimizer
 
@@ -182,6 +192,7 @@ def _train_reference(
         LEARNING_RATE[case.optimizer],
         EPS,
         {t: COLUMN_SHARDS for t in tables if case.sharding_of(t) == "column_wise"},
+        {} if case.registry is None else optimizer_entries(case.registry),
     )
     outputs = []
     for step in range(NUM_STEPS):
@@ -190,6 +201,16 @@ def _train_reference(
         optimizer.step()
         outputs.append([(loss.detach(), output.detach()) for _, (loss, output) in results])
     return outputs, model.state_dict()
+
+
+def optimizer_entries(path: Path) -> dict[str, tuple[str, float, float]]:
+    """By table: the optimizer, its rate and its eps."""
+    found = {}
+    for entry in load_registry(path).entries("optimizer"):
+        options: Any = entry.plugin.options
+        rule = entry.plugin.name, options.learning_rate, getattr(options, "eps", 0.0)
+        found |= dict.fromkeys(entry.patterns, rule)
+    return found
 
 
 def input_of(case: Case, rank: int, step: int, form: Form) -> ModelInput:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -167,19 +168,17 @@ def _sequences(features: tuple[str, ...]) -> EmbeddingCollection | None:
     return EmbeddingCollection(tables=configs) if features else None
 
 
-def make_batch(
-    rank: int, step: int, *, form: Form, moving: bool = False, even: bool = False
-) -> Batch:
+def make_batch(rank: int, step: int, *, form: Form, moving: bool = False) -> Batch:
     """Rows of one rank; whatever the form, they are the same rows.
 
     With ``moving``, the lists of some features are segments of one list, in the order of rows.
 
-    Batches differ in size from rank to rank, unless they are ``even``. Lists may be empty. In the
-    first step rank 0 has one row over and over; in the third nobody has duplicates; in the fourth
-    p1 and s1 have no ids on rank 0, and s2 has none on any rank.
+    Batches differ in size from rank to rank. Lists may be empty. In the first step rank 0 has one
+    row over and over; in the third nobody has duplicates; in the fourth p1 and s1 have no ids on
+    rank 0, and s2 has none on any rank.
     """
     random = torch.Generator().manual_seed(1000 * step + rank)
-    batch_size = 6 + (0 if even else rank)
+    batch_size = 6 + rank
     num_sources = {0: 1 if rank == 0 else 3, 2: batch_size}.get(step, 3)
     source = torch.randint(0, num_sources, (batch_size,), generator=random)
     if moving:
@@ -239,7 +238,8 @@ class ReferenceOptimizer:
     """Textbook SGD, or Adagrad that is row-wise on tables, on whole tensors.
 
     ``column_shards`` gives tables that are cut into that many column shards: each shard has a
-    row-wise Adagrad of its own, in TorchRec's sharding as here.
+    row-wise Adagrad of its own, in TorchRec's sharding as here. ``entries`` gives optimizer, rate
+    and eps of tables that have their own.
     """
 
     def __init__(
@@ -250,12 +250,12 @@ class ReferenceOptimizer:
         learning_rate: float,
         eps: float,
         column_shards: dict[str, int],
+        entries: Mapping[str, tuple[str, float, float]] = MappingProxyType({}),
     ) -> None:
         self._parameters = list(model.named_parameters())
         self._tables = tables
-        self._optimizer = optimizer
-        self._learning_rate = learning_rate
-        self._eps = eps
+        self._default = f"torchrec.{optimizer}", learning_rate, eps
+        self._entries = entries
         self._column_shards = column_shards
         self._sums: dict[str, Tensor] = {}
 
@@ -264,18 +264,18 @@ class ReferenceOptimizer:
         for name, parameter in self._parameters:
             gradient = parameter.grad
             assert gradient is not None, name
-            if self._optimizer == "rowwise_adagrad":
-                squares = self._squares(name, gradient)
+            table = name.removesuffix(".weight").rpartition(".")[2]
+            optimizer, rate, eps = self._entries.get(table, self._default)
+            if optimizer != "torchrec.sgd":
+                rows = optimizer == "torchrec.rowwise_adagrad" and table in self._tables
+                squares = self._squares(table, gradient) if rows else gradient**2
                 total = self._sums.setdefault(name, torch.zeros_like(squares))
                 total += squares
-                gradient = gradient / (total.sqrt() + self._eps)
-            parameter.sub_(self._learning_rate * gradient)
+                gradient = gradient / (total.sqrt() + eps)
+            parameter.sub_(rate * gradient)
             parameter.grad = None
 
-    def _squares(self, name: str, gradient: Tensor) -> Tensor:
-        table = name.removesuffix(".weight").rpartition(".")[2]
-        if table not in self._tables:
-            return gradient**2
+    def _squares(self, table: str, gradient: Tensor) -> Tensor:
         shards = self._column_shards.get(table, 1)
         blocks = (gradient**2).view(len(gradient), shards, -1)
         return blocks.mean(2, keepdim=True).expand_as(blocks).reshape(gradient.shape)

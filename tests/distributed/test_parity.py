@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.covering import by_night, cells_of_today, covering
-from tests.distributed.parity_cases import Case, Difference, run_cases
+from tests.distributed.parity_cases import LEARNING_RATE, Case, Difference, run_cases
+from tests.distributed.parity_model import Form
+from tests.small_registry import write_registry
 
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import Pooling
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "among")
@@ -78,6 +82,37 @@ def test_parity_of_table_row_wise_on_two_nodes() -> None:
         for pipelined, coalesced in product((False, True), ((), ALL))
     ]
     assert_equal(4, todo, local_world_size=2)
+
+
+#: Optimizer entries of bags and sequences; s3 has none.
+ENTRIES: dict[str, tuple[str, dict[str, float]]] = {
+    "b0": ("torchrec.adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
+    "b1": ("torchrec.sgd", {"learning_rate": 0.3}),
+    "b2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
+    "s0": ("torchrec.adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
+    "s1": ("torchrec.sgd", {"learning_rate": 0.1}),
+    "s2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
+}
+
+
+def test_parity_of_optimizer_entries(tmp_path: Path) -> None:
+    path = write_registry(
+        tmp_path,
+        optimizers=[
+            {"use": use, "tables": [table], "options": options}
+            for table, (use, options) in ENTRIES.items()
+        ],
+        training={"optimizer": "sgd", "learning_rate": LEARNING_RATE["sgd"]},
+    )
+    # On CUDA, kernels of Adagrad take no bags of unique ids.
+    unique = ALL if DEVICE.type == "cpu" else SOME[2:]
+    forms: list[tuple[Form, tuple[str, ...]]] = [("plain", ()), ("unique", ()), ("unique", unique)]
+    todo = [
+        Case(sharding, "both", "sgd", False, form=form, coalesced=coalesced, registry=path)
+        for sharding in ("table_wise", "row_wise")
+        for form, coalesced in forms
+    ]
+    assert_equal(2, todo)
 
 
 #: Options of every built-in pooling; p2 is a target that is deduplicated, p3 one that is not.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.parity_cases import _whole
 from tests.sharded import CPU, bags, sharded
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -58,18 +57,12 @@ class Trainer:
         states = {**self.dmp.state_dict()}
         for name, state in self.optimizer.state_dict()["state"].items():
             states.update({f"{name}/{key}": value for key, value in state.items()})
-        return {name: _whole(value).flatten().tolist() for name, value in states.items()}
-
-
-def _whole(value: Any) -> Tensor:
-    if not isinstance(value, ShardedTensor):
-        return torch.as_tensor(value).detach().clone()
-    whole = torch.zeros(value.metadata().size)
-    for shard in value.local_shards():
-        sizes = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
-        whole[tuple(slice(o, o + size) for o, size in sizes)] = shard.tensor.detach()
-    dist.all_reduce(whole)
-    return whole
+        return {
+            name: (_whole(each) if isinstance(each, Tensor) else torch.tensor(each))
+            .flatten()
+            .tolist()
+            for name, each in states.items()
+        }
 
 
 def save_two(rank: int, world_size: int, folder: Path) -> None:

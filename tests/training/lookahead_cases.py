@@ -16,10 +16,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.train_pipeline import (
-    PrefetchTrainPipelineSparseDist,
-    TrainPipelineSparseDist,
-)
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -47,7 +44,7 @@ BATCH_SIZE = 4
 IDS = 3
 TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.2)
 
-Pipeline = Literal["none", "ours", "overlapped", "stock", "stock prefetch"]
+Pipeline = Literal["none", "ours", "overlapped", "stock"]
 
 
 class Failure(Exception):
@@ -205,8 +202,7 @@ def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.de
         return build_train_pipeline(dmp, optimizer, device)
     if kind == "overlapped":
         return OverlappedTrainPipeline(dmp, optimizer, device)
-    pipeline = TrainPipelineSparseDist if kind == "stock" else PrefetchTrainPipelineSparseDist
-    return pipeline(dmp, optimizer, device, execute_all_batches=True)
+    return TrainPipelineSparseDist(dmp, optimizer, device, execute_all_batches=True)
 
 
 def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[ModelInput]) -> Tensor:

@@ -105,9 +105,7 @@ SMALL: dict[str, Any] = {
     "converter": {"use": "recd.ikjt"},
 }
 OF_TRAINERS = {
-    plan: (
-        '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
-    ),
+    plan: ('(sharding bags): the plan, t_b0.sharding_type: "row_wise" on rank 0, "table_wise" on'),
     loader: (
         "rank 0 is at the form of the first batch of bags, rank 1 at the first "
         "batch of dedup(loader)"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from tests.small_registry import random_rows, write_registry
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -20,7 +19,6 @@ from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.runtime.generators import generators_kept
-from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
 from recd_plugins.training.checkpoint_files import Progress
 
@@ -52,7 +50,7 @@ class Notes(Callback):
         self.seen.append(end)
 
     def state_dict(self):
-        return {"rank": dist.get_rank(), "seen": len(self.seen)}
+        return {"seen": len(self.seen)}
 
     def load_state_dict(self, states):
         self.seen.append([*states])
@@ -65,7 +63,7 @@ class Idle(Callback):
 
 
 class Meddles(Callback):
-    """Draw from the generators of all, and switch gradients off."""
+    """Draw from all generators, and switch gradients off."""
 
     name = "test.meddles"
 
@@ -74,13 +72,13 @@ class Meddles(Callback):
         torch.set_grad_enabled(False)
 
 
-def called(cls: type[Callback], line: int = 7, key: str = "") -> Called:
-    entry = Entry[Callback](cls(cls.Options()), (), "callbacks[0]", line)
-    return Called(entry, key or cls.name, ())
+def called(cls: type[Callback]) -> Called:
+    entry = Entry[Callback](cls(cls.Options()), (), "callbacks[0]", 7)
+    return Called(entry, cls.name, ())
 
 
-def callbacks(*of: Called, rank: int = 0, world_size: int = 1) -> Callbacks:
-    return Callbacks(Path("registry.yaml"), of, rank, world_size)
+def callbacks(*of: Called) -> Callbacks:
+    return Callbacks(Path("registry.yaml"), of, rank=0, world_size=1)
 
 
 def batch(*ids: int) -> ModelInput:
@@ -125,17 +123,6 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ("the state of test.gone is dropped: no entry fits it\n")
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, but the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
-
-
-def states_of_ranks(rank: int, world_size: int) -> Any:
-    both = (called(Notes), called(Idle), called(Notes, key="test.notes#2"))
-    return callbacks(*both, rank=rank, world_size=world_size).states()
-
-
-def test_states_of_all_ranks() -> None:
-    for states in run_on_ranks(states_of_ranks, 2):
-        both = [{"rank": 0, "seen": 0}, {"rank": 1, "seen": 0}]
-        assert states == {"test.notes": both, "test.notes#2": both}
 
 
 PLUGINS = '''

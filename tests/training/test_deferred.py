@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sharded import CPU, bags, everyone, sequences
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
@@ -22,7 +20,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.rank_state import copy_weights, first_weights
 
 ROWS, DIM = 37, 8
-CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
@@ -30,24 +27,9 @@ class Model(nn.Module):
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()
-        self.bags = EmbeddingBagCollection(
-            [
-                EmbeddingBagConfig(
-                    name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[name]
-                )
-                for name in ("b0", "b1")
-            ],
-            device=device,
-        )
-        self.rows = EmbeddingCollection(
-            [
-                EmbeddingConfig(
-                    name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[name]
-                )
-                for name in ("e0", "e1")
-            ],
-            device=device,
-        )
+        sizes: Any = {"rows": ROWS, "dim": DIM, "device": device}
+        self.bags = bags("b0", "b1", **sizes)
+        self.rows = sequences("e0", "e1", **sizes)
         self.top = nn.Linear(DIM, 1, device=device)
 
     def forward(self, bags: KeyedJaggedTensor, rows: KeyedJaggedTensor) -> Tensor:
@@ -62,17 +44,17 @@ def sharded(model: nn.Module, sharding: str) -> DistributedModelParallel:
     of_bags = sharding in ("table_column_wise", "table_row_wise")  # alone
     constraints = {
         name: ParameterConstraints(
-            sharding_types=["row_wise" if of_bags and name[0] == "e" else sharding],
+            sharding_types=["row_wise" if of_bags and name[2] == "e" else sharding],
             compute_kernels=["dense" if dense else "fused"],
             min_partition=4,
         )
-        for name in ("b0", "b1", "e0", "e1")
+        for name in ("t_b0", "t_b1", "t_e0", "t_e1")
     }
     sharders = ready.sharders(fused_params={"learning_rate": 0.1})
     planner = ready.planner(constraints=constraints)
     return DistributedModelParallel(
         ready.model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        env=everyone(),
         device=CPU,
         plan=planner.collective_plan(ready.model, sharders, dist.group.WORLD),
         sharders=sharders,

@@ -70,10 +70,6 @@ def checkpoint(folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_same_run_differs_in_nothing(folder: Path, checkpoint: Path) -> None:
-    assert check_resumable(checkpoint, identity(folder), ()) == []
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -91,11 +87,7 @@ def test_what_is_spelled_out_is_the_same(
 REFUSED = {
     "preprocessing[1].options.buckets was 1000 and is 500": ("buckets: 1000", "buckets: 500"),
     "model.embedding_dim was 4 and is 8": ("embedding_dim: 4", "embedding_dim: 8"),
-    'training.optimizer was "rowwise_adagrad" and is "sgd"': (
-        "learning_rate: 0.1", "learning_rate: 0.1, optimizer: sgd",
-    ),
     "training.learning_rate was 0.1 and is 0.2": ("learning_rate: 0.1", "learning_rate: 0.2"),
-    "training.batch_size was 32 and is 16": ("batch_size: 32", "batch_size: 16"),
     "training.seed was 0 and is 1": ("learning_rate: 0.1", "learning_rate: 0.1, seed: 1"),
     'pooling[0].use was "recd.mean" and is "recd.attention"': ("recd.mean", "recd.attention"),
     'converter.use was "recd.ikjt" and is "recd.kjt"': ("recd.ikjt", "recd.kjt"),

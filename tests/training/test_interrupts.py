@@ -58,9 +58,7 @@ def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> 
 class Rank:
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
-
-    def terminate(self) -> None:
-        self.process.terminate()
+        self.terminate = self.process.terminate
 
 
 @pytest.fixture

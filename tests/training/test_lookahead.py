@@ -49,12 +49,6 @@ def test_training_goes_on_after_a_failed_step(cache: TableCache, fails: str) -> 
         _assert_equal(plain, cached)
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="TorchRec's prefetch stage needs CUDA")
-def test_torchrecs_prefetch_stage_trains_as_plain_tables() -> None:
-    expected = run_on_ranks(run, 1, "none", None)[0]
-    _assert_equal(expected, run_on_ranks(run, 1, "stock prefetch", AHEAD)[0])
-
-
 # Sums of gradients are in any order on a GPU.
 TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
 

@@ -12,7 +12,6 @@ import pytest
 
 from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import TopologySpec, this_machine
-from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.session import KEPT, topology_at_start, write_topology
 
@@ -70,12 +69,6 @@ def resumed(rank: int, world_size: int, folder: Path) -> tuple[TopologySpec | No
     return found, said.getvalue()
 
 
-def with_and_without(rank: int, world_size: int, plugins_dir: str) -> str:
-    with pytest.raises(SetupError) as refused:
-        at_start(rank, world_size, None if rank else plugins_dir)
-    return str(refused.value)
-
-
 @pytest.fixture
 def acme(tmp_path: Path) -> Path:
     (tmp_path / "acme.py").write_text(RING, encoding="utf-8")
@@ -107,9 +100,3 @@ def test_a_resumed_run_keeps_its_topology_unless_there_are_more_nodes(tmp_path: 
         (first, _), (second, nothing) = run_on_ranks(resumed, 2, tmp_path, local_world_size=1)
         assert first == second == (kept if nodes == 2 else None)
         assert not nothing
-
-
-def test_ranks_that_measure_otherwise_are_refused(acme: Path) -> None:
-    first, second = run_on_ranks(with_and_without, 2, str(acme), local_world_size=1)
-    assert first == second
-    assert "what measures them: " in first

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,21 +44,16 @@ class Run:
         self.network = network
         self.folder = folder
         (folder / "logs").mkdir(exist_ok=True)
+        training: dict[str, Any] = {"ranks": 3, "epochs": 100, "steps": STEPS, "evaluate": False}
+        training |= {"hang_notice": 4, "hang_timeout": TIMEOUT}
+        training["checkpoint"] = {"path": f"{folder}/checkpoints", "every": 20}
         registry = write_registry(
             folder,
             dataset=papercal(folder, 512, 32),
             converter={"use": "recd.ikjt"},
             preprocessing=hashed(50),
             model={"num_embeddings": 50, "bag_pooling": "mean"},
-            training={
-                "ranks": 3,
-                "epochs": 100,
-                "steps": STEPS,
-                "evaluate": False,
-                "hang_notice": 4,
-                "hang_timeout": TIMEOUT,
-                "checkpoint": {"path": f"{folder}/checkpoints", "every": 20},
-            },
+            training=training,
         )
         report = str(folder / "figures.json")
         command = [RECD, "run", str(registry), "--resume", "--json", report]

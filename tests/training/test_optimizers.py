@@ -1,170 +1,29 @@
-"""Tables with optimizer entries train as with stock TorchRec."""
+"""Optimizer entries of tables, and learning rate schedules."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.distributed.parity_cases import _whole
-from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel, Parts, make_batch
-from tests.sharded import bare_registry, exact_sharders, shard
-from torch import Tensor, nn
-from torchrec import optim
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
-from recd_plugins.data.lower import lower
+from recd_plugins.config.schema import ScheduleSpec
 from recd_plugins.interfaces import TableStrategy
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.planning.prepared import apply_optimizers
 from recd_plugins.runtime.errors import PluginError, RegistryError
-from recd_plugins.testing.device import DEVICE
-from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.optimizer import LearningRates, build_optimizer, factor
-from recd_plugins.training.rank_state import copy_weights
-
-PARTS = Parts(pooled=True, replicated=False, sequence=True)
-#: By table, of pooled features and of sequences; s3 has none.
-ENTRIES: dict[str, tuple[str, dict[str, float]]] = {
-    "b0": ("torchrec.adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
-    "b1": ("torchrec.sgd", {"learning_rate": 0.3}),
-    "b2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
-    "s0": ("torchrec.adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
-    "s1": ("torchrec.sgd", {"learning_rate": 0.1}),
-    "s2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
-}
-STOCK: dict[str, Any] = {
-    "torchrec.sgd": optim.SGD,
-    "torchrec.adagrad": optim.Adagrad,
-    "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
-}
-FORMS: list[tuple[Form, bool]] = [("plain", False), ("unique", False), ("unique", True)]
-#: As the training section has it, of tables without an entry and of the head.
-TRAINING = {"learning_rate": 0.2}
-_SHORT = {"learning_rate": "lr"}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Largest differences of weights of one rank.
-
-    Attributes:
-        stock: from stock TorchRec's, by form of the batches and whether ids are coalesced.
-        moved: by how much training moved each of these.
-    """
-
-    stock: dict[tuple[str, bool], float]
-    moved: dict[str, float]
-
-
-def run_cases(rank: int, world_size: int, path: Path, shardings: Sequence[str]) -> Any:
-    initial = {name: each.clone() for name, each in ParityModel(PARTS).state_dict().items()}
-    found = []
-    for sharding in shardings:
-        stock = _sharded(rank, sharding, "plain", _as_stock, initial, None)
-        found.append(
-            Difference(
-                {
-                    (form, coalesced): _largest(
-                        stock, _sharded(rank, sharding, form, _as_entries(path), initial, coalesced)
-                    )
-                    for form, coalesced in FORMS
-                },
-                {name: float((stock[name] - initial[name]).abs().max()) for name in initial},
-            )
-        )
-    return found
-
-
-def _sharded(
-    rank: int,
-    sharding: str,
-    form: Form,
-    apply: Callable[[nn.Module], Any],
-    initial: dict[str, Tensor],
-    coalesced: bool | None,
-) -> dict[str, Tensor]:
-    """Weights after training; with stock sharders where ``coalesced`` is None."""
-    model = ParityModel(PARTS)
-    registry = apply(model)
-    names = {table.name for table in tables_of(model)} if coalesced else set()
-    if DEVICE.type == "cuda":  # where kernels of Adagrad take no bags of unique ids
-        names = {name for name in names if name.startswith("s")}
-    ours = exact_sharders(registry, names)
-    params = dict(ours[0].fused_params or {})
-    stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]
-    dmp = shard(model, stock if coalesced is None else ours, sharding)
-    copy_weights(dmp.state_dict(), initial)
-    optimizer = build_optimizer(dmp, registry.training)
-    for step in range(NUM_STEPS):
-        optimizer.zero_grad()
-        batch = lower(make_batch(rank, step, form=form, even=True), PARTS.placement)
-        dmp(batch.to(DEVICE))[0].backward()
-        optimizer.step()
-    return {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
-
-
-def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
-    def apply(model: nn.Module) -> Any:
-        registry = load_registry(path)
-        apply_optimizers(
-            registry, list(embedding_modules(model)), tables_of(model), DEVICE.type, {}
-        )
-        return registry
-
-    return apply
-
-
-def _as_stock(model: nn.Module) -> Any:
-    for parameter, use, arguments in _entries_of(model):
-        if use:
-            apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
-    return bare_registry(TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}))
-
-
-def _entries_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, dict[str, float]]]:
-    """Each parameter with the entry of its table, its options as TorchRec and torch take them."""
-    for name, parameter in model.named_parameters():
-        table = name.removesuffix(".weight").rpartition(".")[2]
-        use, options = ENTRIES.get(table, ("", TRAINING))
-        yield parameter, use, {_SHORT.get(key, key): value for key, value in options.items()}
-
-
-def _largest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    assert weights.keys() == others.keys()
-    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
-
+from recd_plugins.training.optimizer import LearningRates, factor
 
 HEAD = """version: 1
 dataset: {use: dlrm.random, options: {rows: 64, sparse: {user: 9, item: 9}}}
 converter: {use: recd.kjt}
 """
-
-
-def test_parity(tmp_path: Path) -> None:
-    entries = [
-        {"use": use, "tables": [table], "options": options}
-        for table, (use, options) in ENTRIES.items()
-    ]
-    training = {"optimizer": "sgd", **TRAINING}
-    path = tmp_path / "registry.yaml"
-    path.write_text(f"{HEAD}optimizers: {json.dumps(entries)}\ntraining: {training}\n")
-    for found in run_on_ranks(run_cases, 2, path, ["table_wise", "row_wise"]):
-        for difference in found:
-            assert max(difference.stock.values()) <= 1e-6
-            assert min(difference.moved.values()) > 1e-4
 
 
 PLUGIN = """

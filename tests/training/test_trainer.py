@@ -101,7 +101,7 @@ def tell(rank, world_size, job):
     print("scores by", job.checkpoint.name)
 
 path = Path("registry.yaml")
-job = Job(path, Path(f"kept/step-00000000{os.environ['RANK']}"))
+job = Job(path, checkpoint=Path(f"kept/step-00000000{os.environ['RANK']}"))
 trained_models.on_ranks(load_registry(path), tell, job)
 """
 

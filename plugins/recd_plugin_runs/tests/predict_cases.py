@@ -27,9 +27,13 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
     for name in names:
         path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
         overrides = {"evaluate": True}
-        found.append(evaluate(rank, world_size, TrainedJob(path, checkpoint, overrides=overrides)))
+        found.append(
+            evaluate(rank, world_size, TrainedJob(path, checkpoint=checkpoint, overrides=overrides))
+        )
         output = folder / f"{name}-{world_size}.parquet"
-        job = PredictJob(path, checkpoint, table=str(folder / "new.parquet"), output=output)
+        job = PredictJob(
+            path, checkpoint=checkpoint, table=str(folder / "new.parquet"), output=output
+        )
         assert predict(rank, world_size, job).rows == found[-1].test.num_samples
     return found
 
@@ -38,7 +42,9 @@ def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[s
     for name in names:
         output = folder / f"{name}-elsewhere.parquet"
         table = str(folder / "new.parquet")
-        job = PredictJob(folder / f"{name}.yaml", newest(folder / name), table=table, output=output)
+        job = PredictJob(
+            folder / f"{name}.yaml", checkpoint=newest(folder / name), table=table, output=output
+        )
         if rank == 0:
             job.prepare()
         assert predict(rank, world_size, job).rows == len(pq.read_table(table))
@@ -46,7 +52,7 @@ def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[s
 
 def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
     try:
-        job = PredictJob(path, checkpoint, table=table, output=path.with_suffix(".csv"))
+        job = PredictJob(path, checkpoint=checkpoint, table=table, output=path.with_suffix(".csv"))
         predict(rank, world_size, job)
     except RecdError as error:
         return str(error)
@@ -65,7 +71,7 @@ def noted(rank: int, world_size: int, folder: Path) -> list[int]:
     for size in (8, 64):
         output, before = folder / f"by {size}.parquet", activity.current().changes
         table = str(folder / "new.parquet")
-        job = PredictJob(path, checkpoint, table=table, output=output, batch_size=size)
+        job = PredictJob(path, checkpoint=checkpoint, table=table, output=output, batch_size=size)
         predict(rank, world_size, job)
         changes.append(activity.current().changes - before)
     return changes

@@ -18,10 +18,10 @@ from recd_plugins.runtime.errors import DataError
 def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:
     table = tmp_path / "new.parquet"
     pq.write_table(pa.table({"a": ["x", "y"]}), table)
-    job = PredictJob(tmp_path / "r.yaml", tmp_path, output=tmp_path / "s.csv", kind="csv")
+    job = PredictJob(tmp_path / "r.yaml", output=tmp_path / "s.csv", kind="csv")
     for rows, kept in (([0, 1], True), ([0, 0], False), ([1, 1], False)):
         keys = [pa.RecordBatch.from_pydict({"_row": [row]}) for row in rows]
-        output = _Output(job, {"_row": "row"}, KeptColumns(str(table), ["a"]))
+        output = _Output(job, {"_row": "row"}, KeptColumns(str(table), ["a"], 2))
         if kept:
             with output:
                 output.write(keys, np.zeros(2))
@@ -38,7 +38,7 @@ def test_lists_that_a_table_has_in_a_dictionary_are_lists(tmp_path: Path) -> Non
     path, schema = tmp_path / "t.parquet", pa.schema([("a", lists.type)])
     with parquet_writer.TableWriter(path, schema, keys=None, layout={"a": "list_dict"}) as writer:
         writer.write(pa.record_batch([lists], schema=schema))
-    kept = KeptColumns(str(path), ["a"])
+    kept = KeptColumns(str(path), ["a"], 2)
     found = [kept.take(np.arange(start, start + 2))["a"].to_pylist() for start in (0, 2)]
     assert found == [[[1, 2], [1, 2]], [[], [3]]]
 

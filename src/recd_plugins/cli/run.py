@@ -421,11 +421,11 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     from recd_plugins.config.device import choose_device
     from recd_plugins.planning.plan_mode import PlanQuestion, TablesPlan
     from recd_plugins.planning.topologies import MACHINE, machine_of
-    from recd_plugins.training.dry_run import DryRun
+    from recd_plugins.training.dry_run import dry_run
 
     silence_upstream()
     registry = trainer.registry
-    dry = DryRun.of(registry, trainer.world_size)
+    found, table = dry_run(registry, trainer.world_size)
     answer = TablesPlan().plan(
         PlanQuestion(
             registry,
@@ -437,7 +437,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
             lambda _: None,
         )
     )
-    return {**dry.as_json(), "plan": answer.as_json()}, [dry.table(), answer.text]
+    return {**found, "plan": answer.as_json()}, [table, answer.text]
 
 
 @contextmanager

@@ -77,21 +77,16 @@ def _key_of_several(entry: Entry[Callback]) -> str:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of a run on one rank.
+    """The callbacks of a run on one rank, in the order in which they are called."""
 
-    Attributes:
-        path: the registry file, for errors.
-        called: the callbacks, in the order in which they are called.
-        step_samples: rows per step, summed over ranks.
-        settings: values in place of the file's.
-        text: text of the registry file.
-    """
-
+    #: The registry file.
     path: Path
     called: Sequence[Called]
     rank: int
     world_size: int
+    #: Rows per step, summed over ranks.
     step_samples: int = 0
+    #: Overrides of the registry file, and its text.
     settings: Sequence[str] = ()
     text: str = ""
     _in_flight: deque[ModelInput] = field(default_factory=deque, init=False)

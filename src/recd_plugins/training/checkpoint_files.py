@@ -305,12 +305,9 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        step: optimizer steps done.
-        epoch: epochs of the reader completed.
         reader: the reader's position after the last batch that was trained on.
         losses: mean loss over ranks of every step so far; empty if losses were not recorded.
         callbacks: maps the key of a callback to its states, one per rank.
-        validation: the validation curve, if the run is validated.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -396,13 +393,8 @@ def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
     """Find a checkpoint of a run. Print its name on stderr if the choice is not obvious.
 
-    Args:
-        registry: the registry; its ``training.checkpoint.path`` is the folder.
-        wanted: ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest). None
-            selects the best checkpoint of a validated run, else the newest.
-
-    Raises:
-        RecdError: there is none.
+    ``wanted`` is ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest).
+    None selects the best checkpoint of a validated run, else the newest.
     """
     if wanted not in (None, "newest", "best"):
         path = Path(wanted)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table as RichTable
@@ -20,8 +19,7 @@ from recd_plugins.runtime.text import bytes_text, shortened
 from recd_plugins.training.evaluation import splits_of
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A data column, how the run uses it, and details or the reason if it is unused."""
 
     name: str
@@ -29,65 +27,47 @@ class Column:
     how: str
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """Columns, model, steps, plan and memory of a run, computed before its first step."""
-
-    columns: tuple[Column, ...]
-    rows: dict[str, int]
-    steps: int
-    table_bytes: int
-    layer_bytes: int
-
-    @classmethod
-    def of(cls, registry: RunConfig, world_size: int) -> DryRun:
-        """Return the dry run of a registry whose data is prepared."""
-        training = registry.training
-        schema = registry.dataset.schema()
-        with torch.random.fork_rng([]), torch.device("meta"):
-            model = build_model(registry, schema)
-        tables = tables_of(model)
-        num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-        of_tables = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
-        # Evaluation reads every row. Rows that do not fill a batch on every rank are read one by
-        # one.
-        each_row = (registry.dataset, 1, 1)
-        whole: dict[Split, tuple[Dataset, int, int]] = dict.fromkeys(splits_of(registry), each_row)
-        whole["train"] = wrapped_dataset(registry), world_size, training.batch_size
-        batches = {
-            split: len(data.reader(rank=0, world_size=ranks, batch_size=rows, split=split))
-            for split, (data, ranks, rows) in whole.items()
-        }
-        steps = batches["train"] * training.epochs
-        return cls(
-            tuple(_columns(registry, tables)),
-            {split: n * whole[split][1] * whole[split][2] for split, n in batches.items()},
-            steps if training.steps is None else min(steps, training.steps),
-            of_tables,
-            num_bytes - of_tables,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {**vars(self), "columns": [vars(column) for column in self.columns]}
-
-    def table(self) -> RichTable:
-        """Return a table of the columns. Its caption has the other values."""
-        rows = ", ".join(f"{count:,} rows of {split}" for split, count in self.rows.items())
-        table = RichTable(
-            title="columns of the data, and their use",
-            caption=f"{rows}; {self.steps:,} steps; the model's tables "
-            f"take {bytes_text(self.table_bytes)}, its layers {bytes_text(self.layer_bytes)}",
-        )
-        for heading in ("column", "feeds", "how"):
-            table.add_column(heading, overflow="fold")
-        for (feeds, how), alike in groupby(self.columns, lambda each: (each.feeds, each.how)):
-            names = [each.name for each in alike]
-            shown = ", ".join(names)
-            if len(names) > 2:
-                shown = f"{names[0]} ... {names[-1]} ({len(names)})"
-            table.add_row(shown, feeds or "-", how)
-        return table
+def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichTable]:
+    """Return columns, rows, steps and model size of a run whose data is prepared."""
+    training = registry.training
+    schema = registry.dataset.schema()
+    with torch.random.fork_rng([]), torch.device("meta"):
+        model = build_model(registry, schema)
+    tables = tables_of(model)
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    of_tables = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
+    # Evaluation reads rows that do not fill a batch on every rank one by one.
+    each_row = (registry.dataset, 1, 1)
+    whole: dict[Split, tuple[Dataset, int, int]] = dict.fromkeys(splits_of(registry), each_row)
+    whole["train"] = wrapped_dataset(registry), world_size, training.batch_size
+    batches = {
+        split: len(data.reader(rank=0, world_size=ranks, batch_size=rows, split=split))
+        for split, (data, ranks, rows) in whole.items()
+    }
+    columns = [*_columns(registry, tables)]
+    steps = batches["train"] * training.epochs
+    found: dict[str, Any] = {
+        "columns": [column._asdict() for column in columns],
+        "rows": {split: n * whole[split][1] * whole[split][2] for split, n in batches.items()},
+        "steps": steps if training.steps is None else min(steps, training.steps),
+        "table_bytes": of_tables,
+        "layer_bytes": num_bytes - of_tables,
+    }
+    rows = ", ".join(f"{count:,} rows of {split}" for split, count in found["rows"].items())
+    table = RichTable(
+        title="columns of the data, and their use",
+        caption=f"{rows}; {found['steps']:,} steps; the model's tables take "
+        f"{bytes_text(of_tables)}, its layers {bytes_text(num_bytes - of_tables)}",
+    )
+    for heading in Column._fields:
+        table.add_column(heading, overflow="fold")
+    for (feeds, how), alike in groupby(columns, lambda each: each[1:]):
+        names = [each.name for each in alike]
+        shown = ", ".join(names)
+        if len(names) > 2:
+            shown = f"{names[0]} ... {names[-1]} ({len(names)})"
+        table.add_row(shown, feeds or "-", how)
+    return found, table
 
 
 def unused_line(registry: RunConfig) -> str:

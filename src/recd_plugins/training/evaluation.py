@@ -16,11 +16,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.metrics.calibration import CalibrationMetric
-from torchrec.metrics.metrics_config import RecTaskInfo
-from torchrec.metrics.ne import NEMetric
-from torchrec.metrics.rec_metric import RecComputeMode
 
 from recd_plugins.compat.lookup_kernels import steps_kept
 from recd_plugins.config import Entry, RunConfig, at_entry
@@ -46,7 +43,8 @@ Measured = tuple[Quality | None, Mapping[str, float]]
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
 # In a dense sample, chains of close scores can span the whole range, so they are cut.
 _LONGEST = 2 * TOLERANCE
-_TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
+# As in torchrec.metrics, probabilities are at least this far from 0 and 1.
+_ETA = 1e-12
 # A metric named calibration, as TorchRec's is, replaces the built-in one.
 _OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
@@ -181,34 +179,15 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
             f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, though its loss "
             "is a number"
         )
-    batch: dict[str, Any] = {
-        "predictions": {_TASK.name: torch.sigmoid(logits)},
-        "labels": {_TASK.name: labels},
-        "weights": {_TASK.name: torch.ones_like(labels)},
-    }
-    values = {}
-    for kind, more in ((NEMetric, {"include_logloss": True}), (CalibrationMetric, {})):
-        metric = kind(
-            world_size=1,
-            my_rank=0,
-            batch_size=num_samples,
-            tasks=[_TASK],
-            compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
-            window_size=num_samples,
-            **more,
-        )
-        metric.update(**batch)
-        for name, value in metric.local_compute().items():
-            values[name.partition("|")[2]] = float(value)
-    # Undefined if all labels are equal; TorchRec returns 1e12.
-    told = bool((labels != labels[0]).any())
-    return Quality(
-        normalized_entropy=values["local_lifetime_ne"] if told else math.nan,
-        auc=_auc(logits, labels) if told else math.nan,
-        num_samples=num_samples,
-        log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
-        calibration=values["local_lifetime_calibration"],
-    )
+    probabilities = torch.sigmoid(logits).clamp(_ETA, 1 - _ETA)
+    log_loss = float(F.binary_cross_entropy(probabilities, labels))
+    rate = labels.mean()
+    calibration = float(probabilities.mean() / rate) if rate > 0 else 0.0
+    if not 0 < rate < 1:
+        return Quality(math.nan, math.nan, num_samples, log_loss, calibration)
+    of_base = F.binary_cross_entropy(rate.expand_as(labels), labels)
+    auc = _auc(logits, labels)
+    return Quality(log_loss / float(of_base), auc, num_samples, log_loss, calibration)
 
 
 def _auc(logits: Tensor, labels: Tensor) -> float:
@@ -253,12 +232,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 class Metrics:
-    """Updates the registry's metrics for one evaluated split on one rank.
-
-    Args:
-        path: the registry file, for errors.
-        entries: the registry's metrics.
-    """
+    """Updates the registry's metrics for one evaluated split on one rank."""
 
     def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
         self._path = path
@@ -335,17 +309,8 @@ class Validation:
         self._spec, self._step = spec, step
         self.every = spec.every
         self.curve = ValidationCurve(spec.metric, spec.best)
-        self.left = ""
-        if before is None:
-            return
-        if (before.metric, before.mode) == (spec.metric, spec.best):
+        if before is not None and (before.metric, before.mode) == (spec.metric, spec.best):
             self.curve = before
-        elif before.best_step is not None:
-            self.left = (
-                f"validations by {before.metric} are dropped, as training.validation uses "
-                f"{spec.metric} now: copy the best checkpoint by {before.metric}, of step "
-                f"{before.best_step}, to keep it"
-            )
 
     def due(self, step: int) -> bool:
         """Return whether a validation is due at this step."""

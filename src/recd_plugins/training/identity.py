@@ -54,19 +54,12 @@ SCORES = (
 # Missing from early checkpoints: kinds of columns, and identities of dataset wrappers.
 _KINDS = "kinds"
 _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
-_SHOWN = 8
 
 
 def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     """Return the identity of a run.
 
-    Args:
-        registry: registry with the effective training section and prepared data.
-        tables: tables of the model.
-
-    Raises:
-        DataError: the data cannot be read.
-        PluginError: the ``identity`` of a plugin raised an error, or is not a JSON value.
+    The registry has the effective training section and prepared data.
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
@@ -190,7 +183,7 @@ def check_resumable(
     if all(remedies):
         options = " ".join(f"--allow {name}" for name in sorted(set().union(*remedies)))
         remedy += f"; {options} allows a change on purpose"
-    raise RecdError(f"{checkpoint}: is of another run: {_listed(refused)}; {remedy}")
+    raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused)}; {remedy}")
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
@@ -221,18 +214,14 @@ def check_same_model(
     ]
     if wrong:
         raise RecdError(
-            f"{checkpoint}: is of another model: {_listed(wrong)}; use the registry "
+            f"{checkpoint}: is of another model: {'; '.join(wrong)}; use the registry "
             "that it was trained with, or a checkpoint of this one (--checkpoint)"
         )
     return not any(_within(field, ["data"]) for field in differing)
 
 
 def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
-    """Refuse a checkpoint whose preprocessing maps ids to other table rows.
-
-    Raises:
-        RecdError: preprocessing differs; the message names each field with both values.
-    """
+    """Refuse a checkpoint whose preprocessing maps ids to other table rows."""
     if not registry.preprocessing and not (checkpoint / IDENTITY).exists():
         return  # from a custom training loop, where ids of the data are row numbers
     schema = registry.dataset.schema()
@@ -372,11 +361,6 @@ def _unknown_before(field: str, before: Iterable[str]) -> bool:
 
 def _within(field: str, names: Collection[str]) -> bool:
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
-
-
-def _listed(words: list[str]) -> str:
-    more = f"; and {len(words) - _SHOWN} fields more" if len(words) > _SHOWN else ""
-    return "; ".join(words[:_SHOWN]) + more
 
 
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -311,10 +311,7 @@ class StepCounts:
 
 
 class Meter:
-    """Measures steps: the first fills the pipeline, a few are counted, the rest are timed.
-
-    Counting slows a step down, so no step is both counted and timed.
-    """
+    """Measures steps: the first fills the pipeline, a few are counted, the rest are timed."""
 
     COUNTED_STEPS = 4
 
@@ -335,10 +332,9 @@ class Meter:
         # A run may take days: keep eight bytes per step, and device events only of the newest
         # steps.
         self._seconds = array("d")
-        self._spans: deque[tuple[Any, Any]] = deque()
+        self._spans: deque[tuple[Any, Any, Wait | None]] = deque()
         self._stall_meter = stalls or StallMeter(device)
         self._stalls = StallTotals()
-        self._waits: deque[tuple[Any, Any, Wait]] = deque()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -353,13 +349,11 @@ class Meter:
         else:
             taken, start = self._stall_meter.taken, self._clock.mark()
             yield
-            span = start, self._clock.mark()
-            self._spans.append(span)
-            self._read_spans(_UNREAD)
             # A pipeline reads no batch while it drains, and several batches while it refills.
-            if self._stall_meter.taken == taken + 1 and self._stall_meter.newest is not None:
-                self._waits.append((*span, self._stall_meter.newest))
-                self._add_waits(_UNREAD)
+            one = self._stall_meter.taken == taken + 1
+            wait = self._stall_meter.newest if one else None
+            self._spans.append((start, self._clock.mark(), wait))
+            self._read_spans(_UNREAD)
 
     def ran_dry(self) -> None:
         """Give up counting if the drained pipeline interrupted it."""
@@ -373,19 +367,17 @@ class Meter:
 
     def stalls(self) -> Stalls | None:
         """Return the data stalls of the timed steps; None without timed steps."""
-        self._add_waits(0)
+        self._read_spans(0)
         return self._stalls.mean()
 
     def _read_spans(self, left: int) -> None:
         # The device may not have finished the newest step yet.
         while len(self._spans) > left:
-            self._seconds.append(self._clock.seconds(*self._spans.popleft()))
-
-    def _add_waits(self, left: int) -> None:
-        while len(self._waits) > left:
-            start, end, wait = self._waits.popleft()
+            start, end, wait = self._spans.popleft()
             seconds = self._clock.seconds(start, end)
-            self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
+            self._seconds.append(seconds)
+            if wait is not None:
+                self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
 
     def per_step(self) -> StepCounts | None:
         """Return the mean of the counted steps; None if the run was too short."""

@@ -23,14 +23,7 @@ _UPDATES = 20
 class ProgressLine:
     """Shows the progress of a run. Call it with the loss of each step.
 
-    Args:
-        name: title of the line.
-        done: number of steps completed before the first call.
-        total: number of the last step.
-        samples: rows per step; None hides the speed.
-        waiting: function that returns the share of time spent waiting for data, or None.
-        every: seconds between two updates; infinity disables the output.
-        bar: live line with one task; None prints log lines.
+    Prints log lines, or updates the only task of a live bar, at most every ``every`` seconds.
     """
 
     def __init__(
@@ -66,13 +59,9 @@ class ProgressLine:
         """Exclude this context from the speed and hide the live line."""
         start = time.monotonic()
         if self._bar is not None:
-            self._bar.live.transient = True
             self._bar.stop()
-            self._bar.live.transient = False
-        try:
-            yield
-        finally:
-            self._paused += time.monotonic() - start
+        yield
+        self._paused += time.monotonic() - start
         if self._bar is not None:
             self._bar.start()
 
@@ -135,7 +124,7 @@ def progress_bar(
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, transient=False) as bar:
         bar.add_task(name, total=total, completed=done, said="")
         live = ProgressLine(name, done, total, samples, waiting, _LIVE_EVERY, bar)
         yield live

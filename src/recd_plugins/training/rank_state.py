@@ -20,7 +20,6 @@ from recd_plugins.model.deferred_tables import FirstValues, Window, first_values
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.generators import GeneratorState
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
-from recd_plugins.runtime.text import shortened
 from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
 
 _GENERATOR, _BUFFER = "generator ", "buffer "
@@ -162,14 +161,8 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
     update modules with copies of rows. Tensors that only ``sharded`` has are unchanged.
 
     Raises:
-        SetupError: ``whole`` lacks a table or belongs to another model, or a table's ``init_fn`` is
-            not repeatable.
+        SetupError: ``whole`` lacks a table, or a table's ``init_fn`` is not repeatable.
     """
-    if sharded and whole and not sharded.keys() & whole.keys():
-        raise SetupError(
-            f"the weights are of another model: they have {shortened(sorted(whole))}, and the "
-            f"state dict {shortened(sorted(sharded))}"
-        )
     with torch.no_grad():
         for name, target in sharded.items():
             if name.endswith(_OF_SHARDS):

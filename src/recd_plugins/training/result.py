@@ -165,23 +165,16 @@ class Result:
     """Results of a run, the same on every rank. Values are None if the run was too short.
 
     Attributes:
-        samples_per_second: throughput of all ranks, including reading, without the first steps.
         step_seconds: median wall time of a step, including reading.
         collective_bytes: bytes sent by all ranks in one step, per kind of collective.
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
         peak_memory_bytes: peak memory while training, on the rank that needs most.
-        losses: loss of each step since step 0, averaged over ranks, including steps before a
-            resume. NaN for steps whose loss was not recorded.
-        train: quality of the training predictions, before learning from their rows, of the newest
-            rows since the run was started or resumed. None if it was resumed at its end.
+        losses: mean loss over ranks of each step since step 0; NaN where it was not recorded.
+        train: quality of the training predictions, before learning from their rows.
         test: quality on the test split, of the best step if the run was validated.
-        metrics: maps the name of each metric of the registry to its value on the test split.
         stages: seconds of a step per stage, averaged over ranks; None unless profiled.
         sections: maps names to the reports of table plugins.
-        stalls: waits of the timed steps for data.
-        ingestion: figures of the ingestion plugin per rank, for the training split; None without a
-            plugin.
-        validation: report of the validations while training, if any.
+        ingestion: figures of the ingestion plugin per rank, for the training split.
         first_step: step of the checkpoint that the run resumed from; 0 for a new run.
     """
 
@@ -281,12 +274,7 @@ def figure_text(value: float | None, unit: str) -> str:
 
 
 def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
-    """Return advice on the test figures of a run.
-
-    Args:
-        values: the output of ``Result.as_json``.
-        whose: name of the run, if there are several.
-    """
+    """Return advice on the test figures in ``Result.as_json``; ``whose`` names one of several."""
     test = values["test"]
     if test is None:
         return []
@@ -309,11 +297,7 @@ def worse_than_base_rate(
 ) -> str:
     """Return advice if predictions are worse than the base rate, or if all labels are equal.
 
-    Args:
-        entropy: normalized entropy; NaN if all labels are equal.
-        split: name of the evaluated split.
-        whose: name of the run, if there are several.
-        train: normalized entropy of the training rows, if known.
+    ``train`` is the normalized entropy of the training rows, if known.
     """
     if entropy <= 1:
         return ""

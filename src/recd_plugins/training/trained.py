@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from recd_plugins.config import RunConfig
 from recd_plugins.config.device import choose_device, device_of_rank
-from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.loader import pinned
 from recd_plugins.data.prepared import wrapped_dataset
@@ -48,6 +47,7 @@ from recd_plugins.training.checkpoint_files import check_whole
 from recd_plugins.training.evaluation import Measured, evaluate, steps
 from recd_plugins.training.identity import check_scores, load_fitted, read_kinds, read_schema
 from recd_plugins.training.sharded_model import ShardedModel, build_sharded_model
+from recd_plugins.training.trainer import Job
 
 J = TypeVar("J", bound="TrainedJob")
 R = TypeVar("R", bound=RunConfig)
@@ -55,33 +55,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class TrainedJob:
-    """Describes a trained model to load. It is pickled and sent to ranks.
+class TrainedJob(Job):
+    """Describes a trained model to load. It is pickled and sent to ranks."""
 
-    Attributes:
-        registry: the registry file.
-        checkpoint: path of a checkpoint of the run.
-        plugins_dir: a folder of plugin files.
-        overrides: fields of its ``training:`` section to set.
-        settings: values that override the file, in the form that ``load_registry`` accepts.
-        device: ``cpu`` or ``cuda``.
-        text: the registry file's text when the command read it; None lets the rank read the file.
-    """
-
-    registry: Path
-    checkpoint: Path
-    plugins_dir: Path | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
-    device: str = "cpu"
-    text: str | None = None
-
-    def load(self) -> RunConfig:
-        """Return the registry with the job's settings."""
-        read = load_registry(
-            self.registry, plugins_dir=self.plugins_dir, settings=self.settings, text=self.text
-        )
-        return read.with_training(self.overrides)
+    checkpoint: Path = Path()
 
     def prepare(self) -> None:
         """Prepare missing data in one process, before ranks read it."""
@@ -96,13 +73,8 @@ class TrainedJob:
 class Trained:
     """A sharded model with the weights of a checkpoint, ready to score.
 
-    Attributes:
-        parts: the sharded model with its optimizer and plan.
-        registry: the registry of the run, with the entries chosen for tables here.
-        device: device of this rank.
-        step: step of the checkpoint.
-        same_data: whether the dataset is the training data.
-        checkpoint: the checkpoint.
+    The registry has the entries chosen for tables here. ``same_data`` tells whether the dataset is
+    the training data.
     """
 
     parts: ShardedModel
@@ -132,11 +104,7 @@ class Trained:
 
 
 def load_trained(job: TrainedJob) -> Trained:
-    """Assemble the model of a registry and load a checkpoint into it. Collective.
-
-    Raises:
-        RecdError: the checkpoint is damaged, or of another model.
-    """
+    """Build the sharded model of a registry and load a checkpoint into it. Collective."""
     activity.start()
     silence_upstream()
     registry = job.load()
@@ -176,12 +144,7 @@ def on_ranks(
     """Call ``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
 
     Ranks of torchrun use rank 0's checkpoint, because each rank could find a different newest one.
-
-    Args:
-        registry: names the number of ranks.
-        function: sent to the ranks by pickle, as is ``job``.
-        job: last argument of ``function``.
-        alike: options that all ranks of torchrun must share.
+    They must share the options in ``alike``.
 
     Returns:
         The result of rank 0; under torchrun, the result of this rank.
@@ -218,13 +181,6 @@ def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
     """Return an unsharded trained model with its poolings and preprocessing.
 
     Prints a note on stderr if the data is not the training data.
-
-    Args:
-        registry: the registry of the run; its data is prepared.
-        checkpoint: from ``chosen_checkpoint``.
-
-    Raises:
-        RecdError: the checkpoint is damaged or of another model.
     """
     whole = _as_fitted(registry, checkpoint)
     prepared = prepare(whole, build_model(whole, whole.dataset.schema()))  # with poolings
@@ -276,13 +232,9 @@ def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
 
 
 class AbsentData(NoDataset):
-    """A dataset with known columns but without rows.
+    """A dataset with the columns of a checkpoint but without rows.
 
-    Args:
-        dataset: the registry's dataset.
-        schema: schema of a checkpoint.
-        trained_kinds: kinds of columns; None for an early checkpoint.
-        error: raised when rows are needed.
+    ``error`` is raised when rows are needed.
     """
 
     def __init__(
@@ -297,7 +249,6 @@ class AbsentData(NoDataset):
         said = {name: getattr(dataset, name) for name in ("name", "free_options", "row_options")}
         vars(self).update(said)
         self.error = error
-        self.knows_kinds = trained_kinds is not None
         self.trained_kinds = trained_kinds or {}
         self._dataset, self._schema = dataset, schema
 
@@ -327,10 +278,7 @@ class AbsentData(NoDataset):
 def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) -> R:
     """Return the registry with its data prepared, or with ``AbsentData`` if that is missing.
 
-    Args:
-        registry: the registry of the run.
-        checkpoint: checkpoint that stores the columns of the training data.
-        rows: also prepare the rows. Otherwise known columns suffice.
+    Without ``rows``, known columns suffice.
     """
     try:
         if rows:

@@ -57,16 +57,11 @@ class Job:
     """Describes a training run. It is pickled and sent to each rank.
 
     Attributes:
-        registry: the registry file.
-        variant: train with the registry's plugins, or train the baseline for a comparison.
-        plugins_dir: a folder of plugin files.
         overrides: fields of the registry's ``training:`` section to set.
-        device: ``cpu`` or ``cuda``.
         breakdown: profile some steps.
-        sharding: a plugin to replace that of the first sharding entry, in the form that
-            ``load_registry`` accepts.
+        sharding: a plugin to replace that of the first sharding entry.
         allowed: fields that may differ from those of the run that wrote the checkpoint.
-        settings: values that override the file, in the form that ``load_registry`` accepts.
+        settings: values that override the file, ``KEY=VALUE``.
         log_every: seconds between progress lines; None for a live line on a terminal.
         topology: the measured topology; None for the topology of the registry.
         text: the registry file's text when the run began; None lets the rank read the file.
@@ -230,8 +225,8 @@ class Trainer:
         # Figures of the run.
         self.validation = self._make_validation()
         stopped = self.validation is not None and self.validation.stops
-        self.ends_at = self.first_step if stopped else training.steps
-        self.source = BatchSource(self.loader, start, training.epochs, self.ends_at)
+        ends_at = self.first_step if stopped else training.steps
+        self.source = BatchSource(self.loader, start, training.epochs, ends_at)
         self.measurement = Measurement(
             parts.dmp,
             parts.prepared.plugin_strategies,
@@ -247,7 +242,7 @@ class Trainer:
 
     def train(self) -> None:
         """Train to the end, or raise ``RunInterrupted``."""
-        validation, measurement, training = self.validation, self.measurement, self.training
+        validation, measurement = self.validation, self.measurement
         batches = self.callbacks.watched(measurement.stalls.metered(self.source))
         expected_steps = self.source.expected_steps
         self.callbacks.start(self.progress, expected_steps, self.parts.tables)
@@ -282,9 +277,6 @@ class Trainer:
                 if validation.stops:
                     break
         step = self.progress.step
-        if self.first_step == step > 0 and self.ends_at == training.steps:
-            limit = "" if training.steps is None else f"training.steps is {training.steps}, "
-            self._say(f"{limit}training.epochs is {training.epochs}: there is nothing to train")
         measurement.end(step)
         if validation is not None and step and not validation.is_measured(step):
             self._validate(validation)
@@ -480,7 +472,6 @@ class Trainer:
         if not self.is_own or spec is None:
             return None
         validation = Validation(spec, self.progress.validation, self.progress.step)
-        self._say(validation.left)
         if validation.stops:
             self._say(f"{validation.report()}; there is nothing to train")
         return validation

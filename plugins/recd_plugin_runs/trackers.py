@@ -1,4 +1,4 @@
-"""Trackers: CSV, JSON lines, TensorBoard, Weights & Biases and MLflow, written by rank 0."""
+"""Trackers: send a run's figures to files, TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import csv
 import io
 import json
 import math
-import os
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from recd_plugins.api import (
     Callback,
+    Plugin,
     PluginOptions,
     RunEnd,
     RunEvaluation,
@@ -26,6 +26,7 @@ from recd_plugins.api import (
     RunStart,
     RunStep,
     file_utils,
+    hookimpl,
     imports,
 )
 
@@ -42,6 +43,7 @@ def _local(path: object) -> object:
     return path
 
 
+REQUIRES_API = 2
 #: A local file or folder.
 LocalPath = Annotated[Path, BeforeValidator(_local)]
 
@@ -66,39 +68,30 @@ class Tracker(Callback):
     options: TrackerOptions
 
     @abstractmethod
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """Prepare to write. Set ``_records`` to 0 if the records start over.
-
-        Args:
-            start: the run.
-            kept: records of the checkpoint that the run resumes; None for a new run.
-            more: the ``more_state`` of the checkpoint, and ``last``: figures of the last record.
-        """
+    def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
+        """Prepare to write. ``kept`` is the state in the checkpoint; None for a new run."""
 
     @abstractmethod
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the figures after a step."""
 
-    def flush(self) -> None:
-        """Write records to disk before a checkpoint."""
-
-    def close(self, how: str) -> None:
-        """End the run: ``completed``, or ``interrupted``."""
+    def close(self, *, completed: bool) -> None:
+        """End the run."""
 
     def more_state(self) -> Mapping[str, Any]:
-        """Return JSON values that ``begin`` needs to resume."""
+        """Return JSON values that ``begin`` needs to resume. Called before a checkpoint."""
         return {}
 
     def on_start(self, start: RunStart) -> None:
         """Begin now, unless the state of a checkpoint will be loaded."""
         self._start, self._writes = start, start.rank == 0
         self._total: Tensor | float = 0.0
-        self._last_figures: dict[str, float] = {}
-        self._steps = self._records = 0
+        self._steps = 0
+        self._rate: float | None = None
         self._began = False
         self._since: float | None = None
         if start.step == 0:
-            self._begin(None, {})
+            self._begin()
 
     def on_step(self, step: RunStep) -> None:
         if not self._writes:
@@ -123,36 +116,26 @@ class Tracker(Callback):
             self._since, self._timed = time.perf_counter(), 0
 
     def on_interrupt(self, interruption: RunInterruption) -> None:  # noqa: ARG002
-        self._close("interrupted")
+        self._close(completed=False)
 
     def on_end(self, end: RunEnd) -> None:
         if self._steps:
             self._write_steps(end.step)
-        self._close("completed")
+        self._close(completed=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the records and pending steps of rank 0."""
+        """Return the pending steps of rank 0."""
         if not self._writes:
             return {}
-        self._begin_late()
-        self.flush()
-        return {
-            "records": self._records,
-            "steps": self._steps,
-            "total": float(self._total),
-            "rate": self._rate,
-            "last": self._last_figures,
-            **self.more_state(),
-        }
+        self._begin()
+        pending = {"steps": self._steps, "total": float(self._total), "rate": self._rate}
+        return {**pending, **self.more_state()}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        if not self._writes or not states[0]:
-            return
-        state = dict(states[0])
-        self._records = state.pop("records")
-        self._steps, self._total = state.pop("steps"), state.pop("total")
-        self._last_figures, self._rate = state.get("last", {}), state.pop("rate", None)
-        self._begin(self._records, state)
+        if self._writes and (state := states[0]):
+            self._steps, self._total = state["steps"], state["total"]
+            self._rate = state.get("rate")
+            self._begin(state)
 
     def _write_steps(self, step: int) -> None:
         figures = {"loss": float(self._total) / self._steps}
@@ -168,32 +151,73 @@ class Tracker(Callback):
 
     def _write(self, step: int, figures: Mapping[str, float]) -> None:
         if self._writes:
-            self._begin_late()
-            self._records += 1
-            known = {"step": float(step), **figures}
-            self._last_figures = {
-                name: value
-                for name, value in known.items()
-                if math.isfinite(value) and name != "samples_per_second"
-            }
+            self._begin()
             self.write(step, figures)
 
-    def _close(self, how: str) -> None:
+    def _close(self, *, completed: bool) -> None:
         if self._writes:
-            self._begin_late()
-            self.close(how)
+            self._begin()
+            self.close(completed=completed)
 
-    def _begin_late(self) -> None:
-        """Begin a run whose checkpoint has no state for this tracker."""
-        if not self._began:
-            self._begin(None, {})
+    def _begin(self, kept: Mapping[str, Any] | None = None) -> None:
+        """Begin, once. A checkpoint may have no state for this tracker."""
+        if self._writes and not self._began:
+            self._began = True
+            self.begin(self._start, kept)
 
-    def _begin(self, kept: int | None, more: Mapping[str, Any]) -> None:
-        self._began = True
-        if self._writes:
-            self.begin(self._start, kept, more)
 
-    _rate: float | None = None
+class FileTracker(Tracker):
+    """Writes a file: a head line, and a line per record."""
+
+    free_options = frozenset({"path", "every"})
+
+    class Options(TrackerOptions):
+        path: LocalPath = Field(description="File. An existing file of an earlier run is renamed.")
+
+    options: Options
+
+    @abstractmethod
+    def head(self, start: RunStart) -> str:
+        """Return the first line of a new file."""
+
+    def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
+        """Cut the file after the checkpoint's records. Rename the file of another run.
+
+        The first figure of the last record tells whether the file is of this run.
+        """
+        path = self.options.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+        self._records: int = 0 if kept is None else kept["records"]
+        self._last: str = "" if kept is None else kept.get("mark", "")
+        whole = len(lines) == 1 if not self._records else len(lines) > self._records
+        if kept is not None and whole and self._last in lines[self._records]:
+            file_utils.write_text(path, "".join(lines[: 1 + self._records]))
+            return
+        aside = set_aside(path)
+        if kept is not None and (aside or self._records):
+            print(
+                f"{path}: has not the {self._records} records of before the checkpoint that the "
+                f"run goes on from{f'; it is {aside} now' if aside else ''}, and a new file begins "
+                "here",
+                file=sys.stderr,
+            )
+        self._records = 0
+        self.append(self.head(start))
+
+    def append(self, line: str) -> None:
+        with self.options.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(line)
+
+    def stamped(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """Count a record and return it with its step and time."""
+        first = next(iter(figures.values()))
+        self._last = repr(first) if math.isfinite(first) else ""
+        self._records += 1
+        return {"step": step, "time": round(time.time(), 3), **figures}
+
+    def more_state(self) -> Mapping[str, Any]:
+        return {"records": self._records, "mark": self._last}
 
 
 def set_aside(path: Path) -> Path | None:
@@ -204,134 +228,47 @@ def set_aside(path: Path) -> Path | None:
     return path.rename(aside) if path.exists() else None
 
 
-def go_on(
-    path: Path,
-    records: int,
-    last: Mapping[str, float],
-    read: Callable[[str, str], Mapping[str, Any]],
-) -> bool:
-    """Cut a file after the checkpoint's records, which end with ``last``. Rename other files."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    lines = [line for line in lines if line.endswith("\n")]
-
-    def is_last(line: str) -> bool:
-        try:
-            there = read(lines[0], line)
-            return all(float(there[name]) == value for name, value in last.items())
-        except (KeyError, TypeError, ValueError, csv.Error):
-            return False
-
-    if len(lines) > records and (is_last(lines[records]) if records else len(lines) == 1):
-        file_utils.write_text(path, "".join(lines[: 1 + records]))
-        return True
-    if not lines and not records:
-        return False
-    aside = set_aside(path)
-    print(
-        f"{path}: has not the {records} records of before the checkpoint that the run goes on from"
-        f"{f'; it is {aside} now' if aside else ''}, and a new file begins here",
-        file=sys.stderr,
-    )
-    return False
-
-
-def append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)
-
-
-def sync(path: Path) -> None:
-    if path.exists():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
 _FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")
 
 
-class Csv(Tracker):
+class Csv(FileTracker):
     """Writes figures of a run to a CSV file, one row per record."""
 
     name = "trackers.csv"
-    free_options = frozenset({"path", "every"})
 
-    class Options(TrackerOptions):
-        path: LocalPath = Field(
-            description="CSV file. An existing file of an earlier run is renamed."
-        )
-
-    options: Options
-
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
-        path = self.options.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._columns = list(_FIRST)
-        if kept is None:
-            set_aside(path)
-        elif go_on(path, kept, more.get("last", {}), _row):
-            self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))))
-            return
-        self._records = 0
-        append(path, _text([self._columns]))
+    def head(self, start: RunStart) -> str:  # noqa: ARG002
+        return _text([_FIRST])
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         path = self.options.path
-        if new := [name for name in figures if name not in self._columns]:
+        with path.open(encoding="utf-8", newline="") as file:
+            columns = next(csv.reader(file))
+        if new := [name for name in figures if name not in columns]:
             _, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
-            self._columns += new
-            file_utils.write_text(
-                path, _text([self._columns, *([*row, *[""] * len(new)] for row in rows)])
-            )
-        record: dict[str, Any] = {"step": step, "time": round(time.time(), 3), **figures}
-        append(path, _text([[record.get(name, "") for name in self._columns]]))
-
-    def flush(self) -> None:
-        sync(self.options.path)
+            columns += new
+            table = [columns, *([*row, *[""] * len(new)] for row in rows)]
+            file_utils.write_text(path, _text(table))
+        record = self.stamped(step, figures)
+        self.append(_text([[record.get(name, "") for name in columns]]))
 
 
-def _row(names: str, row: str) -> Mapping[str, Any]:
-    (found,) = csv.DictReader(io.StringIO(names + row))
-    return found
-
-
-def _text(rows: list[list[Any]]) -> str:
+def _text(rows: Iterable[Iterable[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-class JsonLines(Tracker):
+class JsonLines(FileTracker):
     """Writes figures of a run to a file, one JSON object per line."""
 
     name = "trackers.jsonl"
-    free_options = frozenset({"path", "every"})
 
-    class Options(TrackerOptions):
-        path: LocalPath = Field(
-            description="JSON lines file. An existing file of an earlier run is renamed."
-        )
-
-    options: Options
-
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        path = self.options.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if kept is None:
-            set_aside(path)
-        elif go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
-            return
-        self._records = 0
-        self._append({"registry": start.registry, "settings": list(start.settings)})
+    def head(self, start: RunStart) -> str:
+        return json.dumps({"registry": start.registry, "settings": list(start.settings)}) + "\n"
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        known = {name: each if math.isfinite(each) else None for name, each in figures.items()}
-        self._append({"step": step, "time": round(time.time(), 3), **known})
-
-    def flush(self) -> None:
-        sync(self.options.path)
-
-    def _append(self, value: Mapping[str, Any]) -> None:
-        append(self.options.path, json.dumps(value, allow_nan=False) + "\n")
+        record = file_utils.finite(self.stamped(step, figures))
+        self.append(json.dumps(record, allow_nan=False) + "\n")
 
 
 def config_of(start: RunStart) -> dict[str, Any]:
@@ -354,12 +291,11 @@ class TensorBoard(Tracker):
 
     options: Options
 
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         imports.optional_library("tensorboard", "tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter
 
-        if kept is None:
-            _set_aside(self.options.path)
+        # Events of an earlier run in this folder are hidden.
         first = 0 if kept is None else start.step + 1
         self._writer = SummaryWriter(str(self.options.path), purge_step=first)
         if kept is None:
@@ -370,24 +306,12 @@ class TensorBoard(Tracker):
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
-    def flush(self) -> None:
+    def more_state(self) -> Mapping[str, Any]:
         self._writer.flush()
+        return {}
 
-    def close(self, how: str) -> None:  # noqa: ARG002
+    def close(self, *, completed: bool) -> None:  # noqa: ARG002
         self._writer.close()
-
-
-def _set_aside(folder: Path) -> None:
-    """Move events of an earlier run to a sibling folder, because new events would hide them."""
-    events = [*folder.glob("events.out.tfevents.*")]
-    number = 1
-    while (aside := folder / f"earlier.{number}").exists():
-        number += 1
-    if events:
-        aside.mkdir()
-        for each in events:
-            each.rename(aside / each.name)
-        print(f"{folder}: events of an earlier run are in {aside} now", file=sys.stderr)
 
 
 class WandB(Tracker):
@@ -410,7 +334,7 @@ class WandB(Tracker):
 
     options: Options
 
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
+    def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         wandb = imports.optional_library("wandb", "wandb", self.name)
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -419,7 +343,7 @@ class WandB(Tracker):
             name=options.run,
             dir=str(options.folder),
             mode=options.mode,
-            id=more.get("run"),
+            id=(kept or {}).get("run"),
             resume=None if kept is None or options.mode == "offline" else "allow",
             config=config_of(start),
             settings=wandb.Settings(console="off"),
@@ -434,11 +358,8 @@ class WandB(Tracker):
     def more_state(self) -> Mapping[str, Any]:
         return {"run": self._run.id}
 
-    def close(self, how: str) -> None:
-        self._run.finish(exit_code=0 if how == "completed" else 1)
-
-
-_STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
+    def close(self, *, completed: bool) -> None:
+        self._run.finish(exit_code=int(not completed))
 
 
 class MlFlow(Tracker):
@@ -461,12 +382,12 @@ class MlFlow(Tracker):
 
     options: Options
 
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
+    def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         tracking = imports.optional_library("mlflow.tracking", "mlflow", self.name)
         self._client = client = tracking.MlflowClient(self.options.tracking_uri)
         self._last: dict[str, int] = {}
         if kept is not None:
-            self._id = more["run"]
+            self._id = kept["run"]
             client.update_run(self._id, status="RUNNING")
             # MLflow stores both values of a repeated step. Repeated steps have the same figures.
             for name in client.get_run(self._id).data.metrics:
@@ -498,8 +419,8 @@ class MlFlow(Tracker):
     def more_state(self) -> Mapping[str, Any]:
         return {"run": self._id}
 
-    def close(self, how: str) -> None:
-        self._client.set_terminated(self._id, _STATUS[how])
+    def close(self, *, completed: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if completed else "KILLED")
 
 
 #: Characters that every MLflow store accepts in a parameter and its name.
@@ -517,3 +438,8 @@ def _flat(value: Any, name: str = "") -> dict[str, str]:
         kept = "".join(c if c.isalnum() or c in "_-. " else "_" for c in name)[:_LONGEST]
         return {kept: str(value)}
     return {key: text for key, item in items for key, text in _flat(item, key).items()}
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return [Csv, JsonLines, TensorBoard, WandB, MlFlow]
