@@ -217,7 +217,9 @@ def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Tra
         parts.dmp.train()
         pipeline = build_train_pipeline(parts.dmp, parts.optimizer, _CPU)
         trainers[name] = RankTrainer(pipeline, list(islice(loader, job.num_batches)), _CPU)
-        tiered = (part for part in parts.prepared.table_parts if isinstance(part, TieredStrategy))
+        tiered = (
+            part for part in parts.prepared.parts.values() if isinstance(part, TieredStrategy)
+        )
         tables = [table for part in tiered for table in part.plan.tables]
         trained[name] = Trained(
             hot=sum(table.hot for table in tables), flex=sum(table.flex for table in tables)

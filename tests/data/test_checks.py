@@ -97,22 +97,6 @@ def test_a_number_is_named_with_file_row_and_column(column, values, message):
     assert f"part-0.parquet: {message}" in str(caught.value)
 
 
-@pytest.mark.parametrize("deduplicated", [False, True])
-def test_a_weight_is_named_with_its_feature_and_row(deduplicated):
-    weights = torch.ones(8)
-    weights[6] = NAN
-    kjt = KeyedJaggedTensor(
-        keys=["a", "b"],
-        values=torch.tensor([1, 1, 2, 3, 1, 1, 5, 6]),
-        lengths=torch.tensor([1, 1, 0, 2, 1, 1, 2, 0]),
-        weights=weights,
-    )
-    ikjts = tuple(InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])) if deduplicated else ()
-    batch = Batch(torch.zeros(4, 2), torch.zeros(4), None if deduplicated else kjt, ikjts)
-    with pytest.raises(DataError, match=r"row 102 .*'b': an id has the weight nan"):
-        check_numbers(batch, SCHEMA, rows_with())
-
-
 REGISTRY = """
 version: 1
 dataset: {{use: recd.session_parquet, options: {{path: {path}, dense: [x], sparse: [ids],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,23 +19,11 @@ from tests.data.number_rows import Noise, Numbers, Unrepeatable
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, read_task
-from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
-from recd_plugins.runtime.errors import PluginError
 
 BATCH = 8
 
 State = dict[str, Any]
-
-
-class Locked(PlainConverter):
-    """Holds what cannot be pickled."""
-
-    name = "test.locked"
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self.lock = threading.Lock()
 
 
 def registry_of(dataset: Numbers, **parts: Any) -> RunConfig:
@@ -110,12 +97,6 @@ def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
     in_order = [blocks[number] for number in range(num_blocks)]
     assert all(block.batches and block.end is None for block in in_order)
     assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
-
-
-def test_what_cannot_be_pickled_is_named():
-    dataset = Numbers(Numbers.Options())
-    with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
-        read_task(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
 
 
 REGISTRY = """

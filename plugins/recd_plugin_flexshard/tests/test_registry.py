@@ -44,7 +44,7 @@ def tiered(model: nn.Module) -> dict[str, TieredEmbeddingCollection]:
 def tiers_of(prepared: Prepared) -> dict[str, TableTiers]:
     return {
         table.name: table
-        for part in prepared.table_parts
+        for part in prepared.parts.values()
         if isinstance(part, TieredStrategy)
         for table in part.plan.tables
     }

@@ -141,12 +141,10 @@ def place(rows: Rows, column: str, row: int) -> str:
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """Return a value for messages, as stored and as float32."""
-    became = str(float(np.float32(value)))
+    """Return the stored value for messages, or ``value`` if the column is not there."""
     if name not in rows.data.schema.names:
-        return became
-    stored = _shown(_column(rows, name), row)
-    return stored if stored == became else f"{stored}, which became {became}"
+        return str(float(value))
+    return _shown(_column(rows, name), row)
 
 
 def _column(rows: Rows, name: str) -> Any:
@@ -174,6 +172,13 @@ def _is_id(kind: pa.DataType) -> bool:
 
 def _ids(items: Any) -> NDArray[np.int64]:
     return (items if items.type == pa.int64() else items.cast(pa.int64())).to_numpy()
+
+
+def column_without_nulls(rows: Rows, name: str) -> pa.Array:
+    """Return a column. Raises DataError if it is missing or has a null."""
+    column = _column(rows, name)
+    _refuse_nulls(rows, name, column)
+    return column
 
 
 def _refuse_nulls(rows: Rows, name: str, column: Any) -> None:

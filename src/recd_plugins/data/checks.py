@@ -10,7 +10,6 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -19,7 +18,6 @@ from recd_plugins.data.arrow import place, shown
 from recd_plugins.interfaces.batch import Batch
 from recd_plugins.interfaces.rows import FeatureSchema, Rows
 from recd_plugins.runtime.errors import DataError
-from recd_plugins.sparse import InverseKeyedJaggedTensor
 
 _BLOCK = 1024
 
@@ -95,7 +93,7 @@ def all_finite(numbers: Tensor) -> bool:
 
 
 def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
-    """Refuse dense features and weights that are not finite, and labels outside 0 to 1."""
+    """Refuse dense features that are not finite, and labels outside 0 to 1."""
     dense = batch.dense_features.float()
     if not all_finite(dense):
         row, column = (~dense.isfinite()).nonzero()[0].tolist()
@@ -109,17 +107,3 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
         row = int((~inside).int().argmax())
         value = shown(rows, schema.label, row, batch.labels[row])
         raise DataError(f"{place(rows, schema.label, row)}: the label is {value}, expected 0 or 1")
-    for features in (*(() if batch.kjt is None else (batch.kjt,)), *batch.ikjts):
-        weights = features.weights_or_none()
-        if weights is None or all_finite(weights):
-            continue
-        keys, lengths = features.keys(), features.lengths()
-        at = int((~weights.isfinite()).int().argmax())
-        bag = int(torch.searchsorted(lengths.cumsum(0), at, right=True))
-        feature, row = divmod(bag, len(lengths) // len(keys))
-        if isinstance(features, InverseKeyedJaggedTensor):
-            row = int((features.inverse_lookup() == row).int().argmax())
-        raise DataError(
-            f"{place(rows, keys[feature], row)}: an id has the weight {float(weights[at])}; "
-            "weights are finite numbers"
-        )

@@ -12,7 +12,6 @@ import mmap
 import os
 import pickle
 import struct
-import tempfile
 import warnings
 from functools import cache
 from math import prod
@@ -74,7 +73,7 @@ def encode_to_file(value: Any) -> tuple[int, int]:
         Its file descriptor and its size in bytes.
     """
     packing = _Packing(value)
-    file = _anonymous_file()
+    file = os.memfd_create("recd-block")
     os.ftruncate(file, packing.size)
     packing.write(torch.frombuffer(mmap.mmap(file, packing.size), dtype=torch.uint8))
     return file, packing.size
@@ -85,13 +84,6 @@ def decode_file(file: int, size: int, pin_memory: bool = False) -> Any:
     data = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
     return decode((data.pin_memory() if pin_memory else data).numpy())
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("recd-block")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 @cache

@@ -34,7 +34,6 @@ from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.activity import doing
-from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import modules_of_files
 from recd_plugins.runtime.processes import portable
 
@@ -48,8 +47,8 @@ def read_task(
 ) -> ReadTask:
     """Create the read task of one rank, with the arguments of ``build_dataloader``.
 
-    Raises:
-        PluginError: a plugin, or its state, cannot be pickled.
+    Plugins are pickled: their classes must be importable, and ``Plugin.__getstate__`` must leave
+    out other state.
     """
     pipeline = RowPipeline.of_model(registry, prepared)
     known = _for_readers(registry)
@@ -58,18 +57,10 @@ def read_task(
         parts = tuple(prepared.lookups.parts)
         lookups = RegistryLookups(known, prepared.lookups.tables, parts)
     reader = partial(_Reader, registry=known, lookups=lookups, pipeline=pipeline)
-    try:
-        pickled = pickle.dumps(reader)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise PluginError(
-            f"{registry.path}: its plugins cannot be pickled for readers: {error}. Define their "
-            "classes at the top of a module and leave such state out in Plugin.__getstate__, or "
-            "set training.workers: 0 and no ingestion"
-        ) from error
     entries = (*registry.wrappers, *registry.preprocessing)
     plugins = (registry.dataset, registry.converter, *(entry.plugin for entry in entries))
     modules = modules_of_files(map(type, (*plugins, *parts)))
-    return ReadTask(rank, world_size, split, Path.cwd(), modules, pickled)
+    return ReadTask(rank, world_size, split, Path.cwd(), modules, pickle.dumps(reader))
 
 
 class _Reader(TaskReader):
@@ -254,7 +245,7 @@ def _feed(
     pin_memory: bool,
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:
-        return _OwnFeed(RowPipeline.of_model(registry, prepared))
+        return RowPipeline.of_model(registry, prepared)
     task = read_task(registry, rank, world_size, split, prepared)
     if (entry := registry.ingestion) is not None:
         with at_entry(registry.path, entry), plugin_call(entry.plugin, "open"):
@@ -262,16 +253,6 @@ def _feed(
     from recd_plugins.data.workers import Workers
 
     return Workers(task, registry.training.workers, pin_memory)
-
-
-class _OwnFeed(Feed):
-    """Produces batches in this process."""
-
-    def __init__(self, pipeline: RowPipeline) -> None:
-        self._pipeline = pipeline
-
-    def read(self, reader: Reader) -> Iterator[ModelInput]:
-        return self._pipeline.read(reader)
 
 
 def pinned(model_input: ModelInput) -> ModelInput:

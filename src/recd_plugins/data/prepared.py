@@ -130,11 +130,6 @@ class PreparedModel:
     chosen: Choice | None = None
 
     @property
-    def table_parts(self) -> tuple[TableStrategy, ...]:
-        """Return the table strategies in the order of the file."""
-        return tuple(self.parts.values())
-
-    @property
     def plugin_strategies(self) -> tuple[PluginStrategy, ...]:
         """Return the table strategies, wrapped so that errors name their entries."""
         registry = self.registry

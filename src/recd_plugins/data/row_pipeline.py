@@ -20,7 +20,7 @@ from recd_plugins.data.prepared import (
 )
 from recd_plugins.data.preprocess import build_preprocess, feature_steps
 from recd_plugins.data.rows import session_ids
-from recd_plugins.interfaces import Rows
+from recd_plugins.interfaces import Feed, Rows
 from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placement
 from recd_plugins.interfaces.plugin import plugin_call, plugin_items
 from recd_plugins.runtime.errors import Problem, RegistryError
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class RowPipeline:
+class RowPipeline(Feed):
     """Converts, preprocesses and lowers batches of rows. Can be pickled for readers.
 
     Fits the converter and the preprocessing steps that are not fitted yet.
@@ -75,9 +75,9 @@ class RowPipeline:
             return cls(registry)
         return cls(registry, prepared.placement, prepared.num_embeddings)
 
-    def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
+    def read(self, reader: Iterable[Rows]) -> Iterator[ModelInput]:
         """Yield model inputs with their making times; rows are read on demand."""
-        rows_of_batches = self.reading(batches)
+        rows_of_batches = self.reading(reader)
         while True:
             start = time.perf_counter()
             rows = next(rows_of_batches, None)

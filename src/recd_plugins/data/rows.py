@@ -16,7 +16,6 @@ from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.interfaces import Dataset, Split
 from recd_plugins.interfaces.plugin import plugin_call, plugin_items
 from recd_plugins.interfaces.rows import Origin, Rows
-from recd_plugins.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,10 +179,9 @@ def session_ids(rows: Rows, column: str) -> Tensor:
     """Return each row's session, int64 ``[len(rows)]``; non-integers are hashed to 64 bits."""
     import torch
 
-    sessions = rows.data.column(column)
-    if sessions.null_count:
-        place = rows.place_of(sessions.is_valid().index(False).as_py())
-        raise DataError(f"{place} has no {column}; fill it in, or leave the row out")
+    from recd_plugins.data.arrow import column_without_nulls
+
+    sessions = column_without_nulls(rows, column)
     if pt.is_integer(sessions.type):
         return torch.from_numpy(sessions.cast(pa.int64(), safe=False).to_numpy().copy())
     if not pt.is_dictionary(sessions.type):

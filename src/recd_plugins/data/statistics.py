@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.arrow import place, sparse_column
+from recd_plugins.data.arrow import column_without_nulls, sparse_column
 from recd_plugins.data.list_dict import id_features
 from recd_plugins.interfaces.data_profile import MAX_SHIFT, FeatureStatistics, TableStatistics
 from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
-from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.kernels import address_of
 from recd_plugins.sparse.overlap import int32_at, int64_at, next_change, offset_at, overlap
 
@@ -111,16 +110,7 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     Raises:
         DataError: it is missing or has a null.
     """
-    where = rows.origins[0].path if rows.origins else "the table"
-    if name not in rows.data.schema.names:
-        raise DataError(
-            f"{where}: no column {name!r} for the session; the columns are "
-            f"{', '.join(rows.data.schema.names)}"
-        )
-    column = rows.data.column(name)
-    if column.null_count:
-        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
+    column = column_without_nulls(rows, name)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 

@@ -157,10 +157,8 @@ class Location:
         path = url.partition("://")[2]
         if "@" in parts.netloc:
             raise SetupError(f"{self}: leave user and password out; set them in the environment")
-        scheme, _, host = (given.endpoint or "").partition("://")
+        scheme, _, host = (given.endpoint or "").rstrip("/").rpartition("://")
         if parts.scheme in _BUCKETS:
-            if not parts.netloc:
-                raise DataError(f"{self}: names no bucket; write {parts.scheme}://bucket/folder")
             if parts.scheme == "s3":
                 return pafs.S3FileSystem(
                     anonymous=given.anonymous,

@@ -176,7 +176,9 @@ class TableWriter:
             rows = pa.RecordBatch.from_pydict({**lists, self._keys.session: sessions})
             self._statistics.add(Rows(rows, (origin,)))
         if self._layouts is None:
-            self._layouts = choose_layouts(lists)
+            self._layouts = {}
+            for name, column in lists.items():
+                self._layouts[name] = "list_dict" if _pays(column) else "list"
         columns = [
             self._in_layout(name, lists[name], self._layouts[name])
             if name in lists
@@ -240,11 +242,6 @@ class TableWriter:
             write_page_checksum=True,
             write_statistics=[name for name in self._columns if name not in layouts],
         )
-
-
-def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
-    """Choose a layout for each feature from sample rows in stored order."""
-    return {name: "list_dict" if _pays(column) else "list" for name, column in lists.items()}
 
 
 def _pays(lists: pa.Array) -> bool:

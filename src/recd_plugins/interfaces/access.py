@@ -10,16 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.runtime.files import check_regular, new_file
-
-if TYPE_CHECKING:
-    pass
 
 Rows = NDArray[np.int64]
 Counts = NDArray[np.float64]

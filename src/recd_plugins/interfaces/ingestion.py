@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from recd_plugins.interfaces.dataset import Reader, Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import load_file
 
 if TYPE_CHECKING:
@@ -105,21 +103,14 @@ class ReadTask:
         """Change to the trainer's folder if it exists, and return the reader.
 
         Raises:
-            PluginError: a plugin's module is missing or fails to import.
+            ImportError: a plugin's module is missing or fails to import.
             DataError: the data is missing or wrong.
         """
         if self.folder.is_dir():
             os.chdir(self.folder)
         for name, file in self.modules.items():
             load_file(name, file)
-        try:
-            reader_of = pickle.loads(self.pickled)
-        except (ImportError, AttributeError) as error:
-            raise PluginError(
-                f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
-                "the same distributions there"
-            ) from error
-        reader: TaskReader = reader_of(self)
+        reader: TaskReader = pickle.loads(self.pickled)(self)
         return reader
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -24,11 +22,6 @@ class FeatureSchema:
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str
-
-    def __post_init__(self) -> None:
-        for name, times in Counter([*self.sparse, *self.dense]).items():
-            if times > 1:
-                raise ValueError(f"FeatureSchema has {times} features {name!r}")
 
 
 @dataclass(frozen=True)
@@ -131,6 +124,7 @@ class Storage(BaseModel):
 
     endpoint: str | None = Field(
         default=None,
+        pattern=r"^(https?://)?[^/@\s]+/?$",
         description="URL of an S3-compatible server, such as http://host:9000; null is the "
         "provider's server.",
     )
@@ -143,15 +137,3 @@ class Storage(BaseModel):
         default=30, description="Timeout of a request, in seconds."
     )
     attempts: PositiveInt = Field(default=3, description="Maximum number of attempts per request.")
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_a_server(cls, endpoint: str | None) -> str | None:
-        if endpoint is None:
-            return None
-        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
-        if "@" in endpoint:
-            raise ValueError("holds a user or a password; credentials come from the environment")
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
-            raise ValueError("is no server; write http://host:port")
-        return f"{parts.scheme}://{parts.netloc}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -157,15 +157,6 @@ class CollectiveRate(BaseModel):
     seconds: _Seconds = Field(default=0.0, description="Latency in seconds.")
 
 
-class Links(Protocol):
-    """Ranks and links of a topology; bandwidths in bytes per second, one way."""
-
-    ranks_per_node: int
-    nodes: int
-    intra_node_bandwidth: float
-    inter_node_bandwidth: float
-
-
 class CollectiveRates(BaseModel):
     """Section ``collectives`` of a topology file."""
 
@@ -179,7 +170,7 @@ class CollectiveRates(BaseModel):
     )
 
     @classmethod
-    def of_topology(cls, topology: Links) -> Self:
+    def of_topology(cls, topology: Any) -> Self:
         """Return rates for lower bounds of the times: those of the busiest link, without latency.
 
         With N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all

@@ -35,7 +35,7 @@ SECTIONS: dict[str, Any] = {
 
 def planned(path: Path) -> TierPlan:
     spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
-    (part,) = with_plugins(load_registry(path), spec).prepared.table_parts
+    (part,) = with_plugins(load_registry(path), spec).prepared.parts.values()
     assert isinstance(part, TieredStrategy)
     return part.plan
 

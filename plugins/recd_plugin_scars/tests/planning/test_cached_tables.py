@@ -119,7 +119,7 @@ def registry(
 
 
 def part_of(ready: Prepared) -> CacheStrategy:
-    (part,) = ready.table_parts
+    (part,) = ready.parts.values()
     assert isinstance(part, CacheStrategy)
     return part
 
@@ -139,7 +139,10 @@ def options(
 ) -> dict[tuple[str, str], ShardingOption]:
     where = topology(device)
     enumerator = SortedEnumerator(
-        where, constraints(ready, module, device), ready.registry.training, ready.table_parts
+        where,
+        constraints(ready, module, device),
+        ready.registry.training,
+        tuple(ready.parts.values()),
     )
     found = enumerator.enumerate(module, ready.sharders())
     return {
@@ -152,7 +155,10 @@ def options(
 def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
     where = topology(device)
     enumerator = SortedEnumerator(
-        where, constraints(ready, module, device), ready.registry.training, ready.table_parts
+        where,
+        constraints(ready, module, device),
+        ready.registry.training,
+        tuple(ready.parts.values()),
     )
     found = enumerator.enumerate(module, ready.sharders())
     chosen = [o for o in found if (o.name, o.sharding_type) == ("a", kind)]
