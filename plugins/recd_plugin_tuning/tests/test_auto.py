@@ -165,26 +165,6 @@ def test_others_keep_their_tables(make_registry) -> None:
     assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
 
 
-def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
-    auto = with_plugins(make_registry(sharding=AUTO), slow())
-    found, planned = chosen_of(auto.prepared), auto.plan(slow().to_torchrec(), 256)
-    replicated = {
-        name
-        for each in found.groups
-        if str(each.offer) == "torchrec.planner {replicate: true}"
-        for name in each.tables
-    }
-    kinds = {
-        name: sharding.sharding_type
-        for tables in planned.sharding.plan.values()
-        for name, sharding in tables.items()
-    }
-    assert replicated
-    assert {name for name, kind in kinds.items() if kind == "data_parallel"} == replicated
-    assert found.planner is not None
-    assert found.seconds < found.planner
-
-
 def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) -> None:
     registry = make_registry(sharding=AUTO)
     model = build_model(registry, registry.dataset.schema())
@@ -212,6 +192,11 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
     pooled = [each for each in chosen_of(auto.prepared).groups if each.pooled]
     replicated = [str(each.offer) == "torchrec.planner {replicate: true}" for each in pooled]
     assert all(replicated) == (milliseconds == 5.0)
+    if all(replicated):
+        plan = auto.plan(spec.to_torchrec(), 256).sharding.plan
+        kinds = {n: each.sharding_type for tables in plan.values() for n, each in tables.items()}
+        names = {name for each in pooled for name in each.tables}
+        assert {kinds[name] for name in names} == {"data_parallel"}
 
 
 @pytest.mark.parametrize(
@@ -223,20 +208,9 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
             r"sharding\[1\]: auto stands in sharding\[0\]",
         ),
         (
-            [{"use": "auto", "options": {"memory": 1}}],
-            {},
-            r"sharding\[0\]\.options\.memory: unknown option",
-        ),
-        ([{"use": "auto", "tables": ["t_user_0"]}], {}, r"t_user\w* matches no table"),
-        (
             [*AUTO, {"use": "torchrec.row_wise", "tables": ["*"]}],
             {},
             r"sharding\[0\]: other entries name every table",
-        ),
-        (
-            [{"use": use, "tables": ["t_usr_0"]} for use in ("auto", "torchrec.row_wise")],
-            {},
-            r"t_usr_0 is claimed by sharding\[0\] .* and sharding",
         ),
         (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto finds no candidate that fits"),
     ],

@@ -224,14 +224,13 @@ class RegistryPlanner(ShardingPlanner):
         storage = topology.devices[0].storage
         memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
         held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
-        held = {**held, "activations": activation_bytes}
-        besides = "".join(f", {size_text(each)} of {name}" for name, each in held.items() if each)
+        besides = sum(held.values()) + activation_bytes
         return NoPlanError(
-            f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer "
-            f"state the tables take {size_text(sum(sizes.values()))}, on {topology.world_size} "
-            f"ranks with {size_text(memory)} each, less a reserve of {RESERVED_SHARE:.0%}{besides};"
-            f" the largest: {listed}. Use more ranks, smaller batches or smaller tables, or let "
-            "large tables be split by rows"
+            f"no plan fits batches of {training.batch_size:,} rows: the tables take "
+            f"{size_text(sum(sizes.values()))}, activations and other data {size_text(besides)} "
+            f"per rank, on {topology.world_size} ranks with {size_text(memory)} each, less a "
+            f"reserve of {RESERVED_SHARE:.0%}; the largest: {listed}. Use more ranks, smaller "
+            "batches or smaller tables, or let large tables be split by rows"
         )
 
 

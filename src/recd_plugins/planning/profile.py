@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugins.config import Entry, RunConfig
+from recd_plugins.config import RunConfig
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.access import table_reads
 from recd_plugins.data.prepared import FirstRows, read_first_rows
@@ -68,7 +67,7 @@ def measure_profile(
     read = measure_reads(batches, tables)
     distinct = {table.name: read[table.name] for table in coalesced}
     features = _mean([dict(_features(each)) for each in batches])
-    source = f"the first {sum(map(len, looked_at)):,} rows{_order(registry, first)}"
+    source = f"the first {sum(map(len, looked_at)):,} rows{_left_out(registry, first)}"
     return DataProfile(features, source, distinct, read)
 
 
@@ -90,18 +89,12 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
     return {name: mean(name) for name in batches[0]}
 
 
-def _order(registry: RunConfig, first: FirstRows) -> str:
-    """Describe the wrappers that order the rows, and those that were skipped."""
-    used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
-
-    def names(entries: Iterable[Entry[Any]]) -> str:
-        places = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in entries)
-        return " and ".join(places)
-
-    ordered = f", in the order of {names(used)}" if used else ""
-    if first.left_out:
-        ordered += f", without {names(first.left_out)}: dedupe factors of training may differ"
-    return ordered
+def _left_out(registry: RunConfig, first: FirstRows) -> str:
+    """Name the wrappers that were skipped."""
+    names = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in first.left_out)
+    if not first.left_out:
+        return ""
+    return f", without {' and '.join(names)}: dedupe factors of training may differ"
 
 
 def _features(batch: Batch) -> Iterator[tuple[str, FeatureProfile]]:
