@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.step_cost import CollectiveRates, GemmCost, StageCosts
+from recd_plugins.interfaces.step_cost import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,
@@ -120,7 +120,7 @@ def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -
     spec = spec.model_copy(
         update={
             "costs": costs,
-            "collectives": CollectiveRates.of_topology(spec),
+            "collectives": spec.link_rates,
         }
     )
     write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")

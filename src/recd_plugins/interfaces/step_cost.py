@@ -169,30 +169,6 @@ class CollectiveRates(BaseModel):
         description="All-reduces across nodes of ranks with equal local rank, all at the same time."
     )
 
-    @classmethod
-    def of_topology(cls, topology: Any) -> Self:
-        """Return rates for lower bounds of the times: those of the busiest link, without latency.
-
-        With N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all
-        through the network and (W - 1) / U within its node. An all-reduce of n ranks moves
-        2 (n - 1) / n of the tensor. An all-reduce of all ranks first reduces within each node, then
-        1 / W of the tensor across nodes.
-        """
-        ranks, nodes = topology.ranks_per_node, topology.nodes
-        world = ranks * nodes
-        intra, inter = topology.intra_node_bandwidth, topology.inter_node_bandwidth
-
-        def rate(in_node: float, across: float) -> CollectiveRate:
-            seconds = max(in_node / intra, across / inter)
-            return CollectiveRate(bytes_per_second=1 / (seconds or 1 / intra))
-
-        return cls(
-            a2a_global=rate((ranks - 1) / world, (world - ranks) / world),
-            a2a_intra=rate((ranks - 1) / ranks, 0),
-            ar_global=rate(2 * (ranks - 1) / ranks, 2 * (nodes - 1) / world),
-            ar_cross=rate(0, 2 * (nodes - 1) / nodes or 1),
-        )
-
 
 #: Stage of a training step (RecD, figure 8).
 Stage = Literal["lookup", "gemm", "all_to_all", "all_reduce", "other"]

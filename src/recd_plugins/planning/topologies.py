@@ -20,7 +20,7 @@ from recd_plugins.config.document import read_yaml
 from recd_plugins.config.from_file import schema_problems
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import step_cost
-from recd_plugins.interfaces.step_cost import CollectiveRates
+from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates
 from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.runtime.text import did_you_mean
 
@@ -99,7 +99,30 @@ class TopologySpec(BaseModel):
     @property
     def collective_rates(self) -> CollectiveRates:
         """Rates of the ``collectives`` section, or upper bounds from the bandwidths."""
-        return self.collectives or CollectiveRates.of_topology(self)
+        return self.collectives or self.link_rates
+
+    @property
+    def link_rates(self) -> CollectiveRates:
+        """Upper bounds of the rates: those of the busiest link, without latency.
+
+        With N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all
+        through the network and (W - 1) / U within its node. An all-reduce of n ranks moves
+        2 (n - 1) / n of the tensor. An all-reduce of all ranks first reduces within each node, then
+        1 / W of the tensor across nodes.
+        """
+        ranks, nodes, world = self.ranks_per_node, self.nodes, self.world_size
+
+        def rate(in_node: float, across: float) -> CollectiveRate:
+            intra = in_node / self.intra_node_bandwidth
+            seconds = max(intra, across / self.inter_node_bandwidth)
+            return CollectiveRate(bytes_per_second=1 / (seconds or 1 / self.intra_node_bandwidth))
+
+        return CollectiveRates(
+            a2a_global=rate((ranks - 1) / world, (world - ranks) / world),
+            a2a_intra=rate((ranks - 1) / ranks, 0),
+            ar_global=rate(2 * (ranks - 1) / ranks, 2 * (nodes - 1) / world),
+            ar_cross=rate(0, 2 * (nodes - 1) / nodes or 1),
+        )
 
     @property
     def least_costs(self) -> step_cost.StageCosts:
@@ -109,7 +132,7 @@ class TopologySpec(BaseModel):
         if self.device == "cpu":
             memory = to_host = self.ddr_bandwidth
         # Reduced bytes are those sent: 2 (U - 1) / U of a tensor.
-        reduced = CollectiveRates.of_topology(self).ar_global.bytes_per_second
+        reduced = self.link_rates.ar_global.bytes_per_second
         reduced *= 2 * (self.world_size - 1) / self.world_size or 1.0
         return step_cost.StageCosts(
             lookup=step_cost.LookupCost(
