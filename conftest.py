@@ -5,21 +5,17 @@ import os
 from collections.abc import Generator
 from datetime import date
 from functools import cache
-from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
-from tests.absent import ABSENT, PRESENT, uses_what_is_absent
 from tests.covering import by_night, cells_of_today, of_today
 from tests.schedule import BENCHMARKS, BY_NIGHT, IN_TURN, RAY, SLOW
 
-os.environ["RECD_ONLY"] = ",".join(f"recd-plugin-{name}" for name in sorted(PRESENT))
-# What says that it is installed may still be there.
-if gone := ABSENT & entry_points(group="recd_plugins").names:
-    os.environ["RECD_WITHOUT"] = ",".join(sorted(gone))
+_plugins = sorted(Path(__file__).parent.glob("plugins/*/pyproject.toml"))
+os.environ["RECD_ONLY"] = ",".join(path.parent.name.replace("_", "-") for path in _plugins)
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,14 +59,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Files of which no test would be left are not imported."""
     if collection_path.suffix != ".py":
         return None
-    if ABSENT and uses_what_is_absent(collection_path.read_text(encoding="utf-8")):
-        return True
     return (config.option.markexpr == "not slow" and "" in _tests_of(collection_path, SLOW)) or None
-
-
-def pytest_report_header() -> str | None:
-    """That tests are missing, where some are."""
-    return f"left out: tests that use {', '.join(sorted(ABSENT))}" if ABSENT else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -130,8 +130,8 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Run the ranks that ``torchrun --standalone --nproc-per-node RANKS COMMAND`` starts.
 
-    The exit code is that of the first failed rank. The ranks' store is in this process, as in
-    torchrun's agent.
+    The exit code is that of the first failed rank, which ends a rank that is stopped. The ranks'
+    store is in this process, as in torchrun's agent.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -145,7 +145,7 @@ def torchrun(
         environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         programs.append(Program(command, cwd=cwd, env={**(env or os.environ), **environ}))
     try:
-        codes = [program.wait(240) for program in programs]
+        codes = [_code(program, programs) for program in programs]
     finally:
         for program in programs:
             program.kill_all()
@@ -154,6 +154,19 @@ def torchrun(
     return subprocess.CompletedProcess(
         [*map(str, command)], next(filter(None, codes), 0), stdout, stderr
     )
+
+
+def _code(program: Program, programs: Sequence[Program]) -> int:
+    """Wait for a rank. torchrun kills ranks that do not end soon after another has failed."""
+    limit = time.monotonic() + 240
+    while (code := program.poll()) is None:
+        assert time.monotonic() < limit
+        if any(other.poll() for other in programs):
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(5)
+            program.kill_all()
+        time.sleep(0.05)
+    return code
 
 
 def _be(command: list[str], cwd: str, env: dict[str, str], streams: list[str], cuda: bool) -> None:

@@ -16,6 +16,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from tests import forked
 
+from recd_plugins.runtime.plugin_modules import _packages_in
+
 
 class Site:
     """A folder in which packages are installed."""
@@ -34,6 +36,7 @@ class Site:
         (about / "entry_points.txt").write_text(
             f"[recd_plugins]\n{entry_point or name} = {module}\n", encoding="utf-8"
         )
+        _packages_in.cache_clear()
 
     def registry(self, text: str) -> Path:
         path = self.folder / "registry.yaml"

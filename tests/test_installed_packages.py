@@ -78,20 +78,10 @@ def test_only_packages_are_imported_that_the_file_names(site: Site) -> None:
     assert not site.imported("other")
 
 
-def test_what_is_installed_later_is_found(site: Site) -> None:
-    """Though packages are not looked for again where nothing was installed."""
-    found = []
-    for name in ("acme", "other"):
-        site.install(name)
-        found.append(set(PluginManager().plugins["preprocessing"]) & {"acme.keep", "other.keep"})
-    assert found == [{"acme.keep"}, {"acme.keep", "other.keep"}]
-
-
 BROKEN = [
     (PLUGIN.replace('{name}.keep"', 'keep"'), "named 'keep'; name it package.part in lower case"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),
-    (PLUGIN.replace("{name}.keep", "recd.keep"), "but the prefix recd. belongs to recd-p"),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
 ]
 

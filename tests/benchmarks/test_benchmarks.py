@@ -17,7 +17,6 @@ import torch
 from benchmarks.__main__ import BENCHMARKS, report
 from benchmarks.__main__ import main as benchmarks
 from click.testing import CliRunner
-from tests.absent import ABSENT, skip_what_is_absent
 from tests.covering import of_today
 
 from recd_plugins.cli import main
@@ -37,7 +36,6 @@ PARTS = (
 @cache
 def tiny(name: str) -> dict[str, Any]:
     """Return a benchmark's report; skip the test where it runs on another day, or by hand."""
-    skip_what_is_absent((ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
     if name == "network" and os.environ.get("RECD_SLOW_BENCHMARKS") != "1":
         pytest.skip("starts torchrun on two nodes, and needs root: RECD_SLOW_BENCHMARKS=1 runs it")
     if name in set().union(*PARTS).difference(*of_today(PARTS, len(PARTS))):
@@ -80,8 +78,6 @@ def test_the_commands_of_the_page_exist(section: str) -> None:
     for words in commands(section):
         if words[0] != "recd" and words[:3] != ["python", "-m", "benchmarks"]:
             continue
-        if ABSENT:
-            skip_what_is_absent(section)
         found: click.Command = main if words[0] == "recd" else benchmarks
         rest = words[1:] if words[0] == "recd" else words[3:]
         while isinstance(found, click.Group):

@@ -156,11 +156,12 @@ def test_validate_tells_every_problem(folder):
     lines = recd("validate", expect=1).stderr.splitlines()
     assert lines == [
         "registry.yaml:1 version: input should be 1, got 2",
+        "registry.yaml:2 dataset.options.path: is missing; this option of acme.clicks is required",
         "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks; did you mean path?",
     ]
     answer = json.loads(recd("validate", "--json", expect=1).stdout)
     assert answer["ok"] is False
-    assert answer["problems"][1] == {
+    assert answer["problems"][2] == {
         "path": "registry.yaml",
         "line": 2,
         "field": "dataset.options.pth",

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.installed import Site, on_path
 
 from recd_plugins.cli import doctor, main
 from recd_plugins.runtime.versions import fbgemm_has_cuda, installed_set
@@ -41,7 +40,7 @@ def test_this_machine_is_well() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = {check["name"]: check for check in json.loads(result.stdout)}
     assert result.exit_code == 0, found
-    for name in ("versions", "fbgemm build", "fbgemm", "torchrec", "collectives", "plugins"):
+    for name in ("versions", "fbgemm build", "fbgemm", "internals", "plugins"):
         assert found[name]["status"] == "ok", found[name]
 
 
@@ -96,22 +95,7 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch: pytest.Monk
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1
     assert "undefined symbol" in " ".join(result.stdout.split())
-    assert "reinstall the fbgemm build that belongs to this torch" in result.stdout
-
-
-def test_a_package_that_fails_to_register_internals_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (
-        "from recd_plugins.api import hookimpl\n@hookimpl\ndef register_internals(): return 1 / 0\n"
-    )
-    with on_path(tmp_path, monkeypatch):
-        Site(tmp_path).install("acme", text)
-        result = CliRunner().invoke(main, ["doctor", "--json"])
-    found = {check["name"]: check for check in json.loads(result.stdout)}
-    assert found["internals"]["status"] == "failed", found
-    said = "acme-plugins 1.0: register_internals failed: ZeroDivisionError"
-    assert said in found["internals"]["detail"]
+    assert "reinstall torch, fbgemm and torchrec" in result.stdout
 
 
 TRAINER = """

@@ -27,7 +27,6 @@ import click
 import pytest
 from ruamel.yaml import YAML
 from tests import forked
-from tests.absent import ABSENT, uses_what_is_absent
 
 from docs import generate
 from recd_plugins.cli import main
@@ -61,8 +60,6 @@ _NAMES = {path: path.relative_to(ROOT).as_posix() for path in PAGES}
     ids=_NAMES.get,
 )
 def test_the_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if uses_what_is_absent(page.read_text(encoding="utf-8")):
-        pytest.skip("the page uses a plugin that is not there")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PYTHONPATH", "plugins")
@@ -131,8 +128,7 @@ def _validate(text: str, folder: Path) -> None:
 )
 def test_commands_and_options_exist(page: Path) -> None:
     """Those of blocks and those in the text."""
-    if uses_what_is_absent(text := page.read_text(encoding="utf-8")):
-        pytest.skip("the page uses a plugin that is not there")
+    text = page.read_text(encoding="utf-8")
     fenced = [block.text for block in blocks(page) if block.language in ("sh", "console")]
     inline = re.findall(r"`(recd [^`\n]+)`", _FENCE.sub("", text))
     lines = "\n".join(fenced).replace("\\\n", " ").splitlines()
@@ -161,7 +157,6 @@ def _options(command: click.Command) -> set[str]:
     return names
 
 
-@pytest.mark.skipif(bool(ABSENT), reason="plugins are missing")
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if "<!-- end -->" in page.read_text("utf-8")],

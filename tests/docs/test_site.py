@@ -1,8 +1,4 @@
-"""The site builds without a broken link, shows all of the API, and needs no network.
-
-Its pages link to those of recd_plugin_dlrm, recd_plugin_dsi, recd_plugin_flexshard,
-recd_plugin_recd, recd_plugin_scars and recd_plugin_torchrec: where one is absent, this is left out.
-"""
+"""The site builds without a broken link, shows all of the API, and needs no network."""
 
 from __future__ import annotations
 

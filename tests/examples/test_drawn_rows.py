@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests import forked
-from tests.absent import skip_what_is_absent
 
 from recd_plugins.cli import main
 
@@ -64,7 +63,6 @@ def test_traces_are_profiled_drawn_and_trained_on(
     copy(
         "trace", tmp_path, {"    rows: 8192": "    rows: 2048", "test_rows: 2048": "test_rows: 512"}
     )
-    skip_what_is_absent((tmp_path / "registry.yaml").read_text())
     profile, plain, compare, generate = commands("trace")
     monkeypatch.chdir(tmp_path)
     for command in (profile, generate):

@@ -79,7 +79,7 @@ def test_a_missing_file(tmp_path):
         (
             HEAD + "training:\n  optimizer: adagrad\n",
             "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', "
-            "got 'adagrad'; did you mean rowwise_adagrad?",
+            "got 'adagrad'",
         ),
         (
             HEAD + "training:\n  checkpoint:\n    evry: 3\n",
@@ -109,7 +109,7 @@ def test_a_missing_file(tmp_path):
         ),
         (
             HEAD + "pooling: [{use: acme.max, features: user}]\n",
-            "r.yaml:4 pooling[0].features: expected a list, as in [user]",
+            "r.yaml:4 pooling[0].features: expected a list, got 'user'",
         ),
         (
             HEAD + "pooling:\n  - use: acme.max\n",
@@ -137,7 +137,7 @@ def test_a_wrong_shape(problems, text, expected):
             "{use: acme.hot, features: [a]}",
             "r.yaml:5 preprocessing[0].use: acme.hot is a cache plugin; it belongs under cache:",
         ),
-        ("{use: acme.xyzzy, features: [a]}", "preprocessing plugins: acme.keep"),
+        ("{use: acme.xyzzy, features: [a]}", "named acme.xyzzy; there are: acme.keep"),
         ("{use: other.thing, features: [a]}", "Install the distribution that has it"),
         ("{use: 5, features: [a]}", "preprocessing[0].use: input should be a valid string, got 5"),
         (
@@ -187,27 +187,6 @@ training: {ranks: 0}
         "r.yaml:10 shardings",
         "r.yaml:11 training.ranks",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            HEAD + "pooling: [{use: acme.max, featurs: [a]}]\n",
-            "r.yaml:4 pooling[0].featurs: unknown key; did you mean features?",
-        ),
-        (
-            HEAD + "pooling: [{use acme.max, features: [a]}]\n",
-            "r.yaml:4 pooling[0].use acme.max: unknown key; is a colon missing after use?",
-        ),
-        (
-            HEAD.replace("path: clicks", "pth: clicks"),
-            "r.yaml:2 dataset.options.pth: unknown option of acme.data; did you mean path?",
-        ),
-    ],
-)
-def test_a_misspelt_key_is_not_missing_too(problems, text, expected):
-    assert problems(text) == [expected]
 
 
 def test_mistakes_of_a_dataset_have_lines(tmp_path, plugins_dir, monkeypatch):

@@ -166,9 +166,9 @@ def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
     done = forked.torchrun([sys.executable, "-c", _STOPS, output], ranks=2)
     assert done.returncode == 1
     assert re.search(
-        r"nothing has moved for \d s: rank 0 waits .* for rank 1, which is stopped \(process \d+ "
-        r"of .*\)\. That is longer than hang_timeout, 3 s: the run is ended\. Nothing was "
-        "written",
+        r"nothing has moved for \d s: rank 0 waits .* for rank 1, which gives no sign of life "
+        r"\(process \d+ of .*\)\. That is longer than hang_timeout, 3 s: the run is ended\. "
+        "Nothing was written",
         done.stderr,
     )
     assert not output.exists()

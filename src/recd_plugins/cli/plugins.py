@@ -15,7 +15,7 @@ from recd_plugins.cli.init import Starts
 from recd_plugins.cli.options import tell_broken
 from recd_plugins.cli.plan import plan_modes
 from recd_plugins.cli.run import RunReports, run
-from recd_plugins.config.manager import OWN, PluginManager, Registered
+from recd_plugins.config.manager import PluginManager, Registered
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.report.output import output_console
 
@@ -69,16 +69,10 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
         click.echo(json.dumps(found, indent=2))
         return
     console = output_console()
-    besides = manager.besides() if kind is None else {}
-    for origin in (OWN, *manager.origins):
-        brought = [plugin for plugin in found if plugin["from"] == origin]
-        adds = besides.get(origin, [])
-        if brought or adds:
+    for origin in manager.origins:
+        if brought := [plugin for plugin in found if plugin["from"] == origin]:
             console.print(f"[bold]{escape(origin)}[/]", soft_wrap=True)
-        if brought:
             console.print(_table(brought))
-        if adds:
-            console.print(f"  {'besides' if brought else 'brings'} {', '.join(adds)}")
 
 
 def _list_kinds(manager: PluginManager, as_json: bool) -> None:

@@ -48,7 +48,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.text import closest, did_you_mean
+from recd_plugins.runtime.text import did_you_mean
 
 
 def load_registry(
@@ -244,7 +244,6 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
         spec = model.model_validate(_with_all_tables(document.data, manager))
     except ValidationError as error:
         problems += schema_problems(document, (), model, "key", error)
-        problems += _unloaded(document, model, manager)
     entries: dict[str, list[ResolvedEntry]] = {kind: [] for kind in kinds}
     wrappers: list[ResolvedEntry] = []
     for kind, location, entry in _entries(document, kinds.values()):
@@ -285,16 +284,6 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
 
     entries = data.get("sharding")
     return {**data, "sharding": list(map(written, entries))} if isinstance(entries, list) else data
-
-
-def _unloaded(
-    document: Document, model: type[RegistrySpec], manager: PluginManager
-) -> Iterator[Problem]:
-    """Yield a problem that names the packages that failed to load, if a section is unknown."""
-    unknown = [name for name in document.data if name not in model.model_fields]
-    if unknown and (broken := manager.broken):
-        reasons = "; ".join(each.reason for each in broken)
-        yield document.problem((unknown[0],), f"may belong to a broken package: {reasons}")
 
 
 def _entries(
@@ -360,26 +349,20 @@ def _belongs(found: Registered, location: Location) -> bool:
 
 
 def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name: str) -> str:
-    what = "wrapper" if "wrap" in location else f"{kind.name} plugin"
-    of_kind = manager.plugins.get(kind.name, {})
-    if name in of_kind:
-        if what == "wrapper":
-            return f"{name} is a dataset and wraps none; it belongs under dataset.use"
-        return f"{name} wraps a dataset and is none itself; it belongs under dataset.wrap"
     for other, plugins in manager.plugins.items():
-        if other != kind.name and name in plugins:
-            return f"{name} is a {other} plugin; it belongs under {manager.kinds[other].section}:"
+        if name in plugins:
+            what = "wrapper" if issubclass(plugins[name].cls, DatasetWrapper) else other
+            section = "dataset.wrap" if what == "wrapper" else manager.kinds[other].section
+            return f"{name} is a {what} plugin; it belongs under {section}:"
+    of_kind = manager.plugins.get(kind.name, {})
     usable = sorted(each for each, found in of_kind.items() if _belongs(found, location))
-    message = f"no {what} is named {name}"
-    if suggestion := did_you_mean(name, usable):
-        return message + suggestion
-    message += (
-        f"; {what}s: {', '.join(usable) or 'none'}. Install the distribution that has it, or give "
-        "the folder of its file with --plugins-dir"
+    message = f"no {'wrapper' if 'wrap' in location else kind.name} plugin is named {name}" + (
+        did_you_mean(name, usable)
+        or f"; there are: {', '.join(usable) or 'none'}. Install the distribution that has it, or "
+        "give the folder of its file with --plugins-dir"
     )
     if manager.broken:
-        reasons = "; ".join(broken.reason for broken in manager.broken)
-        message += f". It may belong to a broken package: {reasons}"
+        message += f". Broken packages: {'; '.join(each.reason for each in manager.broken)}"
     return message
 
 
@@ -403,24 +386,12 @@ def schema_problems(
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
     found: dict[tuple[Location, str], Problem] = {}
-    meant: set[Location] = set()  # intended keys of misspelt ones
     for details in error.errors(include_url=False):
-        if (
-            details["type"] == "too_short"
-            and len(details["input"]) > details["ctx"]["actual_length"]
-        ):
-            continue  # items with problems of their own do not count
         inside = _inside(data, details)
         location = (*base, *inside)
         problem = document.problem(location, _describe(details, inside, model, what))
         found[(location, details["type"])] = problem
-        if details["type"] == "extra_forbidden":
-            meant.add((*location[:-1], closest(str(inside[-1]), list(_fields(model, inside[:-1])))))
-    return [
-        problem
-        for (location, kind), problem in found.items()
-        if kind != "missing" or location not in meant
-    ]
+    return list(found.values())
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
@@ -444,11 +415,9 @@ def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], w
     if kind == "missing":
         return f"is missing; this {what} is required"
     if kind == "extra_forbidden":
-        known, word = list(_fields(model, inside[:-1])), str(inside[-1])
-        if word.partition(" ")[0] in known:
-            return f"unknown {what}; is a colon missing after {word.partition(' ')[0]}?"
-        listed = f"; known: {', '.join(known)}" if known else "; none is known here"
-        return f"unknown {what}{did_you_mean(word, known) or listed}"
+        known = list(_fields(model, inside[:-1]))
+        meant = did_you_mean(str(inside[-1]), known)
+        return f"unknown {what}" + (meant or f"; known: {', '.join(known) or 'none'}")
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     message = details["msg"][:1].lower() + details["msg"][1:]
@@ -456,15 +425,9 @@ def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], w
         message = "input should be a mapping"
     if kind in ("list_type", "tuple_type"):
         message = "expected a list"
-        if isinstance(got, str | int | float):
-            return f"{message}, as in [{str(got)[:200]}]"
     if got is None:
         return f"{message}, got nothing; leave it out, or write a value"
-    suggestion = ""
-    if kind == "literal_error" and isinstance(got, str):
-        expected = str(details.get("ctx", {}).get("expected", ""))
-        suggestion = did_you_mean(got, expected.replace("'", "").replace(" or ", ", ").split(", "))
-    return f"{message}, got {short_repr(got)}{suggestion}"
+    return f"{message}, got {short_repr(got)}"
 
 
 def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:

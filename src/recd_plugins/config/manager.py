@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,16 +45,6 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
-#: Other hooks, each with a description of what it adds.
-BESIDES = {
-    "register_kinds": "kinds",
-    "register_commands": "commands",
-    "register_starts": "starts of recd init",
-    "register_plans": "modes of recd plan",
-    "register_measurements": "measurements",
-    "register_reports": "reports of recd run",
-}
-
 #: Origin of the kinds of recd-plugins itself.
 OWN = "recd-plugins"
 
@@ -84,7 +73,7 @@ class PluginManager:
     """Finds plugins in installed packages and ``plugins_dir``.
 
     A package is imported when a plugin name has its prefix; an unknown prefix imports all packages.
-    ``broken`` lists the packages that fail. ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
+    ``broken`` lists the packages that fail.
 
     Raises:
         PluginError: a file fails to import or has no plugin, or an unknown package is excluded.
@@ -116,15 +105,6 @@ class PluginManager:
         """Return all kinds by name. Imports all packages."""
         self._load()
         return {kind.name: kind for kind in self._kinds}
-
-    def besides(self) -> dict[str, list[str]]:
-        """Describe what each package or file adds besides plugins. Maps origins to descriptions."""
-        found: dict[str, list[str]] = {origin: [] for origin in self.origins}
-        for hooks, origin, _ in self._installed_first():
-            for hook, words in BESIDES.items():
-                if getattr(hooks.hook, hook).get_hookimpls() and words not in found[origin]:
-                    found[origin].append(words)
-        return found
 
     def origin_of(self, kind: Kind) -> str:
         """Return the origin of a kind; ``OWN`` for built-in kinds."""
@@ -290,11 +270,6 @@ class PluginManager:
                 f"{where}: {qualified(cls)} is named {name!r}; name it package.part in lower case, "
                 "as in 'acme.hash'"
             )
-        if package is not None and prefix != own and prefix in self._owners:
-            raise PluginError(
-                f"{where}: {qualified(cls)} is named {name}, but the prefix {prefix}. belongs to "
-                f"{self._owners[prefix]}; rename it, or leave {own} out (--without {own})"
-            )
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
@@ -319,9 +294,6 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
     """Return a pluggy manager of one module."""
     hooks = pluggy.PluginManager(GROUP)
     hooks.add_hookspecs(hookspecs)
-    if os.environ.get("RECD_TRACE_PLUGINS") == "1":
-        hooks.trace.root.setwriter(sys.stderr.write)
-        hooks.enable_tracing()
     try:
         hooks.register(module)
         hooks.check_pending()

@@ -23,7 +23,6 @@ from recd_plugins.runtime.machine import threads_of_a_rank
 from recd_plugins.runtime.processes import (
     adopt_environ,
     end_with_parent,
-    kill_stopped_below,
     portable,
     safe_path,
     share_fork_server,
@@ -185,7 +184,6 @@ class Ranks:
                     self.world_size,
                     self._hang_limits,
                     say=lambda text: print(text, file=sys.stderr, flush=True),
-                    processes=[process.pid or 0 for process in self.processes],
                 )
             self._collect()
         except BaseException:
@@ -231,13 +229,7 @@ class Ranks:
         self._kill()
 
     def _kill(self) -> None:
-        # Readers are children of the fork server, not of ranks.
-        for stopped in [] if self._watch is None else self._watch.stopped_here():
-            with suppress(ProcessLookupError):
-                os.kill(stopped, signal.SIGKILL)
         for process in self.processes:
-            if process.pid is not None and process.is_alive():
-                kill_stopped_below(process.pid)
             process.kill()
         for process in self.processes:
             process.join()

@@ -67,7 +67,7 @@ def installed_packages() -> list[Package]:
     Raises:
         PluginError: ``RECD_WITHOUT`` names an unknown package.
     """
-    found = _packages_in(tuple(map(_state_of, sys.path)))
+    found = _packages_in(tuple(sys.path))
     without, only = _named(WITHOUT), _named(ONLY)
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
@@ -84,8 +84,8 @@ def installed_packages() -> list[Package]:
 
 
 @lru_cache(maxsize=1)
-def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # noqa: ARG001
-    """Return all packages, cached until folders of ``sys.path`` change."""
+def _packages_in(path: tuple[str, ...]) -> list[Package]:  # noqa: ARG001
+    """Return all packages, cached until ``sys.path`` changes."""
     found = []
     for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
         distribution = entry_point.dist
@@ -93,14 +93,6 @@ def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # n
         origin = f"{distribution.name} {distribution.version}"
         found.append(Package(entry_point, distribution.name, origin))
     return found
-
-
-def _state_of(folder: str) -> tuple[object, ...]:
-    try:
-        stat = os.stat(folder or ".")
-    except OSError:
-        return (folder,)
-    return folder, stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def _named(variable: str) -> set[str]:

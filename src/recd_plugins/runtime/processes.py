@@ -8,19 +8,14 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import TypeVar
 
-import psutil
-
 from recd_plugins.runtime.errors import RecdError
 
 _SAFE_PATH = "PYTHONSAFEPATH"
-# Seconds until a fork server that closed its socket has ended.
-_END_SECONDS = 2.0
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 E = TypeVar("E", bound=Exception)
 
@@ -40,23 +35,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent watch").start()
-
-
-def is_stopped(process: int) -> bool:
-    """Return whether a local process is stopped, by SIGSTOP or a debugger."""
-    try:
-        return psutil.Process(process).status() in _STOPPED
-    except psutil.Error:
-        return False
-
-
-def kill_stopped_below(process: int) -> None:
-    """Kill the stopped descendants of a process."""
-    with suppress(psutil.Error):
-        for child in psutil.Process(process).children(recursive=True):
-            with suppress(psutil.Error):
-                if child.status() in _STOPPED:
-                    child.kill()
 
 
 @contextmanager

@@ -20,19 +20,12 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean NAME?"``, or an empty text if no known name is close."""
-    meant = closest(word, known)
-    return f"; did you mean {meant}?" if meant else ""
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return the name closest to ``word``, or an empty text."""
     known = list(known)
-    if (first := word.partition(" ")[0]) in known:
-        return first
     begun = [name for name in known if name.lower().startswith(word.lower())]
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.63)
     if len(word) >= _BEGINNING and len(begun) == 1:
-        return begun[0]
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.63)), "")
+        close = begun
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def shortened(names: Sequence[str]) -> str:

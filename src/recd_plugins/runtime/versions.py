@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from types import CodeType
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -114,41 +117,22 @@ def lacks(package: str, name: str, used_for: str) -> str:
 
 
 def has_name(owner: Any, name: str) -> bool:
-    """Return whether a module, class, object of the class or function has the name."""
+    """Return whether a module, class or function has the name, or the owner's source uses it.
+
+    The source has attributes of instances, and arguments that a function passes on.
+    """
     if hasattr(owner, name):
         return True
     if inspect.ismodule(owner):
-        try:
-            import_module(f"{owner.__name__}.{name}")
-        except ImportError:
-            return False
-        return True
-    return name in _names_in(owner)
+        return hasattr(owner, "__path__") and bool(find_spec(f"{owner.__name__}.{name}"))
+    modules = {sys.modules[each.__module__] for each in getattr(owner, "__mro__", (owner,))}
+    files = [getattr(module, "__file__", None) or "" for module in modules]
+    return any(name in _words_of(file) for file in files if file.endswith(".py"))
 
 
 @cache
-def _names_in(owner: Any) -> frozenset[str]:
-    """Return the names in the code of a function or of a class's methods."""
-    if not isinstance(owner, type):
-        code = getattr(inspect.unwrap(owner), "__code__", None)
-        return frozenset(_names_of(code)) if code is not None else frozenset()
-    names: set[str] = set()
-    for cls in owner.__mro__:
-        names |= getattr(cls, "__annotations__", {}).keys()
-        for value in vars(cls).values():
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            if callable(function) and not isinstance(function, type):
-                names |= _names_in(function)
-    return frozenset(names)
-
-
-def _names_of(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _names_of(constant)
+def _words_of(file: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", Path(file).read_text(encoding="utf-8")))
 
 
 def _resolve(of: str) -> Any:

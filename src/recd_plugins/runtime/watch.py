@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -20,7 +19,6 @@ import click
 
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import RecdError, SetupError
-from recd_plugins.runtime.processes import is_stopped, kill_stopped_below
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -83,7 +81,6 @@ class Heartbeat:
     quiet: float
     collective: str = ""
     waits_for: list[str] = field(default_factory=list)
-    stuck: list[int] = field(default_factory=list)
 
 
 class Ticks:
@@ -150,7 +147,6 @@ class Heart:
         passed = self._ticks.passed()
         self._quiet = self._quiet + passed if now.changes == self._changes else 0.0
         self._changes = now.changes
-        stuck = [process for process in now.processes.values() if is_stopped(process)]
         return Heartbeat(
             number=self._number,
             host=socket.gethostname(),
@@ -160,11 +156,7 @@ class Heart:
             step=now.step,
             quiet=self._quiet,
             collective=_collective(sys._current_frames().get(self._main)),
-            waits_for=[
-                f"{name} (process {process}){', which is stopped' if process in stuck else ''}"
-                for name, process in now.processes.items()
-            ],
-            stuck=stuck,
+            waits_for=[f"{name} (process {process})" for name, process in now.processes.items()],
         )
 
 
@@ -218,15 +210,11 @@ class HangWatch:
         world_size: int,
         limits: HangLimits,
         say: Callable[[str], None],
-        processes: Sequence[int] = (),
     ) -> None:
         self._store, self._limits, self._say = store, limits, say
         self._ticks = Ticks(limits.interval)
-        host = socket.gethostname() if processes else ""
-        self._beats = {
-            rank: Heartbeat(0, host, process, "starting", long=True, step=0, quiet=0.0)
-            for rank, process in enumerate(processes or [0] * world_size)
-        }
+        starting = Heartbeat(0, "", 0, "starting", long=True, step=0, quiet=0.0)
+        self._beats = dict.fromkeys(range(world_size), starting)
         self._silent = [0.0] * world_size  # seconds since the last new heartbeat
         self._next_notice = limits.notice
         self._told = 0.0
@@ -251,8 +239,8 @@ class HangWatch:
             self._told, self._next_notice = 0.0, limits.notice
             return
         blamed = self._blamed(going_on)
-        stuck = any(self._is_stuck(rank) for rank in blamed)
-        long = any(going_on[rank].long for rank in blamed) and not stuck
+        lost = any(self._is_lost(rank) for rank in blamed)
+        long = any(going_on[rank].long for rank in blamed) and not lost
         over = limits.timeout is not None and quiet >= limits.timeout and not long
         if not over and quiet < self._next_notice:
             return
@@ -276,28 +264,11 @@ class HangWatch:
             self._beats[rank] = beat
         self._silent = [seconds + passed for seconds in self._silent]
 
-    def stopped_here(self) -> list[int]:
-        """Return the stopped processes of ranks and readers on this machine."""
-        here = [beat for rank, beat in self._beats.items() if self._is_here(rank)]
-        known = [process for beat in here for process in (beat.process, *beat.stuck)]
-        return [process for process in known if is_stopped(process)]
-
-    def _is_here(self, rank: int) -> bool:
-        return self._beats[rank].host == socket.gethostname()
-
-    def _is_stopped(self, rank: int) -> bool:
-        return self._is_here(rank) and is_stopped(self._beats[rank].process)
-
     def _is_lost(self, rank: int) -> bool:
-        # A silent rank on this machine that is not stopped is only busy.
-        return not self._is_here(rank) and self._beats[rank].number > 0 and self._is_silent(rank)
+        return self._beats[rank].number > 0 and self._is_silent(rank)
 
     def _is_silent(self, rank: int) -> bool:
         return self._silent[rank] > _SILENCE * self._limits.notice
-
-    def _is_stuck(self, rank: int) -> bool:
-        lost = self._is_stopped(rank) or self._is_lost(rank)
-        return lost or bool(self._beats[rank].stuck)
 
     def _first_alive(self, ranks: Iterable[int]) -> int:
         return min((rank for rank in ranks if not self._is_silent(rank)), default=0)
@@ -306,7 +277,7 @@ class HangWatch:
         """Return the ranks that the others wait for."""
         least = min(beat.step for beat in beats.values())
         return (
-            [rank for rank in beats if self._is_stuck(rank)]
+            [rank for rank in beats if self._is_lost(rank)]
             or [rank for rank, beat in beats.items() if not beat.collective]
             or [rank for rank, beat in beats.items() if beat.step == least]
         )
@@ -329,8 +300,6 @@ class HangWatch:
         beat = self._beats[rank]
         start = f"rank {rank}" if as_subject else f"rank {rank}, which"
         process = f"process {beat.process} of {beat.host}"
-        if self._is_stopped(rank):
-            return f"{start} is stopped ({process}; kill -CONT {beat.process} lets it go on)"
         if self._is_lost(rank):
             return f"{start} gives no sign of life ({process})"
         if beat.collective:
@@ -341,8 +310,6 @@ class HangWatch:
             text += f" in step {beat.step + 1}" if in_step else f" after step {beat.step}"
         if beat.waits_for:
             text += f" and waits for {' and '.join(beat.waits_for)}"
-        for process_id in beat.stuck:
-            text += f"; kill -CONT {process_id} lets it go on"
         return text
 
 
@@ -379,7 +346,10 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
         try:
             watch.look(teller=rank)
         except HangError as error:
-            _end(watch, str(error))
+            if str(error):
+                click.secho(str(error), fg="red", err=True)
+            sys.stdout.flush()
+            os._exit(1)
         except RuntimeError:  # its connection is broken: reconnect
             watch = None
             raise
@@ -394,19 +364,6 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             # Without a lost rank, the checkpoint or plugin of the error is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
             raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
-
-
-def _end(watch: HangWatch | None, text: str) -> None:
-    """End this process and the stopped processes of this run on this machine."""
-    kill_stopped_below(os.getpid())
-    for process in [] if watch is None else watch.stopped_here():
-        kill_stopped_below(process)
-        with suppress(ProcessLookupError):  # another rank was faster
-            os.kill(process, signal.SIGKILL)
-    if text:
-        click.secho(text, fg="red", err=True)
-    sys.stdout.flush()
-    os._exit(1)
 
 
 def is_lost_connection(error: BaseException) -> bool:
