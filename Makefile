@@ -18,7 +18,7 @@ TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 # Keep bytecode, or each process compiles all modules again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-fast test-nightly matrix-page matrix docs check clean
+.PHONY: setup demo test test-fast test-nightly matrix docs check clean
 
 setup: $(VENV)/.installed
 
@@ -51,17 +51,11 @@ test-fast: setup
 test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
 
-# Run every cell of the trainer matrix and write build/exactness_matrix.md. Fails if a cell trains
-# differently without an error. Continues after an interruption; rm build/matrix.jsonl starts again.
-matrix-page: setup
-	@mkdir -p build
-	$(BIN)/python -m tests.drop_in.matrix --keep build/matrix.jsonl --write build/exactness_matrix.md
-
 # Run the parity tests on every supported set of torch, FBGEMM and TorchRec, each in its own
 # environment in build/torchrec. Continues after an interruption; AGAIN=--again runs the tests again,
-# VERSIONS="1.6 1.9" selects sets, MATRIX="--all-cells" runs the whole trainer matrix.
+# VERSIONS="1.6 1.9" selects sets.
 matrix: setup
-	$(BIN)/python -m tests.torchrec_versions $(VERSIONS) $(AGAIN) $(MATRIX) --workers $(TESTERS) --pip="$(TORCH_INDEX)"
+	$(BIN)/python -m tests.torchrec_versions $(VERSIONS) $(AGAIN) --workers $(TESTERS) --pip="$(TORCH_INDEX)"
 
 # Build the documentation site: open build/site/index.html.
 docs: setup

@@ -65,9 +65,6 @@ for file in $(cuda_tests); do
   step "$name" 600 env RECD_TEST_DEVICE="$device" RECD_DAY=all "$python" -m pytest -q -p no:cacheprovider $xdist "$file" \
     --junitxml "$folder/$name.part" -o junit_family=xunit2
 done
-# Two ranks share the device; goes on where it was stopped.
-step matrix.jsonl 900 env RECD_TEST_DEVICE="$device" "$python" -m tests.drop_in.matrix --sample \
-  --keep "$folder/matrix.jsonl.part"
 step run.json 300 "$python" -c 'from recd_plugins.cli import main; main()' run registry.yaml \
   training.device="$device" --ranks 1 --compare --json "$folder/run.json.part"
 step cluster.json 300 "$python" -c 'from recd_plugins.cli import main; main()' calibrate --ranks 1 \
@@ -79,7 +76,6 @@ done
 
 "$python" - "$folder" <<'PY'
 import json, sys
-from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 folder = Path(sys.argv[1])
@@ -89,9 +85,7 @@ for path in sorted(folder.glob("tests-*.xml")):
     tests[path.stem] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
 benches = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))
            if p.stem not in ("doctor", "summary", "cluster")}
-matrix = folder / "matrix.jsonl"
-signs = Counter(json.loads(line)[-2] for line in matrix.open()) if matrix.exists() else Counter()
-summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "matrix": signs, "benchmarks": benches}
+summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "benchmarks": benches}
 (folder / "summary.json").write_text(json.dumps(summary, indent=1))
 total = {key: sum(each[key] for each in tests.values()) for key in ("tests", "skipped", "failures", "errors")}
 print(summary["device"], total, "benchmarks:", ", ".join(benches) or "none")

@@ -30,6 +30,7 @@ RUNS: dict[str, list[str]] = {
     "parity": [
         f"tests/distributed/test_{name}.py" for name in ("parity", "other_modules", "drop_in")
     ],
+    "matrix": ["tests/drop_in/matrix"],
     "plugins": [
         *("-m", "not slow", "tests/drop_in"),
         *(f"plugins/recd_plugin_{name}/tests" for name in ("flexshard", "scars")),
@@ -96,14 +97,6 @@ def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[s
     return Counter(map(_outcome, ElementTree.parse(report).iter("testcase")))
 
 
-def run_matrix(python: Path, torchrec: str, arguments: list[str]) -> tuple[str, bool]:
-    """Return the last line of the drop-in matrix, and whether it ended without a fault."""
-    log = FOLDER / f"{torchrec}.matrix.log"
-    kept = FOLDER / f"{torchrec}.matrix.jsonl"
-    status = _logged([python, "-m", "tests.drop_in.matrix", "--keep", kept, *arguments], log)
-    return log.read_text(encoding="utf-8").strip().rpartition("\n")[2], status == 0
-
-
 def _install(python: Path, arguments: list[str]) -> None:
     command: list[str | Path] = [python, "-m", "pip", "install", "--quiet", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -144,8 +137,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="repeat finished tests")
     parser.add_argument("--workers", default="2", help="tests at a time (%(default)s)")
     parser.add_argument("--pip", default="", help='for torch: "--extra-index-url https://..."')
-    parser.add_argument("--all-cells", action="store_true", help="whole drop-in matrix, no sample")
-    parser.add_argument("--only", nargs="+", choices=[*RUNS, "matrix"], default=[*RUNS, "matrix"])
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=[*RUNS])
     given = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     all_well = True
@@ -167,11 +159,6 @@ def main() -> int:
             found = run_tests(python, torchrec, name, given.workers)
             _print(*versions, name, *(str(found[each]) if found else "-" for each in _OUTCOMES))
             all_well &= bool(found) and not found["failed"]
-        if "matrix" in given.only:
-            matrix = [] if given.all_cells else ["--sample"]
-            said, well = run_matrix(python, torchrec, matrix)
-            _print(*versions, f"drop-in matrix: {said}")
-            all_well &= well
     if not all_well:
         print(f"Logs are in {FOLDER.relative_to(ROOT)}/*.log")
     return 0 if all_well else 1

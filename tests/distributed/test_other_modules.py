@@ -67,7 +67,9 @@ def test_every_default_sharder_of_torchrec_is_there() -> None:
     find_spec("torchrec.distributed.pec_embedding") is None, reason="TorchRec 1.8 has it"
 )
 def test_prioritized_sequences_are_looked_up_as_they_come() -> None:
-    model = MADE["PECEmbeddingCollection"].build()
+    from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+    model = PECEmbeddingCollection(MADE["EmbeddingCollection"].build())
     assert PooledFeatures.of(list(embedding_modules(model))).others.keys() == {"a", "b"}
 
 

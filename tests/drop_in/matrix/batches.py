@@ -1,4 +1,4 @@
-"""Batches that a trainer may have, and the same rows as plain batches."""
+"""Batches of trainers by name, and the same rows as plain batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
 
 NUM_ROWS, NUM_STEPS = 8, 3
 
-#: Of each feature, the ids of each row, with their weights.
+#: Ids and weights of each row, by feature.
 Rows = dict[str, list[tuple[list[int], list[float]]]]
-#: Makes the features of a batch of rows, given rank, step and whether the module is weighted.
+#: Makes the features of a batch from rows, rank, step and whether the module is weighted.
 Make = Callable[[Rows, int, int, bool], Any]
 
 
@@ -51,7 +51,7 @@ class Batch(Pipelineable):
 
 
 def rows(rank: int, step: int, num_rows: int = NUM_ROWS) -> Rows:
-    """Return rows, half of which are equal to others; some are empty."""
+    """Return rows, half of which repeat others; some are empty."""
     generator = torch.Generator().manual_seed(100 * rank + step)
     found: Rows = {}
     for feature in FEATURES:
@@ -79,18 +79,17 @@ def plain(found: Rows, *, weighted: bool = False, keys: list[str] | None = None)
     return _kjt(keys, every, weighted, stride=len(found[keys[0]]))
 
 
-def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
-    """A deduplicated batch that a trainer made itself."""
-    keys = keys or FEATURES
+def _unique(found: Rows, *, weighted: bool = False) -> Any:
+    """A batch that the user has deduplicated."""
     every, strides, inverse = [], [], []
-    for key in keys:
+    for key in FEATURES:
         rows = [(tuple(ids), tuple(weights)) for ids, weights in found[key]]
         unique = list(dict.fromkeys(rows))
         inverse.append([unique.index(row) for row in rows])
         every += unique
         strides.append([len(unique)])
-    indices = (keys, torch.tensor(inverse))
-    return _kjt(keys, every, weighted, stride_per_key_per_rank=strides, inverse_indices=indices)
+    indices = (FEATURES, torch.tensor(inverse))
+    return _kjt(FEATURES, every, weighted, stride_per_key_per_rank=strides, inverse_indices=indices)
 
 
 def _stored(found: Rows, **placed: Any) -> ModelInput:
@@ -101,12 +100,6 @@ def _stored(found: Rows, **placed: Any) -> ModelInput:
         ReadBatch(dense, labels, partials=(partial,)),
         Placement(**{how: tuple(names) for how, names in placed.items()}),
     )
-
-
-def partial_sequences(found: Rows) -> Batch:
-    stored = _stored(found, sequence=FEATURES)
-    assert stored.sequence_features is not None
-    return replace(batch_of(found, stored.sequence_features), stored=stored)
 
 
 def batch_of(found: Rows, sparse: KeyedJaggedTensor) -> Batch:
@@ -121,9 +114,7 @@ class Form:
     dedup: bool = False  # the loader goes through ``dedup``
     num_rows: Callable[[int, int], int] = lambda rank, step: NUM_ROWS
     plain_for_stock: bool = True
-    truth: bool = True
-    noted: str = ""  # FBGEMM's own note
-    partial: bool = False  # an EmbeddingCollection gets stored ids, which rows overlap in
+    partial: bool = False  # an EmbeddingCollection gets stored ids of overlapping rows
     no_ids: int | None = None  # step in which no row has an id
 
     def rows(self, rank: int, step: int) -> Rows:
@@ -134,8 +125,14 @@ class Form:
 
     def batch(self, found: Rows, rank: int, step: int, module: Module) -> Batch:
         if self.partial and module.sequences:
-            return partial_sequences(found)
+            stored = _stored(found, sequence=FEATURES)
+            assert stored.sequence_features is not None
+            return replace(batch_of(found, stored.sequence_features), stored=stored)
         return batch_of(found, self.sparse(found, rank, step, module.weighted))
+
+
+def _plain(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted)
 
 
 def _int32(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
@@ -143,36 +140,14 @@ def _int32(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     return KeyedJaggedTensor(kjt.keys(), kjt.values().int(), kjt.weights_or_none(), kjt.lengths())
 
 
-def _long_lengths(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-    kjt = plain(found, weighted=weighted)
-    return KeyedJaggedTensor(kjt.keys(), kjt.values(), kjt.weights_or_none(), kjt.lengths().long())
-
-
-def _more(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-    return plain({**found, "c": found["a"]}, weighted=weighted, keys=["a", "c", "b"])
-
-
-def _first_id(value: int) -> Make:
-    def make(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
-        kjt = plain(found, weighted=weighted)
-        kjt.values()[0] = value
-        return kjt
-
-    return make
-
-
-def _with_keys(make: Any, keys: list[str], from_step: int = 1) -> Make:
-    """Make batches that have other features from a step on."""
-    return lambda found, _rank, step, weighted: make(
-        found, weighted=weighted, keys=keys if step >= from_step else None
+def _keys_from_step_1(keys: list[str]) -> Make:
+    return lambda found, _rank, step, weighted: plain(
+        found, weighted=weighted, keys=keys if step else None
     )
 
 
-_plain, _stored_once = _with_keys(plain, FEATURES), _with_keys(stored_once, FEATURES)
-
-
-def _no_rows(at: int) -> Callable[[int, int], int]:
-    return lambda rank, step: 0 if rank and step == at else NUM_ROWS
+def _no_rows(rank: int, step: int) -> int:
+    return 0 if rank and step == LAST else NUM_ROWS
 
 
 def _uneven(rank: int, step: int) -> int:
@@ -183,22 +158,17 @@ LAST = NUM_STEPS - 1
 BATCHES: dict[str, Form] = {
     "plain": Form(_plain),
     "deduplicated by dedup(loader)": Form(_plain, dedup=True),
-    "VBE of the user's own": Form(_stored_once),
-    "VBE of the user's own, through dedup(loader)": Form(_stored_once, dedup=True),
+    "VBE of the user's own": Form(lambda found, _, step, w: _unique(found, weighted=w)),
     "VBE and plain in turn": Form(
-        lambda found, _, step, weighted: (stored_once, plain)[step % 2](found, weighted=weighted)
+        lambda found, _, step, weighted: (_unique, plain)[step % 2](found, weighted=weighted)
     ),
     "VBE on one rank, plain on the other": Form(
-        lambda found, rank, _, weighted: (stored_once, plain)[rank % 2](found, weighted=weighted)
+        lambda found, rank, _, weighted: (_unique, plain)[rank % 2](found, weighted=weighted)
     ),
-    "no row on a rank, last": Form(_plain, num_rows=_no_rows(LAST)),
-    "no row on a rank, first": Form(_plain, num_rows=_no_rows(0)),
-    "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows(LAST)),
+    "no row on a rank, last": Form(_plain, num_rows=_no_rows),
+    "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows),
     "other sizes on other ranks": Form(_plain, num_rows=_uneven),
     "deduplicated, other sizes": Form(_plain, dedup=True, num_rows=_uneven),
-    "with weights of ids": Form(
-        lambda found, *_: plain(found, weighted=True), plain_for_stock=False
-    ),
     "deduplicated, with weights of ids": Form(
         lambda found, *_: plain(found, weighted=True), dedup=True, plain_for_stock=False
     ),
@@ -206,26 +176,13 @@ BATCHES: dict[str, Form] = {
     "of partial IKJTs": Form(
         lambda found, *_: _stored(found, pooled=FEATURES).sparse_features, partial=True
     ),
-    "lengths in 64 bits": Form(_long_lengths, plain_for_stock=False),
     "no id in the last batch": Form(_plain, no_ids=LAST),
     "deduplicated, no id in the first batch": Form(_plain, dedup=True, no_ids=0),
-    "deduplicated, no id in the last batch": Form(_plain, dedup=True, no_ids=LAST),
     "int32 ids": Form(_int32, plain_for_stock=False),
-    "deduplicated, int32 ids": Form(_int32, dedup=True),
-    "a feature is missing": Form(_with_keys(plain, FEATURES[:1], 0), plain_for_stock=False),
-    "a feature is missing later": Form(_with_keys(plain, FEATURES[:1]), plain_for_stock=False),
-    "a feature more than tables have": Form(_more, plain_for_stock=False),
+    "a feature is missing later": Form(_keys_from_step_1(FEATURES[:1]), plain_for_stock=False),
     "features in another order later": Form(
-        _with_keys(plain, FEATURES[::-1]), plain_for_stock=False
+        _keys_from_step_1(FEATURES[::-1]), plain_for_stock=False
     ),
-    "VBE, features in another order later": Form(_with_keys(stored_once, FEATURES[::-1])),
-    "an id above the table's rows": Form(
-        _first_id(ROWS + 10**6),
-        plain_for_stock=False,
-        truth=False,
-        noted="FBGEMM writes of it, and reads row 0",
-    ),
-    "a negative id": Form(_first_id(-1), plain_for_stock=False, truth=False),
 }
 
 

@@ -1,10 +1,9 @@
-"""Train cells on ranks: with these parts, with TorchRec's alone and in one piece."""
+"""Trains cells on two ranks: with recd_plugins, with TorchRec alone and unsharded."""
 
 from __future__ import annotations
 
 import logging
 import re
-import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,10 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed.parity_cases import _whole
+from tests.drop_in.matrix.axes import OPTIMIZERS, PIPELINES, REST, Rest, table_of
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
-from tests.drop_in.matrix.optimizers import OPTIMIZERS, REST, Rest, table_of
-from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.trainer import Cell, Variant
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -30,25 +28,10 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 #: A rank that fails leaves the others in a collective for so long.
 _TIMEOUT = timedelta(seconds=10 if DEVICE.type == "cpu" else 20)
-
 #: Cells in one call: their waits for ranks that fail fit into its time limit.
-AT_A_TIME = 6
-
-SIGNS = {
-    "=": "equal to TorchRec's, all numbers 0.0 apart, and within 1e-5 of a model in one piece",
-    "~": "the same, within 1e-6 of TorchRec's (of unique rows in 16 bits, 1e-3)",
-    "+": "equal to a model in one piece, where TorchRec fails or trains something else",
-    "p": "trains where TorchRec fails, with nothing to compare it with",
-    "w": "equal to TorchRec's, and a warning names what it does not do",
-    "r": "refused by name, where TorchRec fails or trains something else",
-    "R": "refused by name, where TorchRec trains",
-    "c": "CUDA only: an operator or a class of TorchRec says that it has no CPU kernel",
-    "t": "fails in TorchRec, in both",
-    "!": "a fault",
-}
-# A model in one piece adds up in another order, and Adagrad divides by what is nearly nothing.
+_AT_A_TIME = 6
+# An unsharded model sums in another order, and Adagrad divides by small numbers.
 _NEAR_TRUTH = 1e-5
-_CUDA = ("CUDA", "cuda", "GPU", "CPU mode", "'fbgemm' object has no attribute")
 
 
 @dataclass
@@ -65,7 +48,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Seen:
-    """One rank's differences; None if a side failed or there is no model in one piece."""
+    """One rank's differences; None if a side failed or there is no unsharded model."""
 
     ours: Trained
     stock_error: str
@@ -77,69 +60,56 @@ class Seen:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sign of ``SIGNS`` and the message."""
+    """``equal``, ``warned``, ``refused``, ``fault``, or where TorchRec fails, and a message."""
 
     sign: str
     said: str = ""
 
 
 def outcome_of(cell: Cell, ranks: Sequence[Seen]) -> Outcome:
-    """Return the sign of a cell."""
+    """Return the outcome of a cell; a fault if it trains differently without a message."""
     ours = [seen.ours for seen in ranks]
     error = next((each.error for each in ours if each.error), "")
     stock_error = next((seen.stock_error for seen in ranks if seen.stock_error), "")
-    stock_to_truth = _most([seen.stock_to_truth for seen in ranks])
-    stock_is_right = not stock_error and (stock_to_truth is None or stock_to_truth <= _NEAR_TRUTH)
-    changed = {seen.changed for seen in ranks} - {None}
     warned = " | ".join(dict.fromkeys(text for each in ours for text in each.warned))
     if error:
-        wants_cuda = any(word in error for word in _CUDA) or PIPELINES[cell.pipeline].on_cuda
-        if wants_cuda and stock_error and DEVICE.type == "cpu":
-            return Outcome("c", error)
         if all(each.refused for each in ours if each.error):
-            return Outcome("R" if stock_is_right and changed != {False} else "r", error)
-        if stock_error:
-            return Outcome("w" if warned else "t", warned or error)
-        return Outcome("!", error)
+            return Outcome("refused", error)
+        return Outcome("TorchRec fails" if stock_error else "fault", error)
     to_stock = _most([seen.to_stock for seen in ranks])
     to_truth = _most([seen.to_truth for seen in ranks])
+    stock_to_truth = _most([seen.stock_to_truth for seen in ranks])
     tables = {table for each in ours for table, *_ in each.tables}
     still = tables.difference(*(each.moved for each in ours))
-    if PIPELINES[cell.pipeline].trains and (still or changed == {False}):
+    ignored = False in {seen.changed for seen in ranks}
+    if PIPELINES[cell.pipeline].trains and (still or ignored):
         what = f"never moved: {sorted(still)}" if still else "changes nothing"
-        return Outcome("w", warned) if warned else Outcome("!", what)
+        return Outcome("warned", warned) if warned else Outcome("fault", what)
+    near_stock = to_stock is not None and to_stock <= REST[cell.rest].near
     if to_truth is not None and to_truth > _NEAR_TRUTH:
-        if to_stock is not None and to_stock <= REST[cell.rest].near and warned:
-            return Outcome("w", warned)
-        return Outcome("!", f"{to_truth:.1e} off, TorchRec {stock_to_truth} {stock_error}")
-    if stock_error:
-        return Outcome("p" if to_truth is None else "+", stock_error)
-    if to_truth is not None and not stock_is_right:
-        return Outcome("+", f"TorchRec is {stock_to_truth:.1e} off")
-    if noted := BATCHES[cell.batch].noted:
-        return Outcome("w", noted)
-    assert to_stock is not None
-    if to_stock > REST[cell.rest].near:
-        return Outcome("!", f"{to_stock:.1e} off TorchRec's")
-    return Outcome("=" if to_stock == 0.0 else "~")
+        if near_stock and warned:
+            return Outcome("warned", warned)
+        return Outcome("fault", f"{to_truth:.1e} off, TorchRec {stock_to_truth} {stock_error}")
+    if stock_error or (stock_to_truth or 0.0) > _NEAR_TRUTH:
+        return Outcome("TorchRec fails", stock_error or f"it is {stock_to_truth:.1e} off")
+    return Outcome("equal") if near_stock else Outcome("fault", f"{to_stock} off TorchRec's")
 
 
 def _most(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    return max((value for value in values if value is not None), default=None)
 
 
 def outcomes_of(cells: list[Cell]) -> dict[Cell, Outcome]:
     """Train cells on two ranks. A cell that ends a rank is a fault."""
     found: dict[Cell, Outcome] = {}
-    for start in range(0, len(cells), AT_A_TIME):
-        part = cells[start : start + AT_A_TIME]
+    for start in range(0, len(cells), _AT_A_TIME):
+        part = cells[start : start + _AT_A_TIME]
         try:
             seen = run_on_ranks(train_cells, 2, part)
             found |= {c: outcome_of(c, of) for c, *of in zip(part, *seen, strict=True)}
         except (RecdError, RankError) as error:
             if len(part) == 1:
-                found[part[0]] = Outcome("!", str(error))
+                found[part[0]] = Outcome("fault", str(error))
             else:
                 for cell in part:
                     found |= outcomes_of([cell])
@@ -157,10 +127,11 @@ def see(cell: Cell, rank: int) -> Seen:
     stock, _ = attempt(cell, "stock", rank, plan)
     optimizer = OPTIMIZERS[cell.optimizer]
     form, loop = BATCHES[cell.batch], PIPELINES[cell.pipeline]
-    parts = MODULES[cell.module], REST[cell.rest], loop, form
-    has_truth = all(part.truth for part in parts) and (optimizer.reference or not loop.trains)
-    truth = attempt(cell, "whole", rank)[0] if has_truth else None
-    if truth is None and cell.batch != "plain" and form.truth and not form.plain_for_stock:
+    has_truth = all(part.truth for part in (MODULES[cell.module], REST[cell.rest], loop))
+    truth = None
+    if has_truth and (optimizer.reference or not loop.trains):
+        truth = attempt(cell, "whole", rank)[0]
+    elif cell.batch != "plain" and not form.plain_for_stock:
         truth = attempt(replace(cell, batch="plain"), "stock", rank, plan)[0]
     changed = None
     if optimizer.unlike is not None:
@@ -180,7 +151,7 @@ def see(cell: Cell, rank: int) -> Seen:
 
 
 def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained, Any]:
-    """Train one side, and return the plan that it made or was given too."""
+    """Train one side, and return it with the plan that it made or was given."""
     trained, made = Trained(), [plan]
     group: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
     handler = logging.Handler(logging.WARNING)
@@ -199,9 +170,6 @@ def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained
     except Exception as error:
         trained.error = f"{type(error).__name__}: {error}"
         trained.refused = isinstance(error, RecdError)
-        if flow == "ours" and not trained.refused:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            trained.error += f" ({re.sub('.*site-packages/', '', last.filename)}:{last.name})"
     finally:
         logger.removeHandler(handler)
         comm_ops.set_use_sync_collectives(False)  # a pipeline that fails leaves them on
@@ -216,7 +184,7 @@ def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained
 
 
 def _of_others(error: str) -> bool:
-    """Whether an error only says that another rank failed."""
+    """Return whether an error only says that another rank failed."""
     return re.search("gloo|[Tt]imeout|Timed out|Connection (closed|reset)", error) is not None
 
 

@@ -1,4 +1,4 @@
-"""A trainer on one rank: with these parts, with TorchRec's alone, or with a model in one piece."""
+"""A trainer on one rank: with recd_plugins, with TorchRec alone, or unsharded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.drop_in.matrix.axes import LR, OPTIMIZERS, PIPELINES, REST, TableOptimizer, table_of
 from tests.drop_in.matrix.batches import (
     BATCHES,
     NUM_STEPS,
@@ -22,8 +23,6 @@ from tests.drop_in.matrix.batches import (
     rows,
 )
 from tests.drop_in.matrix.modules import DIM, MODULES, vectors
-from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, REST, TableOptimizer, table_of
-from tests.drop_in.matrix.pipelines import PIPELINES
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -68,7 +67,7 @@ from recd_plugins.training.rank_state import copy_weights
 class Cell:
     module: str
     batch: str = "plain"
-    optimizer: str = "torchrec.optim.RowWiseAdagrad in backward"
+    optimizer: str = "RowWiseAdagrad in backward"
     pipeline: str = "a plain loop"
     rest: str = "nothing"
 
@@ -94,9 +93,9 @@ def loss_of(top: nn.Module, found: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 class Variant:
-    """A trainer's model with all that it needs, on one side: ``ours``, ``stock`` or ``whole``.
+    """The model, optimizer and batches of one side: ``ours``, ``stock`` or ``whole``.
 
-    The first side puts the plan of all of them into ``made``.
+    The first side puts the plan of all sides into ``made``.
     """
 
     def __init__(
@@ -161,7 +160,9 @@ class Variant:
             device=DEVICE,
             plan=plan,
             sharders=sharders,
-            data_parallel_wrapper=DefaultDataParallelWrapper(**(self.rest.ddp or {})),
+            data_parallel_wrapper=DefaultDataParallelWrapper(
+                find_unused_parameters=self.rest.find_unused
+            ),
         )
         tables = {name: value for name, value in dmp.state_dict().items() if table_of(name)}
         copy_weights(tables, self.before)
