@@ -21,20 +21,6 @@ def criteo() -> None:
     "target", metavar="DST", type=cli_options.OUTPUT_PATH, callback=cli_options.new_place
 )
 @click.option(
-    "--bad-lines",
-    type=click.Choice(["error", "skip"]),
-    default="error",
-    show_default=True,
-    help="What to do with malformed lines.",
-)
-@click.option(
-    "--max-bad-lines",
-    type=cli_options.COUNT_FROM_0,
-    default=100,
-    show_default=True,
-    help="With skip: fail after more than this many malformed lines in all files.",
-)
-@click.option(
     "--part-rows",
     type=cli_options.AT_LEAST_1,
     default=1 << 22,
@@ -70,12 +56,8 @@ def convert(
         )
     size = sum(file.stat().st_size for file in target.rglob("*.parquet"))
     click.echo(f"{target}: {done.rows:,} rows in {done.part} files, {size / 1e6:.1f} MB")
-    if done.num_bad_lines:
-        shown = "\n  ".join(done.bad_lines)
-        click.echo(f"skipped {done.num_bad_lines:,} bad lines, for example:\n  {shown}")
     if json_path is not None:
-        counts = {"rows": done.rows, "files": done.part, "bad_lines": done.num_bad_lines}
-        file_utils.write_json(json_path, {**counts, "bytes": size})
+        file_utils.write_json(json_path, {"rows": done.rows, "files": done.part, "bytes": size})
 
 
 @criteo.command()

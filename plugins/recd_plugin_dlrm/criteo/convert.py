@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from recd_plugin_dlrm.criteo.dataset import CACHE
 from recd_plugin_dlrm.criteo.days import SCHEMA, UNIT_ROWS, DayFiles, find_days
-from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream, stamp
+from recd_plugin_dlrm.criteo.tsv import TsvStream, stamp
 from recd_plugins.api import DataError, file_utils, folders, parquet_writer
 
 _MARK = b"recd.criteo"
@@ -28,8 +28,6 @@ class ConvertOptions:
     target: Path
     part_rows: int = 1 << 22
     row_group_rows: int = UNIT_ROWS
-    bad_lines: BadLinePolicy = "error"
-    max_bad_lines: int = 100
 
 
 @dataclass
@@ -38,8 +36,6 @@ class ConvertedLogs:
 
     rows: int = 0
     part: int = 0
-    num_bad_lines: int = 0
-    bad_lines: list[str] = field(default_factory=list)
     offset: int = 0
     line: int = 1
     complete: bool = False
@@ -71,32 +67,27 @@ def convert(
     _check_target(options.source, options.target, force)
     identity = _identity(options, days)
     with folders.work_folder(options.target, "recd-criteo", identity, say) as work:
-        bad_lines = BadLines(options.max_bad_lines if options.bad_lines == "skip" else 0)
-        done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
+        done = [_convert_day(day, options, work, start(day.name, None)) for day in days]
         if _identity(options, days) != identity:
             raise DataError(f"{options.source} changes while it is read; wait until it is complete")
         work.publish(options.target)
-    rows, parts = sum(each.rows for each in done), sum(each.part for each in done)
-    return ConvertedLogs(rows, parts, bad_lines.count, bad_lines.shown[:5])
+    return ConvertedLogs(sum(each.rows for each in done), sum(each.part for each in done))
 
 
 def _convert_day(
     day: DayFiles,
     options: ConvertOptions,
     work: folders.WorkFolder,
-    bad_lines: BadLines,
     progress: Callable[[int], None],
 ) -> ConvertedLogs:
     note = work.path / f"{day.name}.json"
     done = ConvertedLogs(**(file_utils.read_note(note) or {}))
-    before, shown_before = bad_lines.count, len(bad_lines.shown)
-    bad_lines.add(done.num_bad_lines, done.bad_lines)
     progress(done.rows)
     if done.complete:
         return done
     for left in (work.table / day.name).glob(".*.tmp"):
         left.unlink()
-    with closing(TsvStream(day.path, bad_lines)) as stream:
+    with closing(TsvStream(day.path)) as stream:
         if done.offset:
             stream.seek(done.offset, done.line)
         while not done.complete:
@@ -107,8 +98,6 @@ def _convert_day(
             done = ConvertedLogs(
                 done.rows + rows,
                 done.part + (rows > 0),
-                bad_lines.count - before,
-                bad_lines.shown[shown_before:],
                 stream.offset,
                 stream.line,
                 complete=rows < options.part_rows,
@@ -144,12 +133,7 @@ def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "input": [[str(file_utils.real_path(day.path)), *stamp(day.path)] for day in days],
-        "options": [
-            options.part_rows,
-            options.row_group_rows,
-            options.bad_lines,
-            options.max_bad_lines,
-        ],
+        "options": [options.part_rows, options.row_group_rows],
         "machine": folders.machine_start(),
     }
 

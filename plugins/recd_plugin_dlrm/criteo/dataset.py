@@ -11,7 +11,6 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import click
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from recd_plugin_dlrm.criteo.days import (
     Segment,
     find_days,
 )
-from recd_plugin_dlrm.criteo.tsv import BadLines, TsvDay, index_of
+from recd_plugin_dlrm.criteo.tsv import TsvDay, index_of
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -295,21 +294,9 @@ class Criteo(Dataset):
         max_ids: int | None = Field(
             default=None, ge=2, description="With dictionary: maximum rows of a table."
         )
-        bad_lines: Literal["error", "skip"] = Field(
-            default="error", description="What to do with malformed TSV lines."
-        )
-        max_bad_lines: NonNegativeInt = Field(
-            default=100,
-            description="With skip: fail after more than this many malformed lines in all files.",
-        )
         cache: Path | None = Field(
             default=None,
             description="Folder for indexes and dictionaries; null: .recd-criteo beside the data.",
-        )
-        npy_sparse: str = Field(
-            default="sparse",
-            pattern=r"^sparse\w*$",
-            description="Suffix of the names of npy files with ids.",
         )
         shuffle: bool = Field(
             default=False, description="Shuffle the order of row units in each epoch."
@@ -325,12 +312,6 @@ class Criteo(Dataset):
     def prepare(self) -> None:
         """Create the index of TSV files and the dictionary, unless they are in the cache."""
         days = self._days
-        if self._bad_lines.count:
-            click.echo(
-                f"{self.options.path}: skipped {self._bad_lines.count} bad lines, for example "
-                f"{self._bad_lines.shown[0]}",
-                err=True,
-            )
         if self.options.shuffle and not all(day.can_jump for day in days):
             raise DataError(
                 f"{self.options.path}: compressed files are read from front to back and cannot be "
@@ -412,10 +393,6 @@ class Criteo(Dataset):
         return self.options.cache or (path if path.is_dir() else path.parent) / CACHE
 
     @cached_property
-    def _bad_lines(self) -> BadLines:
-        return BadLines(self.options.max_bad_lines if self.options.bad_lines == "skip" else 0)
-
-    @cached_property
     def _days(self) -> list[Day]:
         return [self._open(files) for files in find_days(self.options.path)]
 
@@ -423,9 +400,8 @@ class Criteo(Dataset):
         if files.format == "Parquet":
             return ParquetDay(files.name, files.path)
         if files.format == "npy":
-            return NpyDay(files.name, files.path, self.options.npy_sparse)
-        index = index_of(files.path, self._cache, self._bad_lines)
-        return TsvDay(files.name, files.path, index)
+            return NpyDay(files.name, files.path)
+        return TsvDay(files.name, files.path, index_of(files.path, self._cache))
 
     @cached_property
     def _coder(self) -> IdCoder:

@@ -31,7 +31,7 @@ _TSV: dict[str, Format] = {"": "TSV", ".gz": "TSV, gzip", ".zst": "TSV, zstd"}
 _STEM = r"(?P<stem>day_(?P<day>\d+)|train)"
 _NAME = re.compile(rf"{_STEM}(\.tsv|\.txt|)(?P<suffix>|\.gz|\.zst)")
 _PARQUET_NAME = re.compile(rf"{_STEM}(\.parquet)?")
-_NPY_NAME = re.compile(rf"{_STEM}_(dense|sparse\w*|labels)\.npy")
+_NPY_NAME = re.compile(rf"{_STEM}_(dense|sparse|labels)\.npy")
 # Rows at the start and end that distinguish npy files of the same size.
 _EDGE = 1024
 
@@ -165,11 +165,11 @@ def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
 
 
 class NpyDay(Day):
-    """A day in memory-mapped ``NAME_dense.npy``, ``NAME_labels.npy`` and ``NAME_SPARSE.npy``."""
+    """A day in memory-mapped ``NAME_dense.npy``, ``NAME_labels.npy`` and ``NAME_sparse.npy``."""
 
-    def __init__(self, name: str, folder: Path, sparse: str) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self.name = name
-        self._path = folder / f"{name}_{sparse}.npy"
+        self._path = folder / f"{name}_sparse.npy"
         self._sparse = _load(self._path, len(SPARSE))
         self.num_rows = len(self._sparse)
         self._dense = _load(folder / f"{name}_dense.npy", len(DENSE), self.num_rows)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,38 +101,8 @@ def parse_lines(
     return row, position, False
 
 
-BadLinePolicy = Literal["error", "skip"]
-
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _CHUNK = 1 << 20  # bytes decompressed at once
-_SHOWN = 5
-
-
-@dataclass
-class BadLines:
-    """Counts and describes malformed lines. More than ``limit`` raise an error."""
-
-    limit: int
-    count: int = 0
-    shown: list[str] = field(default_factory=list)
-
-    def add(self, count: int, shown: Sequence[str]) -> None:
-        self.count += count
-        self.shown += shown
-        if self.count > self.limit:
-            raise DataError(
-                f"{self.shown[-1]}; {self.count} bad lines. bad_lines: skip with max_bad_lines "
-                "skips some (recd criteo convert --bad-lines skip --max-bad-lines N)"
-            )
-
-
-def explain(text: bytes) -> str:
-    """Describe the error in a line."""
-    line = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-    return (
-        f"{line.count(chr(9)) + 1} columns, not {len(COLUMNS)} separated by tabs, or one is wrong: "
-        f"0 or 1, {len(DENSE)} whole numbers, and hexadecimal ones: {line[:60]!r}"
-    )
 
 
 def compression_of(path: Path) -> str | None:
@@ -147,11 +116,9 @@ class TsvStream:
     def __init__(
         self,
         path: Path,
-        bad_lines: BadLines,
         on_bytes: Callable[[bytes], object] = lambda _: None,
     ) -> None:
         self._path = path
-        self._bad_lines = bad_lines
         self._on_bytes = on_bytes
         self._compression = compression_of(path)
         self.offset = 0
@@ -165,7 +132,11 @@ class TsvStream:
         self._set_data(b"")
 
     def read(self, most: int) -> RawRows:
-        """Read at most the next ``most`` rows. Return no rows at the end of the file."""
+        """Read at most the next ``most`` rows. Return no rows at the end of the file.
+
+        Raises:
+            DataError: a line is malformed, or the file cannot be read.
+        """
         labels = np.empty(most, np.int8)
         dense, sparse = np.empty((13, most), np.int64), np.empty((26, most), np.int64)
         row = 0
@@ -177,10 +148,11 @@ class TsvStream:
             row = int(end)
             if is_bad:
                 after = self._data.index(b"\n", at) + 1
-                why = explain(self._data[at:after])
-                self._bad_lines.add(1, [f"{self._path}:{self.line}: {why}"])
-                self.line += 1
-                at = after
+                line = self._data[at:after].rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+                raise DataError(
+                    f"{self._path}:{self.line}: expected {len(COLUMNS)} columns separated by tabs: "
+                    f"0 or 1, {len(DENSE)} integers, then hexadecimal numbers; found {line[:60]!r}"
+                )
             self.offset += at - self._at
             self._at = at
         return RawRows(labels[:row], list(dense[:, :row]), list(sparse[:, :row]))
@@ -229,7 +201,7 @@ class TsvStream:
                 return True
 
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -241,8 +213,6 @@ class TsvIndex:
     num_rows: int
     checksum: int
     offsets: list[int]
-    num_bad_lines: int
-    bad_lines: list[str]
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -251,7 +221,7 @@ def stamp(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
+def index_of(path: Path, cache: Path) -> TsvIndex:
     """Return the index from folder ``cache``, or create it by reading the whole file."""
     note = cache / f"{path.name}.index.json"
     size, mtime_ns = stamp(path)
@@ -259,7 +229,6 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
     if (found.pop("version", None), found.pop("unit_rows", None)) == (_VERSION, UNIT_ROWS):
         index = TsvIndex(**found)
         if (index.size, index.mtime_ns) == (size, mtime_ns):
-            bad_lines.add(index.num_bad_lines, index.bad_lines)
             return index
     checksum = 0
 
@@ -267,11 +236,10 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
         nonlocal checksum
         checksum = zlib.crc32(chunk, checksum)
 
-    before, shown_before = bad_lines.count, len(bad_lines.shown)
     offsets, num_rows = [], 0
     with (
         progress_bars.row_progress(f"reading {path.name}", None) as progress,
-        closing(TsvStream(path, bad_lines, add)) as stream,
+        closing(TsvStream(path, add)) as stream,
     ):
         while True:
             offset = stream.offset
@@ -281,9 +249,7 @@ def index_of(path: Path, cache: Path, bad_lines: BadLines) -> TsvIndex:
             num_rows += rows
             progress(rows)
     even_starts(path, num_rows)
-    shown = bad_lines.shown[shown_before:][:_SHOWN]
-    bad = bad_lines.count - before
-    index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets, bad, shown)
+    index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets)
     file_utils.write_note(note, {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)})
     return index
 
@@ -306,8 +272,7 @@ class TsvDay(Day):
         index = self._index
         if stamp(self._path) != (index.size, index.mtime_ns):
             raise DataError(f"{self._path} was replaced while it was in use; start anew")
-        # The index has already counted bad lines.
-        with closing(TsvStream(self._path, BadLines(sys.maxsize))) as stream:
+        with closing(TsvStream(self._path)) as stream:
             row = 0
             for segment in segments:
                 unit = segment.first_row // UNIT_ROWS
