@@ -119,9 +119,6 @@ def build():
         "sequence": EmbeddingCollection([of(EmbeddingConfig, "history")]),
         "mine": Mine([of(EmbeddingBagConfig, "item")]),
     })
-
-def nothing():
-    return 3
 """
 
 
@@ -159,7 +156,7 @@ def test_tables_features_and_what_is_left_alone(folder: Path) -> None:
     [
         ("my_trainer", "expected MODULE:FACTORY"),
         ("my_trainr:build", "No module named 'my_trainr'"),
-        ("my_trainer:nothing", "nothing() returned 3, no module"),
+        ("my_trainer:missing", "AttributeError"),
     ],
 )
 def test_what_is_no_model_is_said(folder: Path, name: str, message: str) -> None:

@@ -19,7 +19,6 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -232,17 +231,6 @@ def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
     model.bags.requires_grad_(False)
     with one_rank(), pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* rate of 0"):
         sharders[0].shard(model.bags, plan, everyone(), CPU, "bags")
-
-
-def test_a_subclass_that_brings_an_optimizer_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Bags(EmbeddingBagCollection):
-        pass
-
-    model = Model()
-    model.bags.__class__ = Bags
-    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-    recd_plugins.wrap(model)
-    assert "bags is a Bags, a subclass of EmbeddingBagCollection" in caplog.text
 
 
 def _check(optimizer: Any, arguments: dict[str, Any], fused_params: dict[str, Any]) -> None:

@@ -84,13 +84,6 @@ def registry(tmp_path: Path) -> RunConfig:
     return load_registry(path)
 
 
-@pytest.mark.parametrize("form", ["pooled", "replicated", "sequence"])
-def test_a_name_that_torch_does_not_take_is_refused(form: str) -> None:
-    placement = Placement(**{form: ("user.hist", "item")})
-    with pytest.raises(RecdError, match=r"features user\.hist: .* rename the columns, leave them"):
-        DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
-
-
 def test_data_without_features_is_refused(registry: RunConfig) -> None:
     with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no feature"):
         build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
@@ -167,18 +160,6 @@ def test_a_target_is_the_models_own_vector_of_the_item(
     assert not torch.allclose(pooled[0], pooled[1], rtol=1e-6, atol=0)
     assert not pooled[1][1].any()
     assert not torch.equal(before, model(batch)[1][1])
-
-
-def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: RunConfig) -> None:
-    model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
-    with registry.path.open("a") as file:
-        file.write("pooling: [{use: recd.din, features: [seen], options: {target: items}}]\n")
-    with pytest.raises(
-        RegistryError,
-        match=r"registry\.yaml:6 pooling\[0\]\.options\.target: items is no feature that the "
-        r"model looks up; did you mean item\?",
-    ):
-        put_poolings(load_registry(registry.path), model)
 
 
 @pytest.mark.parametrize("mean", [0.001, 0.5, 0.9, 0.0, 1.0, None])

@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.dedup import ALL_BITS, Deduplicator
-from recd_plugins.sparse.unique_groups import first_equal_rows
 
 
 def make_column(rows, dtype=np.int64, offsets_dtype=np.int32, first=0):
@@ -63,37 +61,10 @@ def test_unique_rows_are_exact_whatever_the_hash(batch, dtype, offsets_dtype, fi
             check(found, group)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(batch=batches())
-def test_torch_operations_agree_with_the_kernel(batch):
-    columns = [make_column(rows) for rows in batch]
-    (unique,) = Deduplicator()([columns], len(batch[0]))
-    first_rows, inverse = first_equal_rows(
-        [(torch.from_numpy(values), torch.from_numpy(offsets)) for values, offsets in columns],
-        len(batch[0]),
-    )
-    assert inverse.tolist() == unique.inverse_lookup.tolist()
-    assert len(first_rows) == len(set(inverse.tolist()))
-    assert inverse[first_rows].tolist() == list(range(len(first_rows)))
-
-
-def test_torch_operations_are_exact_when_every_hash_collides(monkeypatch):
-    monkeypatch.setattr(
-        "recd_plugins.sparse.unique_groups._hash_rows",
-        lambda columns, rows, seed: torch.zeros_like(rows),
-    )
-    rows = [[1], [2], [1], [], [2, 2], [2], []]
-    values, offsets = make_column(rows)
-    _, inverse = first_equal_rows([(torch.from_numpy(values), torch.from_numpy(offsets))], 7)
-    assert inverse.tolist() == [0, 1, 0, 2, 3, 1, 2]
-
-
 def test_bits_decide_for_floating_point_numbers():
     values, offsets = make_column([[0.0], [-0.0], [0.0], [np.nan], [np.nan]], np.float32)
     (unique,) = Deduplicator()([[(values, offsets)]], 5)
     assert unique.inverse_lookup.tolist() == [0, 1, 0, 2, 2]
-    tensors = torch.from_numpy(values), torch.from_numpy(offsets)
-    assert first_equal_rows([tensors], 5)[1].tolist() == [0, 1, 0, 2, 2]
 
 
 def test_columns_of_several_dtypes_come_back_one_array_each():

@@ -10,7 +10,6 @@ from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.partial_ikjt import by_torch
 
 MAX_SHIFT = 3
 
@@ -68,18 +67,6 @@ def test_there_and_back(rows, dtype):
     for got, expected in ((back.values(), kjt.values()), (back.lengths(), kjt.lengths())):
         assert got.dtype == expected.dtype
         assert got.equal(expected)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(histories())
-def test_kernel_and_torch_store_the_same(rows):
-    kjt = kjt_of(rows)
-    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=MAX_SHIFT)
-    expected = by_torch(kjt, ["a", "b"], MAX_SHIFT)
-    assert partial.values().equal(expected.values())
-    assert partial.offsets().equal(expected.offsets())
-    assert partial.lengths().equal(expected.lengths())
-    assert partial.length_per_key() == expected.length_per_key()
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -6,16 +6,14 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT
-from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
+from recd_plugins.sparse.unique_groups import deduplicate
 
 #: Called with a path in the batch and the tensor at this path; returns the replacement.
 Replace = Callable[[str, KeyedJaggedTensor], KeyedJaggedTensor]
@@ -88,11 +86,7 @@ class Stored:
         if chosen is None or kjt.variable_stride_per_key() or isinstance(kjt, DeduplicatedKJT):
             return kjt
         check_lengths(path, kjt)
-        if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
-            unique = _by_kernel(kjt, chosen, self._deduplicators[path])
-        else:
-            unique = _by_groups(kjt, chosen)
-        return DeduplicatedKJT(unique, kjt)
+        return DeduplicatedKJT(_with_unique_rows(kjt, chosen, self._deduplicators[path]), kjt)
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
@@ -103,53 +97,30 @@ def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
         )
 
 
-def _by_kernel(
+def _with_unique_rows(
     kjt: KeyedJaggedTensor, chosen: Collection[str], deduplicator: Deduplicator
 ) -> KeyedJaggedTensor:
-    """Deduplicate all features in one kernel call, as a Python loop would be slow."""
+    """Return the unique rows of each chosen feature, and all rows of the others."""
     keys, num_rows = kjt.keys(), kjt.stride()
-    positions = [position for position, key in enumerate(keys) if key in chosen]
-    found = deduplicator.each(
-        kjt.values().numpy(), kjt.offsets().numpy(), np.array(positions), num_rows
-    )
-    # Allocated by torch, so that a pipeline with clear_data_dist_inputs can free it after sending.
-    values = torch.tensor(found.values)
-    lengths = torch.tensor(found.lengths, dtype=kjt.lengths().dtype)
-    inverse, rows, sizes = torch.from_numpy(found.inverse_lookup), found.num_unique, found.sizes
-    if len(positions) < len(keys):
-        sizes_of_all, rows_of_all = list(kjt.length_per_key()), [num_rows] * len(keys)
-        all_values = list(torch.split(kjt.values(), sizes_of_all))
-        all_lengths = list(torch.split(kjt.lengths(), num_rows))
-        for position, some_values, some_lengths in zip(
-            positions, torch.split(values, sizes), torch.split(lengths, rows), strict=True
-        ):
-            all_values[position], all_lengths[position] = some_values, some_lengths
-            sizes_of_all[position], rows_of_all[position] = len(some_values), len(some_lengths)
-        values, lengths = torch.cat(all_values), torch.cat(all_lengths)
-        every_row = torch.arange(num_rows).repeat(len(keys), 1)
-        every_row[positions] = inverse
-        inverse, rows, sizes = every_row, rows_of_all, sizes_of_all
+    places = [place for place, key in enumerate(keys) if key in chosen]
+    sizes, kjt_weights = kjt.length_per_key(), kjt.weights_or_none()
+    values = list(torch.split(kjt.values(), sizes))
+    weights = None if kjt_weights is None else list(torch.split(kjt_weights, sizes))
+    lengths = list(kjt.lengths().view(len(keys), num_rows).unbind())
+    inverse = torch.arange(num_rows, device=kjt.device()).repeat(len(keys), 1)
+    found = deduplicate(kjt, [[keys[place]] for place in places], deduplicator)
+    for place, unique in zip(places, found, strict=True):
+        values[place], lengths[place] = unique.values, unique.lengths
+        inverse[place] = unique.inverse_lookup
+        if weights is not None and unique.weights is not None:
+            weights[place] = unique.weights
+    # Copies, so that a pipeline with clear_data_dist_inputs can free them after sending.
     return KeyedJaggedTensor(
         keys=keys,
-        values=values,
-        lengths=lengths,
-        stride_per_key_per_rank=[[count] for count in rows],
-        length_per_key=sizes,
+        values=torch.cat(values),
+        weights=None if weights is None else torch.cat(weights),
+        lengths=torch.cat(lengths),
+        stride_per_key_per_rank=[[each.numel()] for each in lengths],
+        length_per_key=[each.numel() for each in values],
         inverse_indices=(keys, inverse),
     )
-
-
-def _by_groups(kjt: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
-    # TorchRec's to_dict fails if there is no row.
-    names = [key for key in kjt.keys() if key in chosen or not kjt.stride()]  # noqa: SIM118
-    features = {}
-    if len(names) < len(kjt.keys()):
-        for name, jagged in kjt.to_dict().items():
-            features[name] = StoredFeature(jagged, kjt.stride(), None)
-    found = deduplicate(kjt, [[name] for name in names])
-    for name, unique in zip(names, found, strict=True):
-        rows = JaggedTensor(unique.values, unique.weights, unique.lengths)
-        features[name] = StoredFeature(rows, unique.lengths.numel(), unique.inverse_lookup)
-    stored = variable_batch_kjt(kjt.keys(), features, kjt.stride())
-    assert stored is not None, "it has features"
-    return stored

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -144,7 +144,6 @@ class Dedup:
         model: the model, before the sharders of ``Prepared.sharders`` shard it.
         process_group: the ranks that train the model. Default: the ranks that the model is sharded
             over at the first batch, or the default group if it is not sharded.
-        modules: the model's ``embedding_modules``, if already known.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -155,19 +154,22 @@ class Dedup:
         model: nn.Module,
         *,
         process_group: dist.ProcessGroup | None = None,
-        modules: Sequence[EmbeddingModule] | None = None,
     ) -> None:
-        self.pooled = PooledFeatures.of(modules or list(embedding_modules(model)))
+        self.pooled = PooledFeatures.of(list(embedding_modules(model)))
         self._model: nn.Module | None = model
         self._group = process_group
         self.decision: Decision | None = None
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
-    def __call__(self, loader: Iterable[Any]) -> DedupLoader | DedupIterator:
+    def __call__(self, loader: Iterable[Any]) -> DedupLoader | Iterator[Any]:
         """Return a loader of deduplicated batches, or an iterator if one is given."""
-        if isinstance(loader, Iterator):
-            return DedupIterator(loader, self)
-        return DedupLoader(loader, self)
+        return self._batches(loader) if isinstance(loader, Iterator) else DedupLoader(loader, self)
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield self.batch(batch)
+        if self.decision is None:
+            self.decide(None)  # the other ranks wait for this one
 
     def batch(self, batch: Any) -> Any:
         """Deduplicate one batch. The call for the first batch is collective.
@@ -206,22 +208,20 @@ class Dedup:
                 "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
                 "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
             )
-        looked_up = self.pooled.names - self.pooled.sequences
-        look = _Look(
-            self.pooled.names, self._takes_plain(), looked_up if _on_one_machine() else frozenset()
-        )
+        look = _Look(self.pooled.names, self._takes_plain())
         replace_kjts(batch, look)
         group = self._group or self._sharded_over()
         told = all_gather_object(
             "the first batch of dedup(loader)",
-            (batch is not None, look.counted, look.left, look.looked_up),
+            (batch is not None, _on_one_machine(), look.counted, look.left),
             group,
         )
-        has_batch, counted, left, of_ranks = zip(*told, strict=True)
+        has_batch, on_one_machine, counted, left = zip(*told, strict=True)
         if not any(has_batch):
             return None
+        looked_up = self.pooled.names - self.pooled.sequences
         self.decision = _decide(
-            list(zip(counted, left, strict=True)), frozenset.intersection(*of_ranks)
+            list(zip(counted, left, strict=True)), looked_up if all(on_one_machine) else frozenset()
         )
         self._model = None
         if not dist.is_initialized() or dist.get_rank(group) == 0:
@@ -256,18 +256,14 @@ class Dedup:
         return found.pop() if len(found) == 1 else None
 
 
-class _Wrapper:
-    """A proxy that forwards attributes to the wrapped loader or iterator."""
+class DedupLoader:
+    """A loader of deduplicated batches. Forwards all other attributes to the given loader."""
 
     def __init__(self, inner: Any, dedup: Dedup) -> None:
-        self._inner = inner
-        self._dedup = dedup
+        self._inner, self._dedup = inner, dedup
 
     def __len__(self) -> int:
         return len(self._inner)
-
-    def __bool__(self) -> bool:
-        return bool(self._inner)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # while a copy is being made
@@ -276,43 +272,17 @@ class _Wrapper:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set attributes of the loader, such as the epoch that it shuffles by."""
-        if name in ("_inner", "_dedup", "_told"):
+        if name in ("_inner", "_dedup"):
             object.__setattr__(self, name, value)
         else:
             setattr(self._inner, name, value)
-
-
-class DedupLoader(_Wrapper):
-    """A loader of deduplicated batches. Forwards all other attributes to the given loader."""
 
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._inner)
         decision = self._dedup.decision
         # If nothing is deduplicated, continue with the loader's own iterator, at no cost.
-        if decision is not None and not decision.features:
-            return batches
-        return DedupIterator(batches, self._dedup)
-
-
-class DedupIterator(_Wrapper):
-    """An iterator over deduplicated batches. It never closes the wrapped iterator."""
-
-    def __init__(self, inner: Iterator[Any], dedup: Dedup) -> None:
-        super().__init__(inner, dedup)
-        self._told = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            batch = next(self._inner)
-        except StopIteration:
-            if self._dedup.decision is None and not self._told:
-                self._told = True
-                self._dedup.decide(None)  # the other ranks wait for this one
-            raise
-        return self._dedup.batch(batch)
+        nothing = decision is not None and not decision.features
+        return batches if nothing else self._dedup(batches)
 
 
 @dataclass
@@ -321,7 +291,6 @@ class _Look:
 
     pooled: frozenset[str]
     takes_plain: Mapping[str, str]
-    looked_up: frozenset[str]
     counted: dict[str, dict[str, Counted]] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -333,14 +302,9 @@ class _Look:
         check_lengths(path, kjt)
         names = [key for key in keys if key in self.pooled and key not in self.takes_plain]
         num_ids = dict(zip(keys, kjt.length_per_key(), strict=True))
-        plain = {name: Counted(num_ids[name], num_ids[name], kjt.stride()) for name in names}
-        # Kernels that count unique rows take seconds to compile when they are first used.
-        if self.looked_up.issuperset(names) and not _may_pay(sum(plain.values(), _NONE), 1):
-            self.counted[path] = plain
-            return kjt
         found = deduplicate(kjt, [[name] for name in names])
         self.counted[path] = {
-            name: replace(plain[name], stored=unique.values.numel())
+            name: Counted(num_ids[name], unique.values.numel(), kjt.stride())
             for name, unique in zip(names, found, strict=True)
         }
         return kjt
@@ -377,11 +341,6 @@ def _pays(whole: Counted, ranks: int) -> bool:
     return whole.ids - cost > _MARGIN * whole.ids
 
 
-def _may_pay(whole: Counted, ranks: int) -> bool:
-    """Return whether deduplication would save work if all rows were equal."""
-    return _pays(replace(whole, stored=0), ranks)
-
-
 def _decide(
     looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
 ) -> Decision:
@@ -409,7 +368,7 @@ def _decide(
     for path, features in total.items():
         whole = sum(features.values(), _NONE)
         here, ranks = features.keys() <= looked_up, len(seen)
-        if whole.factor < WORTHWHILE and not (here and not _may_pay(whole, ranks)):
+        if whole.factor < WORTHWHILE:
             left[path] = f"it has {whole.factor:.2f} ids per stored id"
         elif here and not _pays(whole, ranks):
             per_row = whole.ids / whole.rows if whole.rows else 0

@@ -14,7 +14,7 @@ from recd_plugins.drop_in.wrap import Wrapped
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.text import did_you_mean, shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
@@ -90,13 +90,7 @@ def model_of(name: str) -> nn.Module:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-        model = getattr(module, function_name)()
+        model: nn.Module = getattr(importlib.import_module(module_name), function_name)()
     except Exception as error:
-        names = vars(sys.modules.get(module_name, object)) if module_name in sys.modules else ()
-        raise SetupError(
-            f"--model {name}: {type(error).__name__}: {error}{did_you_mean(function_name, names)}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise SetupError(f"--model {name}: {function_name}() returned {model!r:.200}, no module")
+        raise SetupError(f"--model {name}: {type(error).__name__}: {error}") from error
     return model

@@ -26,13 +26,10 @@ from recd_plugins.sparse.index_select import index_select, jagged_index_select
 
 logger = logging.getLogger(__name__)
 
-# Modules whose output for a row depends on other rows or on random numbers. The lazy modules are
-# listed because they are no subclasses.
+# Modules whose output for a row depends on other rows or on random numbers.
 _BY_ROWS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
+    *(nn.BatchNorm1d, nn.LazyBatchNorm1d, nn.SyncBatchNorm),
+    *(nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
 )
 
 #: A feature, or features whose rows are pooled together.
@@ -194,12 +191,8 @@ def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[
 def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str, int]) -> nn.Module:
     if isinstance(pooling, nn.Module):
         for name, module in pooling.named_modules():
-            dropout = (
-                getattr(module, "dropout", 0)
-                if isinstance(module, nn.MultiheadAttention | nn.RNNBase)
-                else 0
-            )
-            if isinstance(module, _BY_ROWS) or dropout:
+            drops = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout
+            if isinstance(module, _BY_ROWS) or drops:
                 logger.warning(
                     "the pooling of %s has %s, a %s: of a deduplicated batch it sees equal rows "
                     "once, which is another training; put it behind PooledSequences, or drop it",

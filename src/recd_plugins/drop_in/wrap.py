@@ -17,7 +17,6 @@ from recd_plugins.config import RunConfig
 from recd_plugins.config.from_file import load_registry, registry_without_file
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules
 from recd_plugins.planning.choosing import prepare
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.sharding.build import build_sharders
@@ -112,11 +111,9 @@ def wrap(
         parsed = parsed.with_training({"batch_size": batch_size})
     if topology is not None:
         parsed = parsed.with_training({"topology": str(topology)})
-    modules = list(embedding_modules(model))
-    _warn_of_subclasses(modules)
     if registry is not None:
         _tell_what_does_not_count(parsed)
-    dedup = Dedup(model, modules=modules)  # before plugins replace modules
+    dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare(parsed, model, device=device)
     if prepared.chosen is not None and _speaks():
         unseen = isinstance(parsed.dataset, NoDataset)
@@ -154,18 +151,3 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
             "nothing in a trainer's own loader and pipeline",
             *(parsed.path, ", ".join(unused)),
         )
-
-
-def _warn_of_subclasses(modules: Sequence[EmbeddingModule]) -> None:
-    """Warn about modules that stay unsharded on every rank and cannot be trained on the CPU."""
-    for module in modules:
-        # Set by torch.distributed.optim._apply_optimizer_in_backward.
-        if module.is_subclass and any(
-            hasattr(parameter, "_optimizer_classes") for parameter in module.shardable.parameters()
-        ):
-            logger.warning(
-                "%s, so it is whole on every rank. Its tables bring an optimizer for the backward "
-                "pass, with which torch's DistributedDataParallel fails on CPU (Cannot access "
-                "accelerator device): give them to the dense optimizer, or make it a plain one",
-                module.why_left,
-            )

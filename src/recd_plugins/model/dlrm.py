@@ -23,7 +23,6 @@ from recd_plugins.config.schema import ModelSpec
 from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.runtime.errors import RecdError
 
 
 class DotInteraction(nn.Module):
@@ -113,9 +112,6 @@ class DLRM(nn.Module):
         bag_order: order of pooled and replicated features in the interaction and for drawing
             initial weights. Default: pooled features first. With a fixed order, the model does not
             depend on which tables are replicated.
-
-    Raises:
-        RecdError: a feature's name cannot be part of a module's name.
     """
 
     def __init__(
@@ -127,7 +123,6 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.placement = placement
-        _check_names(placement.pooled + placement.replicated + placement.sequence)
         bag_order = bag_order or placement.pooled + placement.replicated
         drawn = _bags(spec, bag_order)
         with torch.random.fork_rng([]):
@@ -232,16 +227,6 @@ def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
     position = {key: index for index, key in enumerate(keys)}
     order = torch.tensor([position[feature] for feature in features], device=vectors.device)
     return vectors.index_select(1, order)
-
-
-def _check_names(features: Sequence[str]) -> None:
-    dotted = [feature for feature in features if "." in feature]
-    if dotted:
-        raise RecdError(
-            f"features {', '.join(dotted)}: the demo model has a module by each feature's name, in "
-            "which torch takes no dot; rename the columns, leave them out by the dataset's option "
-            "sparse, or bring a model of your own"
-        )
 
 
 def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | None:

@@ -14,10 +14,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.interfaces.batch import ModelInput
-from recd_plugins.interfaces.model_tables import rows_by_feature, tables_of
 from recd_plugins.interfaces.plugin import plugin_call
-from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
-from recd_plugins.runtime.text import did_you_mean, shortened
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 
 logger = logging.getLogger(__name__)
@@ -169,8 +167,7 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
 
     Raises:
         RecdError: a sequence feature has no pooling.
-        RegistryError: a pooling does not fit the model, or its target is not a feature of the
-            model.
+        RegistryError: a pooling does not fit the model.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
     claims = registry.claim("pooling", [f for module in modules for f in module.features])
@@ -186,27 +183,3 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
                     f"{registry.path}: nothing pools the sequence feature {feature}; "
                     "name it in a pooling: entry"
                 )
-    _check_targets(registry, model, modules)
-
-
-def _check_targets(
-    registry: RunConfig, model: nn.Module, modules: Sequence[SequencePooling]
-) -> None:
-    features = list(rows_by_feature(tables_of(model)))
-    unknown = {t for module in modules for t in module.targets if t not in features}
-    problems = [
-        Problem(
-            str(registry.path),
-            entry.line,
-            f"{entry.field}.options.target",
-            f"{entry.plugin.target} is no feature that the model looks up"
-            + (
-                did_you_mean(entry.plugin.target, features)
-                or f"; the features: {shortened(features)}"
-            ),
-        )
-        for entry in registry.pooling
-        if isinstance(entry.plugin, TargetPooling) and entry.plugin.target in unknown
-    ]
-    if problems:
-        raise RegistryError(problems)

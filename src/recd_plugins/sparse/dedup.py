@@ -42,25 +42,6 @@ class UniqueRows:
     inverse_lookup: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class UniqueColumns:
-    """The distinct rows of each of F columns, in the order of first occurrence.
-
-    Attributes:
-        values: values of the unique rows, column by column.
-        lengths: lengths of the unique rows, column by column, int32.
-        inverse_lookup: the unique row of each row, int64 ``[F, B]``.
-        num_unique: number of unique rows of each column.
-        sizes: number of values of each column.
-    """
-
-    values: NDArray[Any]
-    lengths: NDArray[np.int32]
-    inverse_lookup: NDArray[np.int64]
-    num_unique: list[int]
-    sizes: list[int]
-
-
 class Deduplicator:
     """Stores equal rows once, and reuses its working memory between batches. Thread-safe.
 
@@ -83,81 +64,7 @@ class Deduplicator:
         ).reshape(-1, 4)
         ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
         room = self._room(len(groups), max(map(len, groups), default=0), num_rows)
-        inverse, num_unique, sizes, copied, copies = self._find(
-            room, columns, ends, num_rows, _count(groups), hash_mask
-        )
-        unique, targets = _allocate(
-            groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
-        )
-        kernels.copy_rows(columns, ends, room.first_rows, num_unique, copied, targets)
-        self._idle.append(room)
-        return unique
-
-    def each(
-        self,
-        values: NDArray[Any],
-        offsets: NDArray[Any],
-        positions: NDArray[np.int64],
-        num_rows: int,
-    ) -> UniqueColumns:
-        """Deduplicate several columns of one array, each on its own, into one output array.
-
-        Args:
-            values: values of all columns, column by column.
-            offsets: ``[num_columns * B + 1]``, as in ``JaggedColumn``.
-            positions: indices of the columns to deduplicate.
-            num_rows: B.
-
-        Raises:
-            ValueError: dtypes or offsets do not fit.
-        """
-        address, wide, offsets_address, wide_offsets = describe((values, offsets), len(offsets) - 1)
-        columns = np.empty((len(positions), 4), np.int64)
-        columns[:] = address, wide, offsets_address, wide_offsets
-        columns[:, 2] += positions * (num_rows * offsets.itemsize)
-        ends = np.arange(1, len(positions) + 1)
-        room = self._room(len(positions), 1, num_rows)
-        first = positions * num_rows
-        total = int((offsets[first + num_rows] - offsets[first]).sum()) if wide else 0
-        inverse, num_unique, sizes, copied, copies = self._find(
-            room, columns, ends, num_rows, total
-        )
-        lengths = np.empty(num_unique.sum(), np.int32)
-        targets = np.empty((len(positions), 2), np.int64)
-        targets[:, 1] = address_of(lengths) + 4 * (np.cumsum(num_unique) - num_unique)
-        starts = np.cumsum(sizes) - sizes
-        if copied.all():
-            unique = copies[: sizes.sum()]
-        else:
-            unique = np.empty(sizes.sum(), values.dtype)
-            source = 0
-            for column in np.flatnonzero(copied).tolist():
-                start, size = starts.item(column), sizes.item(column)
-                unique[start : start + size] = copies[source : source + size]
-                source += size
-        targets[:, 0] = address_of(unique) + unique.itemsize * starts
-        kernels.copy_rows(columns, ends, room.first_rows, num_unique, copied, targets)
-        self._idle.append(room)
-        return UniqueColumns(
-            unique.view(values.dtype), lengths, inverse, num_unique.tolist(), sizes.tolist()
-        )
-
-    def _find(
-        self,
-        room: _Room,
-        columns: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        num_rows: int,
-        total: int,
-        hash_mask: int = ALL_BITS,
-    ) -> tuple[
-        NDArray[np.int64],
-        NDArray[np.int64],
-        NDArray[np.int64],
-        NDArray[np.bool_],
-        NDArray[np.int64],
-    ]:
-        """Return the outputs of ``kernels.find_unique_rows``."""
+        total = _count(groups)
         inverse = np.empty((len(ends), num_rows), np.int64)
         num_unique = np.empty(len(ends), np.int64)
         sizes = np.empty(len(columns), np.int64)
@@ -180,7 +87,12 @@ class Deduplicator:
             copied,
         )
         self._share = min(1.0, SPARE * int(sizes.sum()) / total) if total else 0.0
-        return inverse, num_unique, sizes, copied, copies
+        unique, targets = _allocate(
+            groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
+        )
+        kernels.copy_rows(columns, ends, room.first_rows, num_unique, copied, targets)
+        self._idle.append(room)
+        return unique
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
         """Return working memory that no other call uses."""

@@ -13,6 +13,14 @@ from torch import Tensor
 from recd_plugins.sparse.kernels import address_of
 
 
+def readable(tensor: Tensor) -> Tensor:
+    """Return numbers of 4 or 8 bytes in contiguous CPU memory, as the kernels need them."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.element_size() >= 4:
+        return tensor
+    return tensor.float() if tensor.is_floating_point() else tensor.int()
+
+
 def offsets_of(lengths: Tensor) -> Tensor:
     """Return offsets that start at 0, ``[num_rows + 1]``, in the dtype of ``lengths``."""
     offsets = lengths.new_zeros(lengths.numel() + 1)

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import positions_of_ranges, runs_of_equal_rows
+from recd_plugins.sparse.jagged import positions_of_ranges, readable, runs_of_equal_rows
 from recd_plugins.sparse.partial import MAX_SHIFT, PackedRows, RowPacker
 
 
@@ -91,10 +91,15 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         """
         keys = kjt.keys() if keys is None else keys
         _check(kjt, keys)
-        values = kjt.values()
-        readable = values.is_contiguous() and values.element_size() in (4, 8)
-        pack = _by_kernel if values.device.type == "cpu" and readable else by_torch
-        return pack(kjt, keys, max_shift)
+        values, offsets = readable(kjt.values()).numpy(), kjt.offsets().cpu().numpy()
+        stride = kjt.stride()
+        places = [kjt.keys().index(key) * stride for key in keys]
+        columns = [(values, offsets[first : first + stride + 1]) for first in places]
+        packed = PartialInverseKeyedJaggedTensor.from_packed(
+            keys, RowPacker(max_shift)(columns, stride)
+        )
+        packed._values = packed._values.to(kjt.values().dtype)
+        return packed.to(kjt.device())
 
     def keys(self) -> list[str]:
         """Return the names of the F features."""
@@ -237,55 +242,6 @@ register_pytree_node(
     _unflatten,
     serialized_type_name="recd_plugins.PartialInverseKeyedJaggedTensor",
 )
-
-
-def _by_kernel(
-    kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
-) -> PartialInverseKeyedJaggedTensor:
-    stride, values, offsets = kjt.stride(), kjt.values().numpy(), kjt.offsets().numpy()
-    places = [kjt.keys().index(key) * stride for key in keys]
-    columns = [(values, offsets[first : first + stride + 1]) for first in places]
-    packed = RowPacker(max_shift)(columns, stride)
-    return PartialInverseKeyedJaggedTensor.from_packed(keys, packed)
-
-
-def by_torch(
-    kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int
-) -> PartialInverseKeyedJaggedTensor:
-    """Pack with torch operations on any device, as a reference for the kernel."""
-    stride, kjt_offsets = kjt.stride(), kjt.offsets().long()
-    values, offsets, lengths = [], [], []
-    for key in keys:
-        first = kjt.keys().index(key) * stride
-        row_offsets = kjt_offsets[first : first + stride + 1]
-        row_lengths = torch.diff(row_offsets)
-        added = row_lengths - _shared(kjt.values(), row_offsets, row_lengths, max_shift)
-        # A row appends its last ids to the stored ids.
-        taken = positions_of_ranges(row_offsets[1:] - added, added)
-        values.append(kjt.values().index_select(0, taken))
-        offsets.append((torch.cumsum(added, 0) - row_lengths).int())
-        lengths.append(row_lengths.int())
-    sizes = [part.numel() for part in values]
-    return PartialInverseKeyedJaggedTensor(
-        keys, torch.cat(values), torch.cat(offsets), torch.cat(lengths), sizes
-    )
-
-
-def _shared(values: Tensor, offsets: Tensor, lengths: Tensor, max_shift: int) -> Tensor:
-    """Return how many of a row's first ids equal the previous row's last ids, int64 ``[B]``."""
-    shared = torch.zeros_like(lengths)
-    before = torch.cat([lengths.new_zeros(1), lengths])[: lengths.numel()]
-    for moved in reversed(range(max_shift + 1)):
-        candidate = (before - moved).clamp(min=0)
-        candidate[candidate > lengths] = 0
-        current = positions_of_ranges(offsets[:-1], candidate)
-        previous = positions_of_ranges(offsets[:-1] - candidate, candidate)
-        row = torch.repeat_interleave(candidate)
-        differ = values.index_select(0, current) != values.index_select(0, previous)
-        candidate[row[differ]] = 0
-        # The smallest shift wins.
-        shared = torch.where(candidate > 0, candidate, shared)
-    return shared
 
 
 def _check(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
