@@ -25,7 +25,6 @@ from recd_plugins.api import (
     lower,
     row_pipelines,
     row_tables,
-    text_utils,
     trained_models,
 )
 
@@ -110,13 +109,10 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
     own = getattr(module, "item_feature", "")
     item = rules.item or own
     known = registry.dataset.schema().sparse
-    seen = (("--seen", name) for name in rules.seen)
-    for option, name in (("--item", item), ("--user", rules.user), *seen):
-        if name is not None and name not in known:
-            raise RecdError(
-                f"{option} {name}: the dataset has no such sparse feature"
-                + (text_utils.did_you_mean(name, known) or f"; there are: {', '.join(known)}")
-            )
+    if unknown := {item, rules.user or item, *rules.seen} - set(known):
+        raise RecdError(
+            f"the dataset has no sparse feature '{min(unknown)}', only {', '.join(known)}"
+        )
     if own and item != own:
         raise RecdError(
             f"--item {item}: the model of {registry.path} ranks items of {own}; leave --item out"

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_plugin_ranking.options import SasRecOptions, TwoTowerOptions
-from recd_plugins.api import Model, ModelFeatures, RecdError, text_utils
+from recd_plugins.api import Model, ModelFeatures, RecdError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,21 +30,15 @@ class TwoTower(Model):
         options = self.options
         known = [*features.pooled, *features.sequence]
         user = [n for n in known if n not in options.item] if options.user is None else options.user
-        for option, names in (("item", options.item), ("user", user)):
-            if unknown := [name for name in names if name not in known]:
-                raise RecdError(
-                    f"{self.name}: option {option} names {unknown[0]}, which is no sparse feature; "
-                    f"there are: {', '.join(known)}"
-                )
+        if unknown := {*options.item, *user} - set(known):
+            raise RecdError(
+                f"{self.name}: no sparse feature '{min(unknown)}', only {', '.join(known)}"
+            )
         tables = [f"t_{name}" for name in (*user, *options.item)]
         for pattern in options.tables:
             if not any(fnmatchcase(name, pattern) for name in tables):
                 raise RecdError(
-                    f"{self.name}: option tables names {pattern}, which matches no table"
-                    + (
-                        text_utils.did_you_mean(pattern, tables)
-                        or f"; the tables: {text_utils.shortened(tables)}"
-                    )
+                    f"{self.name}: option tables: '{pattern}' matches none of {', '.join(tables)}"
                 )
         share = None
         if options.loss == "in_batch" and options.correct:

@@ -297,35 +297,17 @@ class Negatives(DatasetWrapper):
     def prepare(self) -> None:
         super().prepare()
         options, schema = self.options, self.inner.schema()
-        numbers = schema.dense if options.by != "in_request" else ()
-        known = {
-            "item": schema.sparse,
-            "with_item": schema.sparse + numbers,
-            "never": schema.sparse,
-        }
-        for option, names in known.items():
-            value = getattr(options, option)
-            for name in [value] if isinstance(value, str) else value:
-                if name not in names:
-                    raise SetupError(
-                        f"{self.name}: option {option} names {name}, which is no feature of "
-                        f"{self.inner.name}; there are: {', '.join(names)}"
-                    )
+        sparse, features = set(schema.sparse), {*schema.sparse, *schema.dense}
+        if unknown := ({options.item, *options.never} - sparse) | {*options.with_item} - features:
+            raise SetupError(
+                f"{self.name}: {self.inner.name} has no feature '{min(unknown)}', only "
+                f"{', '.join(sorted(features))}"
+            )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
-                f"{self.name}: {self.inner.name} does not say which rows are of one session, which "
-                "by: in_request draws from"
+                f"{self.name}: {self.inner.name} has no session column, which by: in_request "
+                "needs; set it in the options of the dataset"
             )
-        if options.by == "in_request":
-            ordered = isinstance(self.inner, DatasetWrapper)
-            if not ordered:
-                reader = self.inner.reader(rank=0, world_size=1, batch_size=1, split="train")
-                ordered = isinstance(reader, readers.PlannedReader) and reader.shuffles
-            if ordered:
-                raise SetupError(
-                    f"{self.name}: by: in_request takes rows in the order of the log, so the order "
-                    f"of {self.inner.name} would do nothing; leave it out, or wrap it around this"
-                )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         """Return a reader. It adds negatives to training rows; test rows are unchanged."""

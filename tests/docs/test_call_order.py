@@ -33,13 +33,6 @@ def note(text):
         print(text, file=notes)
 
 
-def noted(cls):
-    for kind, method in CALLS:
-        if kind == cls.__name__:
-            setattr(cls, method, _noted(getattr(cls, method), f"{{kind}}.{{method}}"))
-    return cls
-
-
 def _noted(plain, name):
     @wraps(plain)
     def call(*arguments, **named):
@@ -50,130 +43,62 @@ def _noted(plain, name):
     return staticmethod(call) if hasattr(plain, "__self__") else call
 
 
-@noted
-class Dataset(SessionParquet):
-    "Notes its calls."
-
-    name = "order.dataset"
-
-
-@noted
-class Converter(KjtConverter):
-    "Notes its calls."
-
-    name = "order.converter"
+def noted(kind, base, **body):
+    body = {{"__doc__": "Notes its calls.", "name": f"order.{{kind.lower()}}", **body}}
+    cls = type(kind, (base,), body)
+    for each, method in CALLS:
+        if each == kind:
+            setattr(cls, method, _noted(getattr(cls, method), f"{{kind}}.{{method}}"))
+    return cls
 
 
-@noted
-class Preprocessing(api.Preprocessing):
-    "Notes its calls."
+def build(self, features):
+    from recd_plugins.config import ModelSpec
+    from recd_plugins.interfaces.batch import Placement
+    from recd_plugins.model.dlrm import DLRM
 
-    name = "order.preprocessing"
-
-    def fit(self, feature, rows):
-        self.feature = feature
-
-    def identity(self):
-        return {{"feature": self.feature}}
-
-    def transform(self, values, offsets):
-        return values % 100, offsets
+    spec = ModelSpec(embedding_dim=4, num_embeddings=100, bottom_mlp=[4], top_mlp=[4])
+    placement = Placement(features.pooled, sequence=features.sequence)
+    return DLRM(spec, features.num_dense, placement)
 
 
-@noted
-class Pooling(MeanPooling):
-    "Notes its calls."
+def update(self, table):
+    from torch.optim import SGD
 
-    name = "order.pooling"
-
-
-@noted
-class TableStrategy(api.TableStrategy):
-    follows_optimizers = True
+    return api.RowUpdate(SGD, {{"lr": 0.1}})
 
 
-@noted
-class Sharding(api.Sharding):
-    "Notes its calls."
-
-    name = "order.sharding"
-
-    def strategy(self, tables, context):
-        return TableStrategy()
-
-
-@noted
-class Cache(api.Cache):
-    "Notes its calls."
-
-    name = "order.cache"
-
-    def check(self, device):
-        pass
-
-
-@noted
-class Optimizer(api.Optimizer):
-    "Notes its calls."
-
-    name = "order.optimizer"
-
-    def update(self, table):
-        from torch.optim import SGD
-
-        return api.RowUpdate(SGD, {{"lr": 0.1}})
-
-
-@noted
-class Metric(api.Metric):
-    "Notes its calls."
-
-    name = "order.metric"
-
-    def start(self):
-        return 0
-
-    def update(self, state, batch):
-        return state + len(batch.labels)
-
-    def results(self, states):
-        return {{"seen": sum(states)}}
-
-
-@noted
-class Model(api.Model):
-    "Notes its calls."
-
-    name = "order.model"
-
-    def build(self, features):
-        from recd_plugins.config import ModelSpec
-        from recd_plugins.interfaces.batch import Placement
-        from recd_plugins.model.dlrm import DLRM
-
-        spec = ModelSpec(embedding_dim=4, num_embeddings=100, bottom_mlp=[4], top_mlp=[4])
-        placement = Placement(features.pooled, sequence=features.sequence)
-        return DLRM(spec, features.num_dense, placement)
-
-
-@noted
-class Pipeline(Base):
-    "Notes its calls."
-
-    name = "order.pipeline"
-
-
-@noted
-class Callback(api.Callback):
-    "Notes its calls."
-
-    name = "order.callback"
+Strategy = noted("TableStrategy", api.TableStrategy, follows_optimizers=True)
+PLUGINS = [
+    noted("Dataset", SessionParquet),
+    noted("Converter", KjtConverter),
+    noted(
+        "Preprocessing",
+        api.Preprocessing,
+        fit=lambda self, feature, rows: setattr(self, "feature", feature),
+        identity=lambda self: {{"feature": self.feature}},
+        transform=lambda self, values, offsets: (values % 100, offsets),
+    ),
+    noted("Pooling", MeanPooling),
+    noted("Sharding", api.Sharding, strategy=lambda self, tables, context: Strategy()),
+    noted("Cache", api.Cache, check=lambda self, device: None),
+    noted("Optimizer", api.Optimizer, update=update),
+    noted(
+        "Metric",
+        api.Metric,
+        start=lambda self: 0,
+        update=lambda self, state, batch: state + len(batch.labels),
+        results=lambda self, states: {{"seen": sum(states)}},
+    ),
+    noted("Model", api.Model, build=build),
+    noted("Pipeline", Base),
+    noted("Callback", api.Callback),
+]
 
 
 @api.hookimpl
 def register_plugins():
-    kinds = [Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Optimizer, Metric]
-    return [*kinds, Callback, Model, Pipeline]
+    return PLUGINS
 '''
 
 REGISTRY = """

@@ -94,7 +94,7 @@ def test_two_towers_find_films_of_the_users_kind(
     assert "are those of item_id" in result.output
     result = CliRunner().invoke(main, ["rank", "registry.yaml", "--user", "user"])
     assert result.exit_code == 1
-    assert "--user user: the dataset has no such sparse feature" in result.output
+    assert "the dataset has no sparse feature 'user'" in result.output
     monkeypatch.setattr("sys.argv", ["retrieve.py", "vectors"])
     runpy.run_path(str(folder / "retrieve.py"), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) == 3

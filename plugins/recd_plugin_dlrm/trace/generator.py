@@ -262,13 +262,6 @@ class TableTrace:
         return hits[np.searchsorted(self.distances[1:], sizes, side="right")] / counts.sum()
 
 
-def total_variation(
-    first: NDArray[np.int64] | NDArray[np.float64], second: NDArray[np.int64] | NDArray[np.float64]
-) -> float:
-    """Return half the sum of absolute differences of two distributions ``[k]``."""
-    return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
-
-
 # Initial number of positions of a stack, a power of two.
 _LEAST = 1 << 12
 # Accesses between two checks for enough space for new ids.

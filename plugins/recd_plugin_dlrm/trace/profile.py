@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from recd_plugins.api import DataError, file_utils, text_utils
 if TYPE_CHECKING:
     from recd_plugins.api import FeatureLookups, RunConfig
 
-_BYTES = 1 << 23
+_LINES = 1 << 20  # read at once
 
 #: Adjacent rows of the data: int64 ids by feature, in lookup order, and the number of rows.
 TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
@@ -31,33 +32,19 @@ TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]:
     """Yield ids of a text file, int64 ``[n, max(1, columns)]`` per piece; gunzip by suffix."""
-    waiting = b""
     try:
-        with pa.input_stream(str(path)) as file:
-            while True:
-                more = file.read(_BYTES)
-                text = waiting + more
-                cut = text.rfind(b"\n") + 1 if columns else _last_space(text) + 1
-                if not more:
-                    cut = len(text)
-                text, waiting = text[:cut], text[cut:]
-                if words := text.decode().split():
-                    ids = pa.array(words).cast(pa.int64()).to_numpy()
-                    lines = len(re.findall(rb"\S.*", text))
-                    if columns and len(ids) != lines * len(columns):
-                        raise DataError(
-                            f"{path}: {lines:,} lines have {len(ids):,} ids, and --columns names "
-                            f"{len(columns)}: {', '.join(columns)}"
-                        )
-                    yield ids.reshape(-1, max(1, len(columns)))
-                if not more:
-                    return
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            while lines := list(islice(file, _LINES)):
+                ids = pa.array(" ".join(lines).split(), pa.string()).cast(pa.int64()).to_numpy()
+                num_rows = sum(not line.isspace() for line in lines)
+                if columns and len(ids) != num_rows * len(columns):
+                    raise DataError(
+                        f"{path}: {num_rows:,} lines have {len(ids):,} ids, and --columns names "
+                        f"{len(columns)}: {', '.join(columns)}"
+                    )
+                yield ids.reshape(-1, max(1, len(columns)))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as ids: {error}") from error
-
-
-def _last_space(text: bytes) -> int:
-    return max(map(text.rfind, (b"\n", b" ", b"\t", b"\r")))
 
 
 def text_pieces(

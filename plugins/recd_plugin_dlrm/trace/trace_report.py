@@ -13,7 +13,6 @@ from recd_plugin_dlrm.trace.generator import (
     SHARES,
     TableTrace,
     TraceGenerator,
-    total_variation,
     worst_difference,
 )
 from recd_plugin_dlrm.trace.profile import TraceProfile
@@ -37,7 +36,9 @@ def render_profile(profile: TraceProfile) -> RenderableType:
     for name, trace in profile.tables.items():
         median = "-" if trace.median_distance is None else f"{trace.median_distance:,}"
         counts = f"{trace.accesses:,}", f"{len(trace.ids):,}", f"{trace.new_share:.4g}"
-        lines.add_row(name, *counts, median, *_shown_rates(trace, trace.counts))
+        rates = _by_share(trace, trace.counts)
+        shown = (f"{rates[f'{share:.2f}']:.1%}" for share in _SHOWN)
+        lines.add_row(name, *counts, median, *shown)
     meaning = "p0: share of new ids; median: of the distances of the others; N %: hit rate of an "
     return Group(f"traces of {profile.source}", lines, f"{meaning}LRU cache of so many of the ids")
 
@@ -51,7 +52,6 @@ def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
             "p0": trace.new_share,
             "hit_rates": _by_share(trace.profile, trace.counts),
             "worst_hit_rate_difference": worst_difference(trace.profile, trace.counts),
-            "total_variation": total_variation(trace.profile.counts, trace.counts),
             "original": _figures(trace.profile),
         }
         for trace in traces
@@ -59,9 +59,8 @@ def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
 
 
 def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
-    """Return tables of generated traces, and of hit rates compared with the originals."""
-    lines = text_table("", ["table"], ["ids", "of", "p0", "raised to", "worst", "variation"])
-    rates = text_table("", ["table"], ["trace", *(f"{share:.0%}" for share in _SHOWN)])
+    """Return a table of generated traces, compared with the originals."""
+    lines = text_table("", ["table"], ["ids", "of", "p0", "raised to", "worst"])
     for trace in traces:
         profile = trace.profile
         raised = trace.new_share > profile.new_share
@@ -72,17 +71,11 @@ def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
             f"{profile.new_share:.4g}",
             f"{trace.new_share:.4g}" if raised else "-",
             f"{100 * worst_difference(profile, trace.counts):.2f} points",
-            f"{total_variation(profile.counts, trace.counts):.4f}",
         )
-        rates.add_row(profile.table, "original", *_shown_rates(profile, profile.counts))
-        rates.add_row("", "synthetic", *_shown_rates(profile, trace.counts))
     return Group(
         lines,
-        "ids: distinct ones, of those of the original; p0: share of new ids; worst: the largest "
-        "difference of hit rates at caches of 1 % to 50 % of the ids; variation: total variation "
-        "of the distances",
-        rates,
-        "N %: hit rate of an LRU cache of so many of the original's ids",
+        "ids: distinct ids, and those of the original; p0: share of new ids; worst: largest "
+        "difference of hit rates, for caches of 1 % to 50 % of the ids",
     )
 
 
@@ -101,8 +94,3 @@ def _figures(trace: TableTrace) -> dict[str, Any]:
 def _by_share(trace: TableTrace, counts: NDArray[np.int64]) -> dict[str, float]:
     rates = trace.hit_rates(trace.cache_sizes(), counts)
     return {f"{share:.2f}": float(rate) for share, rate in zip(SHARES, rates, strict=True)}
-
-
-def _shown_rates(trace: TableTrace, counts: NDArray[np.int64]) -> list[str]:
-    rates = _by_share(trace, counts)
-    return [f"{rates[f'{share:.2f}']:.1%}" for share in _SHOWN]

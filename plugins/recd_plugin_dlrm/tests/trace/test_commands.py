@@ -120,8 +120,8 @@ def test_pieces_of_text_do_not_change_ids(folder: Path, monkeypatch: pytest.Monk
     numbers = np.random.default_rng(0).integers(0, 10**6, 998)
     (folder / "ids.txt").write_text(" ".join(map(str, numbers)))
     (folder / "pairs.txt").write_text("\n".join(f"{a} {b}" for a, b in numbers.reshape(-1, 2)))
-    for size in (7, 64, 1 << 20):
-        monkeypatch.setattr(profile, "_BYTES", size)
+    for size in (7, 1 << 20):
+        monkeypatch.setattr(profile, "_LINES", size)
         for name, columns in (("ids", []), ("pairs", ["a", "b"])):
             read = np.concatenate(list(profile.read_text(folder / f"{name}.txt", columns)))
             assert read.ravel().tolist() == numbers.tolist()

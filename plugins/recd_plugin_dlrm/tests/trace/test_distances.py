@@ -16,7 +16,6 @@ from recd_plugin_dlrm.trace.generator import (
     generator_of,
     least_new,
     profile_ids,
-    total_variation,
     worst_difference,
 )
 
@@ -52,6 +51,10 @@ def hits(trace: list[int], size: int) -> float:
             cache.pop()
         cache.insert(0, access)
     return count / len(trace)
+
+
+def total_variation(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.abs(first / first.sum() - second / second.sum()).sum() / 2)
 
 
 def uniform(seed: int = 0) -> TableTrace:
