@@ -121,8 +121,6 @@ class TierReport(Section):
 
     def shown(self, run: str) -> Sequence[RenderableType]:
         lines = [str(report) for report in self.retierings[-_SHOWN_RETIERINGS:]]
-        if (more := len(self.retierings) - len(lines)) > 0:
-            lines.insert(0, f"{more} choices of tiers before these; --json has all")
         return [self._table(run), *(["\n".join(lines)] if lines else [])]
 
     def _table(self, run: str) -> Table:

@@ -22,7 +22,6 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.plan import Strategy
 from recd_plugin_flexshard.run_report import TierReport
-from recd_plugin_flexshard.runtime.retier import RetierReport
 from recd_plugin_flexshard.table_plan import collectives_of
 from recd_plugins.planning.topologies import load_topology
 
@@ -94,13 +93,3 @@ def test_bytes_of_a_run_are_those_of_all_ranks_and_plans() -> None:
     assert deduplicated.plain_row_wise == pytest.approx(found.plain_row_wise / 2)
     assert deduplicated.row_wise < 0.3 * deduplicated.plain_row_wise
     assert "row-wise, plain" in printed(*deduplicated.shown("mine"))
-
-
-def test_of_many_retierings_the_last_are_told() -> None:
-    retierings = [RetierReport(step, 3, 0.5, 0.25) for step in range(1, 14)]
-    found = TierReport.of([plan("two_tier")], None, retierings=retierings)
-    first, *others = str(found.shown("")[1]).splitlines()
-    assert first == "3 choices of tiers before these; --json has all"
-    assert len(others) == 10
-    assert "after step 13: 3 rows move" in others[-1]
-    assert len(found.as_json()["retierings"]) == 13

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.api import load_registry
@@ -17,11 +15,7 @@ from recd_plugins.training.sharded_model import build_sharded_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.mark.parametrize("lookahead", [True, False])
