@@ -189,11 +189,6 @@ class OwnSharder(EmbeddingBagCollectionSharder):
     [
         ([OwnSharder()], {}, "base has a OwnSharder, and only TorchRec"),
         (
-            [EmbeddingBagCollectionSharder({"learning_rate": 1.0})],
-            {"fused_params": {"learning_rate": 1.0}},
-            r"fused_params is an argument of sharders\(\) and of a sharder in base",
-        ),
-        (
             [EmbeddingCollectionSharder(qcomm_codecs_registry={"a": None})],  # type: ignore[dict-item]
             {"qcomm_codecs_registry": {"b": None}},
             r"qcomm_codecs_registry is an argument of sharders\(\) and of a sharder",

@@ -41,12 +41,6 @@ def test_fp32_has_none() -> None:
     assert {each.qcomm_codecs_registry for each in build_sharders(prepared(registry()))} == {None}
 
 
-def test_two_formats_are_refused() -> None:
-    codecs: Any = {"a": None}
-    with pytest.raises(SetupError, match=r"training\.wire is bf16, and the sharders have a qcomm"):
-        build_sharders(prepared(registry(wire="bf16")), qcomm_codecs_registry=codecs)
-
-
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])
 def test_gradients_pass_the_codecs(wire: str) -> None:
     """TorchRec's synchronous collectives leave that to autograd; FBGEMM's bf16 loses it."""

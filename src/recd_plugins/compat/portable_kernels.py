@@ -7,7 +7,6 @@ They can therefore be looked up as a single table, with any number of bags and w
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -120,7 +119,9 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
             if weights is not None and not weights.is_floating_point():
                 weights = None  # as in the base class
             output = look_up_bags(self._emb_module, features, features.offsets(), weights)
-            return output.index_select(0, _rank_by_rank(strides)).flatten()
+            parts, num_ranks = torch.split(output, strides.flatten().tolist()), strides.shape[1]
+            by_rank = [part for rank in range(num_ranks) for part in parts[rank::num_ranks]]
+            return torch.cat(by_rank).flatten()
         return _unpadded(super().forward(_padded(features, strides.sum(1))), widths, strides)
 
 
@@ -153,14 +154,6 @@ def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]
     return widths, torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
 
 
-def _rank_by_rank(strides: Tensor) -> Tensor:
-    """Return indices that reorder rows from feature-major to rank-major order."""
-    first_row = strides.flatten().cumsum(0).view_as(strides) - strides
-    num_rows = strides.t().flatten()
-    shift = first_row.t().flatten() - (num_rows.cumsum(0) - num_rows)
-    return torch.arange(int(num_rows.sum())) + shift.repeat_interleave(num_rows)
-
-
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
     """Pad every key of a variable batch to the same number of rows; ``num_rows`` is ``[F]``."""
     stride = max(1, int(num_rows.max()))
@@ -177,26 +170,12 @@ def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
 
 
 def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
-    """Return the rows of a variable batch from the output of padded features."""
-    unit = math.gcd(*widths)
-    units = _units_of_rows(strides, torch.tensor(widths) // unit)
-    return output.view(-1, unit).index_select(0, units).flatten()
-
-
-def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
-    """Return positions of a variable batch's rows in ``[num_rows, sum(widths)]``.
-
-    ``strides`` are ``[F, num_ranks]``, ``widths`` ``[F]``, in units.
-    """
-    first_row = (strides.cumsum(1) - strides).t()
-    first_unit = first_row * widths.sum() + (widths.cumsum(0) - widths)
-    num_units = (strides.t() * widths).flatten()
-    ends = num_units.cumsum(0)
-    part = torch.repeat_interleave(num_units)
-    unit = torch.arange(len(part)) - (ends - num_units)[part]
-    width = widths.repeat(strides.shape[1])[part]
-    row, column = unit // width, unit % width
-    return first_unit.flatten()[part] + row * widths.sum() + column
+    """Return the rows of a variable batch, by rank, from the output of padded features."""
+    parts = [
+        torch.split(rows, [*of_ranks, len(rows) - sum(of_ranks)])
+        for rows, of_ranks in zip(torch.split(output, widths, 1), strides.tolist(), strict=True)
+    ]
+    return torch.cat([each[rank].flatten() for rank in range(strides.shape[1]) for each in parts])
 
 
 class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):

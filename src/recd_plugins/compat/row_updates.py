@@ -154,11 +154,11 @@ def why_plain_kernels(
     for name, sharding in shardings.items():
         replicated = sharding.sharding_type == ShardingType.DATA_PARALLEL.value
         if not on_cpu if replicated else sharding.compute_kernel == dense:
-            return f"as dense kernels (table {name}) take no other"
+            return f"as dense kernels (table {name}) need plain batches"
         if not on_cpu:
             kind, _ = update_of_table(module, name, fused_params)
             if kind not in _VARIABLE_ON_CUDA:
-                return f"as CUDA kernels of {kind.value} (table {name}) take no other"
+                return f"as CUDA kernels of {kind.value} (table {name}) need plain batches"
     return ""
 
 
