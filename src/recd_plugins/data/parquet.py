@@ -73,17 +73,15 @@ class ParquetTable:
         self.path = path
         self.root = Location(path, storage or Storage())
         found = self.root.find(".parquet")
-        first = _look(found[0])
-        self.schema = _decoded_schema(first[0])
+        self.schema = _decoded_schema(read_metadata(found[0]))
         counts = Counter(self.schema.names)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise DataError(f"{found[0]}: has two columns named {twice[0]}; rename one")
         on_columns = [each for each in where if each.column in self.schema.names]
-        self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
+        chosen = self._with_keys(found, [each for each in where if each not in on_columns])
         self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
-        looked = [first, *_look_at_all(self.locations[1:])]
-        if self.locations[0] != found[0]:
-            looked[0] = _look(self.locations[0])
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            looked = list(threads.map(_look, chosen))
         self._metadata, self.locations = map(list, zip(*looked, strict=True))
         mine = _kinds(self.schema)
         for location, metadata in zip(self.locations, self._metadata, strict=True):
@@ -253,13 +251,6 @@ def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
             return None
         found.append(TableStatistics.from_json(parse_json(metadata[FOOTER_KEY])))
     return TableStatistics.merge(found) if found else None
-
-
-def _look_at_all(locations: Sequence[Location]) -> list[tuple[pq.FileMetaData, Location]]:
-    if not locations or locations[0].local is not None:
-        return list(map(_look, locations))
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-        return list(threads.map(_look, locations))
 
 
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:

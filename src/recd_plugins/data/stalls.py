@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,15 +23,7 @@ from recd_plugins.runtime.machine import Clock, clock_of
 STALL_TARGET = 0.05
 
 
-class Made(Protocol):
-    """A batch with its making times, such as a ``ModelInput``."""
-
-    @property
-    def making(self) -> MakingTimes:
-        """Times of the stages that produced the batch, in seconds."""
-
-
-M = TypeVar("M", bound=Made)
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -137,13 +129,16 @@ class StallMeter:
         self._window: deque[tuple[float, Wait]] = deque(maxlen=window)
 
     def metered(self, batches: Iterable[M]) -> Generator[M, None, None]:
-        """Yield the batches unchanged, and measure the waits for them."""
+        """Yield the batches unchanged, and measure the waits for them.
+
+        Each batch has an attribute ``making`` of type ``MakingTimes``.
+        """
         iterator = iter(batches)
         handed_out: float | None = None
         while True:
             start = self.clock.mark()
             try:
-                batch = next(iterator)
+                batch: Any = next(iterator)
             except StopIteration:
                 return
             now = time.perf_counter()
