@@ -65,15 +65,6 @@ def test_files_that_are_others(case: Case) -> None:
 
 
 @fuzz
-def test_no_log_at_all(case: Case) -> None:
-    tables.write_two()
-    Path("empty").mkdir()
-    Path("file").write_bytes(b"no log")
-    path = case.one_of(["table", "empty", "file", "nowhere", "table/a.parquet", "file/x"], "path")
-    recd("logs", "read", path, "back.parquet").refused(path)
-
-
-@fuzz
 def test_appended_after_damage(case: Case) -> None:
     """Rows that are added to a damaged log are all there, and no more of those before is lost."""
     case.damage(case.one_of(write_log(), "file"))

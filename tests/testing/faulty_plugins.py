@@ -11,8 +11,7 @@ from recd_plugins.runtime.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
-from recd_plugins.interfaces import RowMemory, TableStrategy
-from recd_plugins.interfaces.step_cost import StepCost
+from recd_plugins.interfaces import TableStrategy
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -264,11 +263,6 @@ class SplitPart(TableStrategy):
         return {name: ParameterConstraints() for name in own + others}
     def memory_of_rank(self, *_):
         return {"drawn": int(self.drawn * 1e9)} if self.fault == "draws_memory" else {}
-    def work(self, table, sharding, step):
-        if self.fault == "draws_work":
-            yield slice(0, 1), StepCost(element_bytes=self.drawn)
-    def row_memory(self, *_):
-        return RowMemory(int(self.drawn * 1e9), 0, 0) if self.fault == "draws_row_memory" else None
     def figures(self, table):
         own = table in self.tables or self.fault == "part_of_others"
         return {"drawn": self.drawn * (self.fault == "draws_rows")} if own else {}

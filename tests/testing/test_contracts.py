@@ -7,8 +7,7 @@ import pytest
 from tests import forked
 from tests.testing import faulty_plugins
 
-from recd_plugins.interfaces import Sharding, TableStrategy
-from recd_plugins.interfaces.step_cost import StepCost
+from recd_plugins.interfaces import Sharding
 from recd_plugins.testing.contracts import ShardingContract
 
 # Faults of a plugin of a kind, and a test that must fail for each.
@@ -74,8 +73,6 @@ FAULTS = {
         "draws_rows": "test_every_rank_makes_the_same_strategy",
         "draws_constraints": "test_every_rank_makes_the_same_strategy",
         "draws_memory": "test_every_rank_makes_the_same_strategy",
-        "draws_work": "test_every_rank_makes_the_same_strategy",
-        "draws_row_memory": "test_every_rank_makes_the_same_strategy",
         "part_of_others": "test_says_nothing_of_other_tables",
         "part_constrains_others": "test_constrains_only_the_tables_it_is_given",
         "part_looks_up_others": "test_says_nothing_of_other_tables",
@@ -156,42 +153,6 @@ class ByHash(Sharding):
 
         names = {f"{table.name} {number}" for table in tables for number in range(9)}
         return {tables[0].name: ParameterConstraints(feature_names=list(names))} if tables else {}
-
-
-class OfEachShard(TableStrategy):
-    """Works on the shard of each rank, which tables that are split by rows have."""
-
-    def work(self, table, sharding, step):
-        shards = sharding.sharding_spec.shards
-        for rank in range(step.world_size):
-            yield slice(rank, rank + 1), StepCost(element_bytes=float(shards[rank].shard_sizes[0]))
-
-
-class ByRows(Sharding):
-    """Has every table split by rows."""
-
-    name = "test.by_rows"
-
-    def constraints(self, tables):
-        from torchrec.distributed.planner.types import ParameterConstraints
-
-        return {each.name: ParameterConstraints(sharding_types=["row_wise"]) for each in tables}
-
-    def strategy(self, tables, context):
-        return OfEachShard() if tables else None
-
-
-class TestAPartThatCountsOnItsConstraints:
-    """It is asked of shards that a plan may have."""
-
-    tables, context = ShardingContract.tables, ShardingContract.context
-
-    def test_passes(self, tables, context):
-        assert context.world_size > 1
-        plugin = ByRows(ByRows.Options())
-        ShardingContract().test_every_rank_makes_the_same_strategy(plugin, tables, context)
-        strategy = plugin.strategy(tables[:-1], context)
-        ShardingContract().test_its_strategy_is_picklable(plugin, tables, context, strategy)
 
 
 class TestAnOrderOfHashes:

@@ -14,14 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import (
-    EnumerableShardingSpec,
     ModuleSharder,
-    ParameterSharding,
-    ShardingType,
-    ShardMetadata,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -37,8 +32,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.interfaces.access import AccessProfile, TableAccess
 from recd_plugins.interfaces.data_profile import DataProfile
-from recd_plugins.interfaces.tables import StepShape
-from recd_plugins.planning.constraints import merged_constraints, set_fields
+from recd_plugins.planning.constraints import set_fields
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch
@@ -119,7 +113,13 @@ class TablePartContract(PluginContract):
             assert set(constraints) <= own
             assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
         if strategy is not None:
-            _merged(plugin, strategy, tables[:-1])
+            second = strategy.constraints(tables[:-1])
+            for name, first in plugin.constraints(tables[:-1]).items():
+                both = {*set_fields(first)} & {*set_fields(second.get(name, first))}
+                assert all(
+                    getattr(first, field) == getattr(second.get(name, first), field)
+                    for field in both
+                ), name
 
     def test_does_nothing_without_tables(
         self, plugin: Sharding | Cache, context: PlanContext
@@ -151,17 +151,13 @@ class TablePartContract(PluginContract):
         assert there == _description(plugin, tables, context)
 
     def test_its_strategy_is_picklable(
-        self,
-        plugin: Sharding | Cache,
-        tables: Sequence[Table],
-        context: PlanContext,
-        strategy: TableStrategy | None,
+        self, tables: Sequence[Table], context: PlanContext, strategy: TableStrategy | None
     ) -> None:
         """Readers in other processes get the pickled strategy if a dataset wrapper requests it."""
         if strategy is not None:
             again = pickle.loads(pickle.dumps(strategy))
-            expected = _strategy_description(plugin, strategy, tables, context)
-            assert _strategy_description(plugin, again, tables, context) == expected
+            expected = _strategy_description(strategy, tables, context)
+            assert _strategy_description(again, tables, context) == expected
 
 
 def _described_on_rank(
@@ -180,38 +176,19 @@ def _description(plugin: Sharding | Cache, tables: Sequence[Table], context: Pla
     strategy = plugin.strategy(tables[:-1], context)
     if strategy is None:
         return constraints
-    return constraints, _strategy_description(plugin, strategy, tables[:-1], context)
+    return constraints, _strategy_description(strategy, tables[:-1], context)
 
 
 def _strategy_description(
-    plugin: Sharding | Cache, strategy: TableStrategy, tables: Sequence[Table], context: PlanContext
+    strategy: TableStrategy, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, Any]:
-    constraints = _merged(plugin, strategy, tables)
-    free = ParameterConstraints()
     kernels = type(strategy).kernels([strategy])
     return {
         "tables": [_of_table(strategy, table) for table in tables],
         "constraints": _comparable(strategy.constraints(tables)),
         "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
         "memory_of_rank": dict(strategy.memory_of_rank(context.ranks_per_node, context.optimizer)),
-        "of_a_shard": [
-            _of_shard(strategy, table, context, constraints.get(table.name, free))
-            for table in tables
-        ],
     }
-
-
-def _merged(
-    plugin: Sharding | Cache, strategy: TableStrategy, tables: Sequence[Table]
-) -> dict[str, ParameterConstraints]:
-    """Merge the constraints of plugin and strategy, and assert that they are consistent."""
-    merged = dict(plugin.constraints(tables))
-    for name, second in strategy.constraints(tables).items():
-        first = merged.get(name, second)
-        both = {*set_fields(first)} & {*set_fields(second)}
-        assert all(getattr(first, field) == getattr(second, field) for field in both), name
-        merged[name] = merged_constraints(first, second)
-    return merged
 
 
 def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
@@ -225,55 +202,6 @@ def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
         misses = [stats.expected_miss_rate(share) for share in (0.1, 0.5)]
         figures[name] = without, stats.expected_lookups, stats.cacheability, misses
     return figures
-
-
-def _of_shard(
-    strategy: TableStrategy, table: Table, context: PlanContext, constraints: ParameterConstraints
-) -> object:
-    """Return the memory and work of a shard in a plan that satisfies the constraints."""
-    kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
-    kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
-    kernels = type(strategy).kernels([strategy])
-    if kernels is not None and table.name in kernels.tables:
-        kernel = kernels.compute_kernel
-    else:
-        kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
-    is_split = kind == ShardingType.ROW_WISE.value
-    is_copied = kind == ShardingType.DATA_PARALLEL.value
-    ranks = list(range(context.world_size))
-    if not (is_split or is_copied):
-        ranks = ranks[:1]
-    rows = -(-table.num_embeddings // len(ranks)) if is_split else table.num_embeddings
-    shards = [
-        Shard([min(rows, table.num_embeddings - start), table.embedding_dim], [start, 0])
-        for start in range(0, table.num_embeddings, rows)
-    ]
-    option = ShardingOption(
-        table.name,
-        torch.empty([table.num_embeddings, table.embedding_dim], device="meta"),
-        ("tables", torch.nn.Module()),
-        input_lengths=[1.0] * len(table.features),
-        batch_size=context.batch_size,
-        sharding_type=kind,
-        partition_by="device",
-        compute_kernel=kernel,
-        shards=shards,
-        cache_params=constraints.cache_params,
-    )
-    spec = EnumerableShardingSpec(
-        [
-            ShardMetadata(shard.offset, shard.size, f"rank:{rank}/{context.device_type}")
-            for shard, rank in zip(shards, ranks, strict=False)
-        ]
-    )
-    sharding = ParameterSharding(kind, kernel, ranks, None if is_copied else spec)
-    step = StepShape(
-        context.batch_size, context.world_size, context.ranks_per_node, context.data.profile()
-    )
-    return (
-        strategy.row_memory(option, shards[0], context.optimizer, context.device_type),
-        list(strategy.work(table, sharding, step)),
-    )
 
 
 def _of_table(strategy: TableStrategy, table: Table) -> dict[str, Any]:
