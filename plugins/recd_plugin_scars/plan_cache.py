@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class CachePlanMode(plan_modes.PlanMode):
         "Plan caches instead: how many rows of each table to keep in fast memory, and what is then "
         "moved."
     )
-    because = "is planned for a number of rows"
+    takes_auto = True
 
     def options(self) -> Sequence[click.Option]:
         return [
@@ -37,9 +37,14 @@ class CachePlanMode(plan_modes.PlanMode):
                 ["--memory"],
                 type=_Bytes(),
                 help=(
-                    "fast memory over all ranks, such as 256MB, for cached rows. By default rows "
-                    "are cached while that saves time."
+                    "fast memory over all ranks, such as 256MB, for cached rows, and for the batch "
+                    "with --batch-size auto. By default, every useful row is cached."
                 ),
+            ),
+            click.Option(
+                ["--sample-bytes"],
+                type=_Bytes(),
+                help="with --batch-size auto, memory per sample. Estimated by default.",
             ),
             click.Option(
                 ["--profile"],
@@ -48,6 +53,13 @@ class CachePlanMode(plan_modes.PlanMode):
                 help="an access profile, instead of counting the reads of the data.",
             ),
         ]
+
+    def check(self, options: Mapping[str, Any], auto: bool) -> None:
+        if auto and options["memory"] is None:
+            raise click.UsageError(
+                "--cache --batch-size auto divides memory between cached rows and the batch. Set "
+                "the memory, such as --memory 16GiB."
+            )
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         from recd_plugin_scars.planning.study import render, study_caches
@@ -60,6 +72,7 @@ class CachePlanMode(plan_modes.PlanMode):
             question.say,
             batch_size=question.batch_size,
             memory=question.options["memory"],
+            sample_bytes=question.options["sample_bytes"],
             profile=question.options["profile"],
         )
         return plan_modes.PlanAnswer(render(report), report.as_json)

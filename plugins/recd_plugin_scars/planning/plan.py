@@ -1,14 +1,13 @@
-"""Plans of caches: which rows of several tables share a fast memory."""
+"""Plans of caches: the rows of several tables that share a fast memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from recd_plugin_scars.planning.load import BatchRows, TableLoad, TableTraffic, row_bytes
+from recd_plugin_scars.planning.order import RowOrder
 
 if TYPE_CHECKING:
     from recd_plugin_scars.planning.statistics import AccessStatistics
@@ -99,8 +98,7 @@ class CachePlan:
         ``num_bytes`` is for all tables and ranks; None caches all useful rows. See ``of`` for the
         other arguments.
         """
-        widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
-        order = RowOrder(list(loads.values()), widths)
+        order = row_order(loads, optimizer)
         useful = order.useful(STEPS * batch_size)
         place = useful if num_bytes is None else min(useful, order.fitting(num_bytes))
         plan = cls.of(
@@ -124,52 +122,7 @@ class CachePlan:
         return sum(table.cached_bytes for table in self.tables.values())
 
 
-class RowOrder:
-    """The rows of several tables, sorted by what caching them saves per byte of fast memory.
-
-    A cached row saves its bytes times u, the probability that a batch reads it, so each byte saves
-    u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same for all
-    batch sizes. A ``place`` is a number of rows from the start of this order.
-    """
-
-    def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
-        segments = [load.segments for load in loads]
-        with np.errstate(divide="ignore"):
-            rates = [
-                -load.lookups * np.log1p(-each.probabilities)
-                for load, each in zip(loads, segments, strict=True)
-            ]
-        tables = [np.full(len(rate), index) for index, rate in enumerate(rates)]
-        all_rates = np.concatenate(rates)
-        order = np.argsort(-all_rates, kind="stable")
-        self._rates = all_rates[order]
-        self._tables = np.concatenate(tables)[order]
-        self._row_bytes = np.asarray(row_bytes, dtype=np.float64)[self._tables]
-        num_rows = np.concatenate([each.num_rows for each in segments])[order]
-        self._ends = np.concatenate([[0], np.cumsum(num_rows)])
-        self._byte_ends = np.concatenate([[0.0], np.cumsum(num_rows * self._row_bytes)])
-        self._num_tables = len(loads)
-
-    def rows(self, place: int) -> list[int]:
-        """Return how many rows of each table come before ``place``."""
-        segment = int(np.searchsorted(self._ends, place, "right")) - 1
-        counts = np.bincount(
-            self._tables[:segment],
-            weights=np.diff(self._ends[: segment + 1]),
-            minlength=self._num_tables,
-        ).astype(np.int64)
-        if part := place - int(self._ends[segment]):
-            counts[self._tables[segment]] += part
-        return [int(count) for count in counts]
-
-    def fitting(self, num_bytes: float) -> int:
-        """Return the largest place whose rows fit into ``num_bytes``."""
-        segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
-        if segment == len(self._row_bytes):
-            return int(self._ends[-1])
-        part = (num_bytes - self._byte_ends[segment]) // self._row_bytes[segment]
-        return int(self._ends[segment]) + int(part)
-
-    def useful(self, samples: float) -> int:
-        """Return the number of rows expected to be read more than once by ``samples``."""
-        return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
+def row_order(loads: Mapping[str, TableLoad], optimizer: str) -> RowOrder:
+    """Return the order of rows, where a cached row includes its optimizer state."""
+    widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
+    return RowOrder(list(loads.values()), widths)

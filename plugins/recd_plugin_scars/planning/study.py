@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_scars.planning.load import TableLoad
-from recd_plugin_scars.planning.plan import STEPS, CachedTable, CachePlan
+from recd_plugin_scars.planning.order import Memory, StepCosts
+from recd_plugin_scars.planning.plan import STEPS, CachedTable, CachePlan, row_order
 from recd_plugins.api import (
     AccessProfile,
     RecdError,
     RegistryData,
     RunConfig,
     build_model,
+    measure_compute,
     model_tables,
     prepared_data,
+    study,
     text_table,
     text_utils,
     topologies,
@@ -31,6 +34,9 @@ from recd_plugins.api import (
 # Up to this many tables have a line each; with more tables, those with the most traffic.
 _LINES = 16
 _PROFILE_ROWS = 1 << 16
+_LARGEST_BATCH = 1 << 16
+# Assumed seconds of an iteration with a tiny batch (tau).
+_STEP_SECONDS = {"cpu": 5e-3, "cuda": 2e-3}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class CachePlanReport:
     Attributes:
         source: where the read counts come from.
         memory: memory budget over all ranks; None means no limit.
+        shared: the memory of rows and batch, if the batch size was searched.
     """
 
     topology: str
@@ -47,6 +54,7 @@ class CachePlanReport:
     source: str
     plan: CachePlan
     memory: int | None
+    shared: Memory | None = None
 
     def as_json(self) -> dict[str, Any]:
         tables = self.plan.tables
@@ -55,6 +63,7 @@ class CachePlanReport:
             "reads": self.source,
             "batch_size": self.plan.batch_size,
             "memory_bytes": self.memory,
+            "sample_bytes": self.shared and self.shared.sample,
             "limit": "memory" if self.plan.is_full else "useful",
             "tables": {name: _table(table) for name, table in tables.items()},
             "bytes_per_step": _bytes(list(tables.values())),
@@ -69,6 +78,7 @@ def study_caches(
     *,
     batch_size: int | None,
     memory: int | None = None,
+    sample_bytes: int | None = None,
     profile: Path | None = None,
 ) -> CachePlanReport:
     """Plan caches for the tables of the registry's cache entries, or for all tables if it has none.
@@ -78,8 +88,9 @@ def study_caches(
         topology: name of ``spec``.
         spec: the cluster.
         say: shows the progress.
-        batch_size: rows per rank; None uses that of the registry.
+        batch_size: rows per rank; None searches for the best within ``memory``.
         memory: bytes of fast memory over all ranks; None means no limit.
+        sample_bytes: memory per sample; None estimates activations and fetched rows.
         profile: file of an access profile; None counts the reads of the data.
 
     Raises:
@@ -98,19 +109,57 @@ def study_caches(
         reads = RegistryData(registry).access(tables, _PROFILE_ROWS)
     else:
         reads = AccessProfile.load(profile)
-    plan = CachePlan.within(
-        {
-            table.name: TableLoad(
-                reads.covering(table.name, table.num_embeddings), table.embedding_dim
-            )
-            for table in tables
-        },
-        memory,
-        batch_size=(batch_size or registry.training.batch_size) * spec.world_size,
-        optimizer=registry.training.optimizer,
+    loads = {
+        table.name: TableLoad(reads.covering(table.name, table.num_embeddings), table.embedding_dim)
+        for table in tables
+    }
+    shared, optimizer, ranks = None, registry.training.optimizer, spec.world_size
+    if batch_size is not None:
+        plan = CachePlan.within(
+            loads, memory, batch_size=batch_size * ranks, optimizer=optimizer, held=1
+        )
+    else:
+        assert memory is not None, "the command checks it"
+        if sample_bytes is None:
+            say("estimating the memory of a sample")
+            sample_bytes = _sample_bytes(registry, spec, loads)
+        shared = Memory(memory, max(1, sample_bytes), ranks, _LARGEST_BATCH * ranks)
+        plan = plan_with_batch(loads, shared, _costs(spec), optimizer, ranks)
+    return CachePlanReport(topology, spec, reads.source, plan, memory, shared)
+
+
+def plan_with_batch(
+    loads: Mapping[str, TableLoad], shared: Memory, costs: StepCosts, optimizer: str, ranks: int
+) -> CachePlan:
+    """Return the plan with the least cost per sample, where rows and batch share the memory."""
+    order = row_order(loads, optimizer)
+    useful = order.useful(STEPS * shared.batch_size(0))
+    best = order.best(shared, costs, useful)
+    plan = CachePlan.of(
+        loads,
+        dict(zip(loads, order.rows(best.place), strict=True)),
+        batch_size=int(best.batch_size) // ranks * ranks,
+        optimizer=optimizer,
         held=1,
     )
-    return CachePlanReport(topology, spec, reads.source, plan, memory)
+    return replace(plan, is_full=best.place < useful)
+
+
+def _sample_bytes(
+    registry: RunConfig, spec: topologies.TopologySpec, loads: Mapping[str, TableLoad]
+) -> int:
+    """Return a rank's activation bytes per sample, with the rows of two batches."""
+    batch_size = registry.training.batch_size
+    model = study.with_plugins(replace(registry, cache=(), wrappers=()), spec)
+    activations = model.activation_bytes(measure_compute(registry), batch_size) / batch_size
+    widths = [load.lookups * load.embedding_dim * 4 for load in loads.values()]
+    return round(activations + 2 * sum(widths))
+
+
+def _costs(spec: topologies.TopologySpec) -> StepCosts:
+    """Return seconds of all ranks: each byte of a row is read and written back."""
+    bandwidth = spec.hbm_to_ddr_bandwidth or spec.ddr_bandwidth / 2
+    return StepCosts(0.0, _STEP_SECONDS[spec.device] * spec.world_size, 2 / bandwidth)
 
 
 def _bytes(tables: Sequence[CachedTable]) -> dict[str, float]:
@@ -158,6 +207,11 @@ def render(report: CachePlanReport) -> RenderableType:
         moved.add_section()
         _add(caches, moved, f"all {len(tables)}", tables)
     limit = f"no further row is read more than once in {STEPS:,} steps"
+    if plan.is_full:
+        limit = "the memory is full"
+    if plan.is_full and report.shared is not None:
+        size = text_utils.size_text(report.shared.sample)
+        limit = f"a smaller batch would cost more than further rows save ({size} per sample)"
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         Text(
@@ -166,7 +220,7 @@ def render(report: CachePlanReport) -> RenderableType:
         ),
         "",
         caches,
-        Text(f"the cache ends where {'the memory is full' if plan.is_full else limit}"),
+        Text(f"the cache ends where {limit}"),
         "",
         moved,
     ]

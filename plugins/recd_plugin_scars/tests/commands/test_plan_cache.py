@@ -75,12 +75,24 @@ def test_useful_rows_are_cached_where_no_memory_is_named(folder: Path) -> None:
     assert all(0 < table["cached_rows"] < 2000 for table in report["tables"].values())
 
 
+def test_rows_and_batch_share_memory(folder: Path) -> None:
+    # The largest batch of 131,072 samples leaves 91 KB for rows.
+    options = ["--batch-size", "auto", "--memory", "67.2MB", "--sample-bytes", "512B"]
+    code, shown = plan(*options, "--json", "cache.json")
+    assert code == 0, shown
+    assert "a smaller batch would cost more than further rows save (512 B per sample)" in shown
+    report = json.loads((folder / "cache.json").read_text())
+    cached = sum(table["cached_bytes"] for table in report["tables"].values())
+    assert 91_136 - 132 < cached <= 91_136
+    assert report["batch_size"] == 131_072
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--tiers"], "--tiers and --cache are two plans"),
         (["--memory", "much"], "'much' is no number of bytes; write 256MB"),
-        (["--batch-size", "auto"], "--cache is planned for a number of rows"),
+        (["--batch-size", "auto"], "Set the memory"),
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not cover table t_item_0; its tables: t_user"),
     ],
