@@ -261,11 +261,6 @@ def export(
             f"{error.mean:.2g} on average, {error.largest:.2g} at most",
             err=True,
         )
-    elif int8:
-        click.echo(
-            f"{output / 'model_int8.pt2'}: its scores were not compared, for want of training rows",
-            err=True,
-        )
 
 
 @click.command()

@@ -51,15 +51,7 @@ class ServingModel(nn.Module):
         lengths: dict[str, Tensor],
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Return probabilities, float32 ``[B]``.
-
-        Args:
-            dense: numbers of each row, float64 ``[B, num_dense]``, in the order of the schema.
-            values: raw ids of each sparse feature's stored rows, int64 ``[num_values]``.
-            lengths: number of ids in each stored row, int64 ``[num_stored]``.
-            rows: index of the stored row of each batch row, int64 ``[B]``; 0 to B - 1 if none is
-                shared.
-        """
+        """Return probabilities, float32 ``[B]``. ``signature`` describes the inputs."""
         features = {}
         for name in self.schema.sparse:
             ids, offsets = values[name], F.pad(lengths[name].cumsum(0), (1, 0))

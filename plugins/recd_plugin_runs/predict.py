@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recd_plugin_runs.commands import ROW, SCORE
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
@@ -162,13 +161,7 @@ def _of(rows: Rows, column: str) -> pa.Array:
 class PredictJob(trained_models.TrainedJob):
     """A table to score, pickled to each rank.
 
-    Attributes:
-        table: location of the table.
-        output: the file of scores.
-        kind: its format.
-        keep: columns of the table to keep.
-        batch_size: rows that a rank scores at a time; None for that of training.
-        token, replaces: see ``new_file``.
+    ``batch_size`` is the number of rows that a rank scores at a time; None for that of training.
     """
 
     table: str = ""
@@ -273,13 +266,8 @@ def _scores(
         turn = waiting.popleft()
         of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(of_ranks, logits.contiguous())
-        yield turn, _probabilities(of_ranks, turn.counts)
-
-
-def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
-    counted = [each[:count] for each, count in zip(logits, counts, strict=True)]
-    found: np.ndarray = torch.cat(counted).cpu().double().sigmoid().numpy()
-    return found
+        counted = [each[:count] for each, count in zip(of_ranks, turn.counts, strict=True)]
+        yield turn, torch.cat(counted).cpu().double().sigmoid().numpy()
 
 
 class _Output:

@@ -194,7 +194,12 @@ class FileTracker(Tracker):
         if kept is not None and whole and self._last in lines[self._records]:
             file_utils.write_text(path, "".join(lines[: 1 + self._records]))
             return
-        aside = set_aside(path)
+        number, aside = 1, None
+        while path.exists():  # run.csv becomes run.1.csv
+            aside = path.with_name(f"{path.stem}.{number}{path.suffix}")
+            if not aside.exists():
+                path.rename(aside)
+            number += 1
         if kept is not None and (aside or self._records):
             print(
                 f"{path}: has not the {self._records} records of before the checkpoint that the "
@@ -218,14 +223,6 @@ class FileTracker(Tracker):
 
     def more_state(self) -> Mapping[str, Any]:
         return {"records": self._records, "mark": self._last}
-
-
-def set_aside(path: Path) -> Path | None:
-    """Rename a file, ``run.csv`` to ``run.1.csv``."""
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
-    return path.rename(aside) if path.exists() else None
 
 
 _FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")

@@ -52,7 +52,8 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     )
 
     text = (whole / "identity.json").read_text()
-    (whole / "identity.json").write_text(text.replace('"coalesce": true', '"coalesce": 5'))
+    missing = text.replace('"use": "torchrec.planner"', '"use": "acme.planner"')
+    (whole / "identity.json").write_text(missing)
     anew = resume_choice(make_registry(sharding=auto, training=training))
     assert anew.sharding[-1].plugin.name == "auto"
     told = "auto chooses anew and cannot take the sharding of"

@@ -11,16 +11,12 @@ import torch
 import torch.distributed as dist
 from tests.small_registry import random_rows, write_registry
 from tests.training.test_deferred import Model, sharded
-from torch import nn
-from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.planning import choosing
 from recd_plugins.runtime.errors import NoPlanError, SetupError
-from recd_plugins.runtime.rank_agreement import check_agreement
-from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.sharded_model import build_sharded_model
 
@@ -87,19 +83,6 @@ def _said(case: Case, rank: int, *paths: Any) -> str:
     return "nothing"
 
 
-def counted(rank: int, world_size: int) -> tuple[int, str]:
-    """Bytes that agreement counts as, and what objects without plain values are told as."""
-    with CollectiveBytes() as counter:
-        check_agreement("a test", {"objects": [nn.Linear(1, 1), object(), counted, {3, 1}]})
-        sharders = get_default_sharders()
-        check_agreement("a test", {"sharders": sharders, "a lambda": lambda: rank})
-    try:
-        check_agreement("a test", {"long": {"value": "x" * 100 + str(rank)}, "same": 1})
-    except SetupError as error:
-        return counter.total, str(error)
-    raise AssertionError
-
-
 SMALL: dict[str, Any] = {
     "dataset": random_rows(sparse={"a": 9, "b": 40}),
     "converter": {"use": "recd.ikjt"},
@@ -163,10 +146,3 @@ def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
     first, second = run_on_ranks(chosen, 2, path)
     assert first == second
     assert first[0].startswith("auto takes ")
-
-
-def test_it_counts_no_bytes_and_no_addresses() -> None:
-    for num_bytes, text in run_on_ranks(counted, 2):
-        assert num_bytes == 0
-        shown = f'"{"x" * 56}...'
-        assert f"(a test): long, value: {shown} on rank 0, {shown} on rank 1." in text

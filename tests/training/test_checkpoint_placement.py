@@ -18,8 +18,9 @@ MODEL = {"embedding_dim": 4, "num_embeddings": 50, "bottom_mlp": [4], "top_mlp":
 TRAINING = {"batch_size": 32, "ranks": 2, "evaluate": False, "learning_rate": 0.1, "eps": 1e-3}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("first", [ROW_WISE, REPLICATED])
+@pytest.mark.parametrize(
+    ("first", "optimizer"), [(ROW_WISE, "rowwise_adagrad"), (REPLICATED, "sgd")]
+)
 def test_replicated_and_row_wise(
     make_registry: MakeRegistry, tmp_path: Path, first: str, optimizer: str
 ) -> None:

@@ -100,25 +100,6 @@ def _differing(sharding: str, rank: int) -> list[str]:
     ]
 
 
-def trained_from_meta(rank: int, world_size: int) -> tuple[float, float]:
-    """Of a model that is all on meta: the largest weight that is drawn, and how far one moved."""
-    dmp = sharded(Model(torch.device("meta")), "row_wise")
-    before = parts(dmp)
-    ids = torch.arange(8) % ROWS
-    bags = KeyedJaggedTensor(["b0", "b1"], ids, lengths=torch.ones(8, dtype=torch.int64))
-    rows = KeyedJaggedTensor(["e0", "e1"], ids, lengths=torch.ones(8, dtype=torch.int64))
-    dmp(bags, rows).backward()
-    after = parts(dmp)
-    largest = max(float(t.abs().max()) for each in before.values() for t in each if t.numel())
-    moved = max(
-        float((old - new).abs().max())
-        for name in before
-        for old, new in zip(before[name], after[name], strict=True)
-        if old.numel()
-    )
-    return largest, moved
-
-
 SHARDINGS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 OF_NODES = ["table_row_wise", "table_column_wise"]
 
@@ -129,9 +110,3 @@ def test_every_sharding_starts_as_whole_tables_do(world_size: int) -> None:
     local = 2 if world_size == 4 else None
     for found in run_on_ranks(differing, world_size, shardings, local_world_size=local):
         assert found == {sharding: [] for sharding in shardings}
-
-
-def test_a_trainers_model_on_meta_is_drawn_by_torchrec() -> None:
-    drawn = run_on_ranks(trained_from_meta, 2)
-    assert all(0 < largest < 1 for largest, _ in drawn)
-    assert any(moved > 0 for _, moved in drawn)

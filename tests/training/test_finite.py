@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from tests.small_registry import write_registry
-from tests.training.checkpoint_cases import Trainer
 
 from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
 from recd_plugins.training.trainer import Job, train
 
 RANKS, BATCH_SIZE = 2, 8
@@ -97,21 +95,3 @@ def test_a_loss_of_the_test_split_is_no_figure(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(RecdError, match="the loss of step 1 of the test split is nan"):
         run_on_ranks(train, RANKS, Job(path))
-
-
-def refused(rank: int, world_size: int, folder: Path) -> str:
-    trainer = Trainer(world_size)
-    trainer.step()
-    run = FiniteRun("run", Checkpoints(folder, 1))
-    run.check_state(trainer.dmp, trainer.optimizer, 1)
-    if rank == 1:
-        trainer.dmp.state_dict()["top.bias"].detach().fill_(float("nan"))
-    with pytest.raises(RecdError) as caught:
-        run.check_state(trainer.dmp, trainer.optimizer, 1)
-    return str(caught.value)
-
-
-def test_what_one_rank_has_all_ranks_refuse(tmp_path: Path) -> None:
-    first, second = run_on_ranks(refused, RANKS, tmp_path)
-    assert first == second
-    assert "run: after step 1 weight top.bias has a value that is NaN or infinite" in first

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import TrainingSpec
-from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.data.stalls import Stalls
+from recd_plugins.interfaces.batch import MakingTimes, ModelInput
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes, stage_of
 from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
@@ -207,8 +208,9 @@ def test_lines_of_a_log_file(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
+    stalls = Stalls(1, 4.0, {"fill": 1.0}, MakingTimes())
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    with progress_bar(0, "plugins", 10, 30, samples=64, waiting=lambda: 0.25) as advance:
+    with progress_bar(0, "plugins", 10, 30, samples=64, waiting=lambda: stalls) as advance:
         for step in range(1, 11):
             now += 3
             advance(torch.tensor(1 / step))

@@ -31,10 +31,10 @@ def plain(folder: Path) -> Result:
     return trained(write(folder))
 
 
-def write(folder: Path, pipeline: str = "", fault: str = "", **sections: Any) -> Path:
+def write(folder: Path, pipeline: str = "", **sections: Any) -> Path:
     sparse, test = ["seq_0_0", "usr_0", "item_0"], f"{folder}/table"
     if pipeline:
-        sections["pipeline"] = {"use": pipeline, "options": {"fault": fault} if fault else {}}
+        sections["pipeline"] = {"use": pipeline}
     return write_registry(
         folder,
         dataset=papercal(folder, 320, 64, test_path=test, sparse=sparse),
@@ -74,16 +74,3 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
 
     run(write(folder, "torchrec.base"), steps=5)
     assert run(write(folder, "test.loop")).losses == plain.losses
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("fails", r"(?s)ValueError: no streams.*test.loop: build failed at .*plain_loop.py:\d+"),
-        ("breaks", r"(?s)ValueError: no batch.*test.loop: progress failed at .*plain_loop.py:\d+"),
-    ],
-)
-def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
-    path = write(folder, "test.loop", fault)
-    with pytest.raises(Exception, match=message):
-        trained(path, steps=2)

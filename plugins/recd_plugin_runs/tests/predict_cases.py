@@ -59,12 +59,6 @@ def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str
     return ""
 
 
-def refused_of_tables(
-    rank: int, world_size: int, path: Path, checkpoint: Path, tables: Sequence[str]
-) -> str:
-    return refused(rank, world_size, path, checkpoint, tables[rank])
-
-
 def noted(rank: int, world_size: int, folder: Path) -> list[int]:
     path, checkpoint = folder / "nothing.yaml", newest(folder / "nothing")
     changes = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -95,17 +94,3 @@ def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) ->
     assert done.returncode == 1
     assert done.stderr.count("train: no such file or folder") == 2, done.stderr
     assert "fault" not in done.stderr
-
-
-def test_torch_is_not_imported_for_that(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
-    code = (
-        "import sys\nfrom recd_plugins.cli import main\n"
-        f"for words in {[EVALUATE, PREDICT, EXPORT, ROWS]}:\n"
-        "    try: main(words)\n    except SystemExit as end: assert end.code == 1\n"
-        "print([name for name in ('torch', 'torchrec') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stdout.rstrip() == "[]", done.stderr

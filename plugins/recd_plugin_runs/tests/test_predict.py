@@ -196,17 +196,6 @@ def test_rows_of_a_checkpoint_that_says_nothing_of_its_run(folder: Path, tmp_pat
         write_embeddings(load_registry(folder / "plain.yaml"), checkpoint, "t_item", output)
 
 
-def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
-    (folder / "older").mkdir()
-    new, older = folder / "new.parquet", folder / "older" / "new.parquet"
-    pq.write_table(pq.read_table(new).slice(8), older)
-    checkpoint, tables = cases.newest(folder / "plain"), [str(new), str(older)]
-    for said in run_on_ranks(cases.refused_of_tables, 2, folder / "plain.yaml", checkpoint, tables):
-        assert "(looking at the table): its rows, train.new.parquet.bytes: " in said
-        assert "the same data" in said
-    assert not (folder / "plain.csv").exists()
-
-
 def test_each_turn_is_a_sign_that_ranks_get_on(folder: Path) -> None:
     ((by_turns, at_once),) = run_on_ranks(cases.noted, 1, folder)
     assert by_turns - at_once >= (ROWS - 1) // 8

@@ -152,23 +152,16 @@ def test_the_registry_of_a_run_stands_on_its_page() -> None:
 
 
 def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
-    def spread(median: float, least: float, most: float) -> dict[str, float]:
-        return {"median": median, "least": least, "most": most}
+    def spread(*values: float) -> dict[str, float]:
+        return dict(zip(("median", "least", "most"), values, strict=True))
 
-    report = {
-        "baseline": a_run(),
-        "plugins": a_run(samples_per_second=900.0),
-        "rounds": {
-            "baseline": {"samples_per_second": {"value": spread(100, 90, 120), "ratio": None}},
-            "plugins": {
-                "samples_per_second": {
-                    "value": spread(105, 80, 130),
-                    "ratio": spread(1.1, 0.9, 1.2),
-                }
-            },
-        },
+    speeds = {
+        "baseline": {"value": spread(100, 90, 120), "ratio": None},
+        "plugins": {"value": spread(105, 80, 130), "ratio": spread(1.1, 0.9, 1.2)},
     }
-    runs = runs_of(report)
+    rounds = {name: {"samples_per_second": each} for name, each in speeds.items()}
+    faster = a_run(samples_per_second=900.0)
+    runs = runs_of({"baseline": a_run(), "plugins": faster, "rounds": rounds})
     assert next(findings(runs)) == (
         "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which "
         "shows no difference."

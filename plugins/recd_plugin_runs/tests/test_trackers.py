@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +26,6 @@ from recd_plugins.api import (
     RunEvaluation,
     RunStart,
     RunStep,
-    SetupError,
 )
 from recd_plugins.interfaces.callback import Quality
 
@@ -228,12 +226,3 @@ def test_names_of_parameters() -> None:
     (url, long) = _flat({"columns": {"https://a/": 1, "long" * 90: 3}})
     assert url == "columns.https___a_"
     assert len(long) == 250
-
-
-@pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
-def test_what_is_not_installed_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SetupError, match=rf'needs {name}: pip install "recd-plugins\[{name}\]"'):
-        made(name, tmp_path).on_start(start())

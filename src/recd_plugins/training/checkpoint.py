@@ -78,11 +78,7 @@ from recd_plugins.training.rank_state import (
 #: Steps between checks for NaN losses. A checkpoint checks earlier.
 MOST_UNSEEN = 50
 _ROWS_AT_ONCE = 65_536
-_ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
-_BEFORE_LEARNING = (
-    "Nothing has learned before it: check dense features, labels, initial weights and the output "
-    "of plugins"
-)
+_ADVICE = "Lower training.learning_rate, or check dense features, labels and initial weights"
 # Module names: models keep replicated pooled tables in a separate module with this prefix.
 _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 
@@ -91,10 +87,8 @@ _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 class CheckpointState:
     """State of model and optimizer, with names and shapes independent of the sharding plan.
 
-    Replicated tables have the names of sharded ones. Their row-wise Adagrad state is stored as
-    FBGEMM's ``momentum1``, ``[rows]``; TorchRec's ``sum``, ``[rows, 1]``, has the same values. Its
-    ``step`` has no effect without learning rate decay, and is not stored. Optimizers that need a
-    step count, such as FBGEMM's Adam, store it under ``steps``.
+    Replicated tables have the names of sharded ones, and their row-wise Adagrad state is stored as
+    FBGEMM's ``momentum1``, ``[rows]``. Steps of optimizers such as Adam are under ``steps``.
     """
 
     document: dict[str, Any]
@@ -189,12 +183,7 @@ class Checkpoints:
 
     @contextmanager
     def reserve(self, resume: bool) -> Iterator[None]:
-        """Lock the folder for this run and remove leftovers. Call it in one process of the run.
-
-        Raises:
-            RecdError: the folder is not writable, another run is using it, or it holds checkpoints
-                and the run does not resume.
-        """
+        """Lock the folder for this run and remove leftovers. Call it in one process of the run."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_folder(self._folder))
@@ -300,12 +289,7 @@ class Checkpoints:
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load only the weights of the given checkpoint. Collective.
-
-        Raises:
-            RecdError: it does not fit the model, or belongs to another run.
-            DamagedError: it was changed.
-        """
+        """Load only the weights of the given checkpoint. Collective."""
         if damage := _damage(path):
             raise damaged(damage)
         return self._load(path, dmp, None)
@@ -529,8 +513,7 @@ class FiniteRun:
         means: list[float] = (stacked / dist.get_world_size()).tolist()
         for step, loss in enumerate(means, before + 1):
             if not math.isfinite(loss):
-                advice = _BEFORE_LEARNING if step == 1 and not of else _ADVICE
-                raise self._ended(f"the loss of step {step}{of} is {loss}", advice)
+                raise self._ended(f"the loss of step {step}{of} is {loss}")
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
@@ -538,13 +521,13 @@ class FiniteRun:
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
 
-    def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
+    def _ended(self, what: str) -> RecdError:
         ends = f"{self.name}: {what}, so the run ends here and saves nothing more"
         newest = None if self.checkpoints is None else self.checkpoints.newest()
         if newest is None:
-            return RecdError(f"{ends}; no checkpoint was saved. {advice}")
+            return RecdError(f"{ends}; no checkpoint was saved. {_ADVICE}")
         return RecdError(
-            f"{ends}; the newest checkpoint is {newest}. {advice}, and go on from it with --resume"
+            f"{ends}; the newest checkpoint is {newest}. {_ADVICE}, and go on from it with --resume"
         )
 
 

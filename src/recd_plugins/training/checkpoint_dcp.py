@@ -292,17 +292,15 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     Skips extra tensors that sharded modules store next to the tables.
     """
     own = model.state_dict()
-    weights = read_weights(checkpoint, model=own)
     kept = tuple(f"{module.path}." for module in embedding_modules(model) if module.path)
+    weights = read_weights(checkpoint, lambda n: n in own or not n.startswith(kept), own)
     for name in own.keys() ^ weights.keys():
-        if name not in own and name.startswith(kept):
-            continue
         raise RecdError(
             f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
             f"registry has {'it' if name in own else 'no such parameter'}; take the registry that "
             "it was trained by"
         )
-    model.load_state_dict({name: weights[name] for name in own})
+    model.load_state_dict(weights)
 
 
 def _refusal(path: Path, name: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -17,13 +17,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.compat.lookup_kernels import steps_kept
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.data.loader import EveryRow
-from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
@@ -35,7 +33,9 @@ from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.progress_bar import progress_bar
-from recd_plugins.training.result import ValidationReport
+
+if TYPE_CHECKING:
+    from recd_plugins.training.sharded_model import ShardedModel
 
 #: Quality of a split (None if it is empty), and a map from metric name to value.
 Measured = tuple[Quality | None, Mapping[str, float]]
@@ -61,12 +61,10 @@ def steps(
     entry = next(iter(registry.entries("pipeline")), None)
     while True:
         try:
-            with (
-                model_code(registry, model),
-                nullcontext()
-                if entry is None
-                else plugin_call(entry.plugin, "progress", type(pipeline)),
-            ):
+            with ExitStack() as stack:
+                stack.enter_context(model_code(registry, model))
+                if entry is not None:
+                    stack.enter_context(plugin_call(entry.plugin, "progress", type(pipeline)))
                 output = pipeline.progress(batches)
         except StopIteration:
             return
@@ -74,8 +72,7 @@ def steps(
 
 
 def evaluate(
-    prepared: PreparedModel,
-    dmp: DistributedModelParallel,
+    parts: ShardedModel,
     pipeline: TrainPipeline,
     rank: int,
     world_size: int,
@@ -87,7 +84,7 @@ def evaluate(
     Padding rows of a batch are scored but not counted.
     """
     split: Split = "test"
-    registry = prepared.registry
+    prepared, dmp, registry = parts.prepared, parts.dmp, parts.prepared.registry
     if split not in splits_of(registry):
         return None, {}
     entries = registry.entries("metric")
@@ -251,11 +248,7 @@ class Metrics:
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
     def results(self) -> dict[str, float]:
-        """Return metric values over all ranks, keyed by name; empty without any row. Collective.
-
-        Raises:
-            PluginError: a plugin failed, or two values have the same name.
-        """
+        """Return metric values over all ranks, keyed by name; empty without any row. Collective."""
         if not self._entries:
             return {}
         everyone = _gathered((self._num_samples, self._states))
@@ -354,9 +347,27 @@ class Validation:
             best = " (the best so far)"
         return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
 
-    def report(self) -> ValidationReport:
-        """Return a report of all validations."""
-        return ValidationReport(self.curve, self.stops)
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        best = {"best_step": self.curve.best_step, "stopped_early": self.stops}
+        return {**asdict(self.curve), **best}
+
+    def __str__(self) -> str:
+        curve, last = self.curve, self.curve.steps[-1]
+        if curve.best is None:
+            best = f"no validation had a finite {curve.metric}"
+        else:
+            best = (
+                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
+                f"after step {curve.best_step}"
+            )
+        if self.stops:
+            best = f"stopped early, after step {last}: {best}"
+            if curve.best is not None:
+                best += f", with no improvement in the next {curve.stale} validations"
+        if curve.best_step in (None, last):
+            return best
+        return f"{best}. Test figures are those of step {curve.best_step}"
 
 
 def _figures(measured: Measured) -> dict[str, float]:

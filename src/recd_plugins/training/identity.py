@@ -238,9 +238,6 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
     """Restore the fitted preprocessing of a checkpoint.
 
     Entries that are missing from the checkpoint or have other options now are fitted on first use.
-
-    Raises:
-        DamagedError: the file was changed.
     """
     if not registry.preprocessing or not (arrays := read_arrays(checkpoint, FITTED)):
         return

@@ -427,7 +427,7 @@ class Measurement:
         channels = {
             channel: name for part in parts for channel, name in part.channels(dmp.module).items()
         }
-        self._meter = Meter(dmp, device, channels, self.stalls)
+        self.meter = Meter(dmp, device, channels, self.stalls)
         self._profile = StepProfile(device, warmup=0)
         first = first_step + 1 + Meter.COUNTED_STEPS
         self._profiled = range(first, first + PROFILED_STEPS if breakdown else first)
@@ -440,16 +440,11 @@ class Measurement:
 
     def step(self, done: int) -> AbstractContextManager[None]:
         """Measure a training step. ``done`` is the number of earlier steps of the run."""
-        return self._profile.step() if done in self._profiled else self._meter.step()
-
-    def waiting(self) -> float | None:
-        """Return the share of time that the newest steps waited for data, if known."""
-        recent = self.stalls.recent()
-        return None if recent is None else recent.share
+        return self._profile.step() if done in self._profiled else self.meter.step()
 
     def ran_dry(self) -> None:
         """Record that the pipeline was drained for a validation."""
-        self._meter.ran_dry()
+        self.meter.ran_dry()
         self._peak = max(self._peak, peak_bytes(self._device))
 
     def end(self, step: int) -> None:
@@ -463,16 +458,12 @@ class Measurement:
     def figures(self) -> RankFigures:
         """Return the measurements of the finished run."""
         return RankFigures(
-            self._meter.per_step(),
+            self.meter.per_step(),
             self._peak,
             self._observed,
-            self._meter.stalls(),
+            self.meter.stalls(),
             self._profile.stages() if self._profile.complete else None,
         )
-
-    def step_seconds(self) -> list[float]:
-        """Return the wall time of each timed step, reading included."""
-        return self._meter.step_seconds()
 
 
 def reset_peak(device: torch.device) -> None:

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
+from recd_plugins.data.stalls import Stalls
 from recd_plugins.report.output import error_console
 
 #: Seconds between two lines of a log file, and between two draws of a live line.
@@ -32,7 +32,7 @@ class ProgressLine:
         done: int,
         total: int,
         samples: int | None = None,
-        waiting: Callable[[], float | None] = lambda: None,
+        waiting: Callable[[], Stalls | None] = lambda: None,
         every: float = float("inf"),
         bar: Progress | None = None,
     ) -> None:
@@ -76,18 +76,15 @@ class ProgressLine:
         loss, waiting = self._loss.item(), self._waiting()
         speed = self._samples / each if each and self._samples is not None else None
         left = max(0, self._total - self._done) * each if each else None
+        words = [f"loss={loss:.6g}"]
+        words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
+        words += [] if left is None else [f"eta_seconds={left:.0f}"]
+        words += [] if waiting is None else [f"waiting={waiting.share:.3f}"]
+        said = " ".join(words)
         if self._bar is None:
-            words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
-            words += [] if speed is None else [f"samples_per_second={speed:.0f}"]
-            words += [] if left is None else [f"eta_seconds={left:.0f}"]
-            words += [] if waiting is None else [f"waiting={waiting:.3f}"]
-            click.echo(f"{self._name}: {' '.join(words)}", err=True)
-            return
-        words = [f"loss {loss:.4f}"]
-        words += [] if speed is None else [f"{speed:,.0f} samples/s"]
-        words += [] if waiting is None else [f"waiting {waiting:.0%}"]
-        words += [] if left is None else [f"ETA {timedelta(seconds=round(left))}"]
-        self._bar.update(self._bar.task_ids[0], said=", ".join(words))
+            click.echo(f"{self._name}: step={self._done} of={self._total} {said}", err=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], said=said)
 
     def _now(self) -> float:
         return time.monotonic() - self._paused
@@ -101,7 +98,7 @@ def progress_bar(
     total: int,
     *,
     samples: int | None = None,
-    waiting: Callable[[], float | None] = lambda: None,
+    waiting: Callable[[], Stalls | None] = lambda: None,
     log_every: float | None = None,
 ) -> Iterator[ProgressLine]:
     """Yield a ``ProgressLine`` that shows the progress on rank 0."""
@@ -124,7 +121,7 @@ def progress_bar(
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=False) as bar:
+    with Progress(*columns, console=console) as bar:
         bar.add_task(name, total=total, completed=done, said="")
         live = ProgressLine(name, done, total, samples, waiting, _LIVE_EVERY, bar)
         yield live

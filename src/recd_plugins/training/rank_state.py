@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,16 @@ from recd_plugins.interfaces.model_tables import outermost_sharded
 from recd_plugins.model.deferred_tables import FirstValues, Window, first_values_of
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.generators import GeneratorState
-from recd_plugins.runtime.rank_agreement import from_rank_0, together
+from recd_plugins.runtime.rank_agreement import from_rank_0
 from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
 
 _GENERATOR, _BUFFER = "generator ", "buffer "
 
 
 def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
-    """Return the state of this rank's random generators and of its own buffers. Collective."""
+    """Return the state of this rank's random generators and buffers."""
     state = {_GENERATOR + name: each for name, each in GeneratorState.now().arrays().items()}
-    for name, buffer in _own_buffers(dmp.module).items():
+    for name, buffer in _dense_buffers(dmp.module):
         state[_BUFFER + name] = _bytes(buffer).numpy()
     return state
 
@@ -77,7 +76,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
     """Copy rank 0's buffers to all ranks, because checkpoints store only those. Collective."""
-    own = _own_buffers(dmp.module)
+    own = dict(_dense_buffers(dmp.module))
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)
     try:
@@ -89,17 +88,6 @@ def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
             _set(buffer, before[name])
 
 
-def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers whose values differ between ranks."""
-    buffers = dict(_dense_buffers(model))
-    ranks = together(lambda: {name: _digest(buffer) for name, buffer in buffers.items()})
-    return {
-        name: buffer
-        for name, buffer in buffers.items()
-        if any(rank.get(name) != ranks[0].get(name) for rank in ranks)
-    }
-
-
 def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield persistent buffers outside of sharded modules."""
     sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
@@ -109,10 +97,6 @@ def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(prefix=path, recurse=False):
             if name.removeprefix(f"{path}.") not in module._non_persistent_buffers_set:
                 yield name, buffer
-
-
-def _digest(tensor: Tensor) -> bytes:
-    return hashlib.blake2b(_bytes(tensor).numpy().data).digest()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

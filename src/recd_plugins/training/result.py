@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from rich import box
@@ -19,7 +19,9 @@ from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.runtime.machine import available_cores
 from recd_plugins.runtime.text import bytes_text
-from recd_plugins.training.checkpoint_files import ValidationCurve
+
+if TYPE_CHECKING:
+    from recd_plugins.training.evaluation import Validation
 
 #: Minimum number of timed steps for advice on speed.
 FEW_STEPS = 5
@@ -131,36 +133,6 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
 
 
 @dataclass(frozen=True)
-class ValidationReport:
-    """Report of the validations of a run."""
-
-    curve: ValidationCurve
-    stopped: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        curve = asdict(self.curve)
-        return {**curve, "best_step": self.curve.best_step, "stopped_early": self.stopped}
-
-    def __str__(self) -> str:
-        curve, last = self.curve, self.curve.steps[-1]
-        if curve.best is None:
-            best = f"no validation had a finite {curve.metric}"
-        else:
-            best = (
-                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
-                f"after step {curve.best_step}"
-            )
-        if self.stopped:
-            best = f"stopped early, after step {last}: {best}"
-            if curve.best is not None:
-                best += f", with no improvement in the next {curve.stale} validations"
-        if curve.best_step in (None, last):
-            return best
-        return f"{best}. Test figures are those of step {curve.best_step}"
-
-
-@dataclass(frozen=True)
 class Result:
     """Results of a run, the same on every rank. Values are None if the run was too short.
 
@@ -191,16 +163,12 @@ class Result:
     sections: Mapping[str, Section] = field(default_factory=dict)
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
-    validation: ValidationReport | None = None
+    validation: Validation | None = None
     first_step: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; each section under its name, metrics within ``test``."""
-        reports = {
-            **self.sections,
-            "stalls": self.stalls,
-            "validation": self.validation,
-        }
+        reports = {**self.sections, "stalls": self.stalls, "validation": self.validation}
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
         del values["sections"], values["metrics"]
@@ -309,10 +277,7 @@ def worse_than_base_rate(
         )
     advice = "Train longer, or with another training.learning_rate"
     if train is not None and train < 1:
-        advice = (
-            f"Training rows are predicted better ({train:.5f}): the model overfits. Use more data, "
-            "fewer epochs or regularisation"
-        )
+        advice = "The model overfits: use more data, fewer epochs or regularisation"
     return (
         f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
         f"than predicting the base rate, the mean label, for every row. {advice}"

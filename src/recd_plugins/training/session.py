@@ -101,15 +101,10 @@ def session(
     Other arguments are those of ``Job``.
 
     Args:
-        path: the registry file.
         registry: the file, loaded with the first of ``shardings`` and the ``settings``.
-        resume: resume from the newest checkpoint, or start at step 0 if there is none.
         shardings: plugins to replace that of the first sharding entry. A run uses the first unless
             it names another.
         alike: further options that all ranks of torchrun must share.
-
-    Raises:
-        RecdError: the registry, the machine or the data does not allow the run.
     """
     first = shardings[0] if shardings else None
     if registry is None:
@@ -245,14 +240,6 @@ def topology_at_start(
     by = None if measured_by is None else qualified(type(measured_by))
     check_agreement("measuring the nodes", {"what measures them": by})
     if measured_by is None:
-        if first:
-            spec = machine_of(training, device=torch.device(device))
-            click.echo(
-                f"no installed plugin measures the {spec.nodes} nodes: tables are planned for "
-                f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. "
-                "training.topology names a file with other figures",
-                err=True,
-            )
         return None
     if first:
         click.echo(f"measuring {nodes} nodes first", err=True)

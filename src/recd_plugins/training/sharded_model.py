@@ -6,12 +6,11 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
@@ -83,14 +82,8 @@ def build_sharded_model(
     TorchRec trains incorrectly on CPU.
 
     Args:
-        registry: the model and its data.
-        variant: train with the registry's plugins or without them.
-        device: device of this rank.
         sharders: sharders to use instead of the variant's own.
         topology: topology of these ranks; by default that of this machine.
-
-    Raises:
-        RecdError: the registry, the data or the machine does not allow training.
     """
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
@@ -215,11 +208,10 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         before, after = own[:at], own[at + 1 :]
         end = len(entries) - len(after)
         chosen = entries[at:end]
-        fits = (
-            (end >= at and entries[:at] == before and entries[end:] == after)
-            and read_schema(checkpoint).sparse == tuple(registry.dataset.schema().sparse)
-            and _is_installed(registry, chosen)
-        )
+        same = end >= at and entries[:at] == before and entries[end:] == after
+        sparse = tuple(registry.dataset.schema().sparse)
+        installed = {each["use"] for each in chosen} <= {cls.name for cls in registry.offering}
+        fits = same and installed and read_schema(checkpoint).sparse == sparse
         if not quiet:
             verb = "takes" if fits else "chooses anew and cannot take"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
@@ -231,14 +223,3 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
         return with_offers(registry, chooser, offers)
     return registry
-
-
-def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
-    """Return whether all plugins of a saved choice are installed."""
-    installed = {cls.name: cls for cls in registry.offering}
-    try:
-        for entry in chosen:
-            installed[entry["use"]].Options.model_validate(entry.get("options", {}))
-    except (KeyError, ValidationError):
-        return False
-    return True

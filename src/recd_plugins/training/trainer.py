@@ -255,7 +255,7 @@ class Trainer:
             self.first_step,
             expected_steps,
             samples=self.step_samples,
-            waiting=measurement.waiting,
+            waiting=measurement.stalls.recent,
             log_every=self.job.log_every,
         )
         with self.loader, line as shown:
@@ -359,15 +359,8 @@ class Trainer:
 
     def _evaluate(self) -> Measured:
         with generators_kept(), buffers_of_rank_0(self.dmp):
-            return evaluate(
-                self.parts.prepared,
-                self.dmp,
-                self.pipeline,
-                self.rank,
-                self.world_size,
-                self.device,
-                self.finite,
-            )
+            of_ranks = self.rank, self.world_size, self.device
+            return evaluate(self.parts, self.pipeline, *of_ranks, self.finite)
 
     def _test_figures(self) -> Measured:
         """Return the test results of the best validated step, or of the last step."""
@@ -409,7 +402,7 @@ class Trainer:
         ranks = together(measurement.figures)
         counts = [rank.counts for rank in ranks if rank.counts is not None]
         profiles = [rank.stages for rank in ranks if rank.stages is not None]
-        seconds = measurement.step_seconds()
+        seconds = measurement.meter.step_seconds()
         chosen = parts.prepared.chosen
         sections: dict[str, Section] = {} if chosen is None else {chosen.name: chosen}
         if parts.context is not None:  # a baseline has no table plugins
@@ -434,7 +427,7 @@ class Trainer:
             ingestion=together(lambda: dict(self.loader.report()))
             if self.registry.ingestion is not None
             else None,
-            validation=None if self.validation is None else self.validation.report(),
+            validation=self.validation,
             first_step=self.first_step,
         )
         self.callbacks.ended(self.progress.step, self.losses)
@@ -473,7 +466,7 @@ class Trainer:
             return None
         validation = Validation(spec, self.progress.validation, self.progress.step)
         if validation.stops:
-            self._say(f"{validation.report()}; there is nothing to train")
+            self._say(f"{validation}; there is nothing to train")
         return validation
 
     def _curve(self) -> ValidationCurve | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.api import Pipeline, Plugin, PluginOptions, TrainPipeline, hookimpl
+from recd_plugins.api import Pipeline, Plugin, TrainPipeline, hookimpl
 
 if TYPE_CHECKING:
     import torch
@@ -18,29 +18,16 @@ class Loop(Pipeline):
 
     name = "test.loop"
 
-    class Options(PluginOptions):
-        fault: str = ""
-
-    options: Options
-
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """Return a loop, or fail."""
-        if self.options.fault == "fails":
-            raise ValueError("no streams")
-        return PlainLoop(model, optimizer, device, self.options.fault)
+        return PlainLoop(model, optimizer, device)
 
 
 class PlainLoop:
-    """Steps one after the other, with a fault."""
-
-    def __init__(self, model: Any, optimizer: Any, device: Any, fault: str) -> None:
-        self.model, self.optimizer, self.device, self.fault = model, optimizer, device, fault
+    def __init__(self, model: Any, optimizer: Any, device: Any) -> None:
+        self.model, self.optimizer, self.device = model, optimizer, device
 
     def progress(self, batches: Iterator[Any], /) -> Any:
-        """Train or evaluate a batch."""
         batch = next(batches)
-        if self.fault == "breaks":
-            raise ValueError("no batch")
         self.optimizer.zero_grad()
         loss, output = self.model(batch.to(self.device))
         if self.model.training:
