@@ -11,7 +11,6 @@ import pytest
 from benchmarks.shaped_network import ShapedNetwork, unavailable
 
 from benchmarks import shaped_network
-from recd_plugins.runtime.errors import SetupError
 
 needs_network = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 
@@ -143,24 +142,3 @@ def test_what_a_restart_left_is_removed() -> None:
         assert [path.exists() for path in stale] == [False, False, True, True]
         assert network.counters()[0].sent >= 0
     assert not any(path.exists() for path in stale)
-
-
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [("root", "network namespaces need root"), ("tc", "tc is missing; install iproute2")],
-)
-def test_what_is_missing_is_said(
-    missing: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = None if missing == "tc" else "/bin/true"
-    monkeypatch.setattr(
-        shaped_network.shutil, "which", lambda tool: found if tool == "tc" else "/bin/true"
-    )
-    monkeypatch.setattr(shaped_network.os, "geteuid", lambda: 1000)
-    unavailable.cache_clear()
-    try:
-        with pytest.raises(SetupError, match=message), ShapedNetwork(1):
-            pass
-    finally:
-        monkeypatch.undo()
-        unavailable.cache_clear()

@@ -238,12 +238,6 @@ def test_a_rank_without_batches_decides_with_the_others() -> None:
     assert run_on_ranks(no_batch_on_one_rank, 2) == [(0, True), (1, True)]
 
 
-def test_batches_without_a_kjt_pass_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    batches = [{"labels": torch.ones(2)}] * 2
-    assert all(new is old for new, old in zip(Dedup(Model())(batches), batches, strict=True))
-    assert caplog.text.count("the first batch has no KeyedJaggedTensor") == 1
-
-
 @pytest.mark.usefixtures("forced")
 def test_an_empty_loader_leaves_the_decision_to_a_later_one() -> None:
     dedup = Dedup(Model())

@@ -86,18 +86,6 @@ def test_histories_that_change_at_every_rating_are_stored_partially(tmp_path, mo
     assert seen.partial > 5
 
 
-def test_movielens_100k_shares_what_is_not_equal(tmp_path, monkeypatch, movielens):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "ml-100k.inter").symlink_to(movielens)
-    registry = recd_plugins.load_registry(EXAMPLE / "registry_partial.yaml")
-    registry.dataset.prepare()
-    next(iter(build_dataloader(registry, rank=0, world_size=1, split="train")))
-    seen = registry.converter.report()["history_seen"]
-    assert seen.exact == 1.0
-    assert seen.partial > 10
-
-
 def test_the_test_split_is_measured(tmp_path):
     """400 ratings are held out: one batch of 128 on each of two ranks, and what fills none."""
     write_ratings(tmp_path / "data" / "ml-100k.inter")

@@ -94,17 +94,6 @@ def test_a_wrong_section_is_refused(folder: Path, written: str, message: str) ->
     assert message in refused(folder, (MODEL, f"model: {written}"))
 
 
-def test_the_built_in_one_is_no_plugin(folder: Path) -> None:
-    path = write(folder, (MODEL, "model: {embedding_dim: 8}"))
-    registry = load_registry(path, plugins_dir=PLUGINS)
-    assert registry.model is not None
-    assert registry.model.embedding_dim == 8
-    assert registry.entries("model") == ()
-    registry = load_registry(write(folder), plugins_dir=PLUGINS)
-    assert registry.model is None
-    assert [entry.line for entry in registry.entries("model")] == [17]
-
-
 def test_commands_show_it(folder: Path) -> None:
     assert "test.tower" in recd("plugins")
     assert "7 entries, ok" in recd("validate", write(folder))

@@ -27,13 +27,6 @@ def criteo() -> None:
     show_default=True,
     help="Rows per Parquet file. A killed run repeats at most this many rows.",
 )
-@click.option(
-    "--row-group-rows",
-    type=cli_options.AT_LEAST_1,
-    default=16_384,
-    show_default=True,
-    help="Rows per row group, the unit that readers read.",
-)
 @click.option("--force", is_flag=True, help="Overwrite DST if this command wrote it.")
 @click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write statistics to this file.")
 def convert(

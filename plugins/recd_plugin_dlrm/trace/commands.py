@@ -14,9 +14,6 @@ _tables = click.option(
     metavar="PATTERN",
     help="Table to use, a name or glob: t_ and the feature. Default: all tables. Can be repeated.",
 )
-_json = click.option(
-    "--json", "json_path", type=cli_options.OUTPUT, help="Write statistics to this file."
-)
 _force = click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 
 
@@ -51,7 +48,6 @@ def trace() -> None:
 @_tables
 @click.option("--rows", type=cli_options.AT_LEAST_1, help="Read only the first so many rows.")
 @_force
-@_json
 @click.pass_obj
 def profile_command(
     plugins_dir: Path | None,
@@ -61,7 +57,6 @@ def profile_command(
     tables: tuple[str, ...],
     rows: int | None,
     force: bool,
-    json_path: Path | None,
 ) -> None:
     """Profile the traces of SOURCE: a text file (.gz too), or a registry file (.yaml, .yml).
 
@@ -72,7 +67,6 @@ def profile_command(
     from recd_plugins.api import (
         cli_options,
         consoles,
-        file_utils,
         imports,
         load_registry,
         plugin_call,
@@ -103,8 +97,6 @@ def profile_command(
         )
         made = profile.profile_pieces(pieces, features, str(source), advance)
     profile.write_profile(made, output)
-    if json_path is not None:
-        file_utils.write_json(json_path, trace_report.profile_json(made))
     consoles.output_console().print(trace_report.render_profile(made))
 
 
@@ -135,7 +127,6 @@ def profile_command(
     ),
 )
 @_force
-@_json
 def generate_command(
     profile: Path,
     output: Path,
@@ -144,13 +135,12 @@ def generate_command(
     seed: int,
     min_new: float | None,
     force: bool,
-    json_path: Path | None,
 ) -> None:
     """Generate synthetic traces for tables of PROFILE, and compare their LRU hit rates."""
     from recd_plugin_dlrm.trace import trace_report
     from recd_plugin_dlrm.trace.generator import generator_of
     from recd_plugin_dlrm.trace.profile import choose, read_profile, write_trace
-    from recd_plugins.api import cli_options, consoles, file_utils, progress_bars
+    from recd_plugins.api import cli_options, consoles, progress_bars
 
     cli_options.check_output(output, force)
     known = read_profile(profile)
@@ -172,6 +162,4 @@ def generate_command(
     }
     with progress_bars.row_progress(f"drawing {output.name}", accesses) as advance:
         write_trace(output, generators, accesses, provenance, advance)
-    if json_path is not None:
-        file_utils.write_json(json_path, trace_report.synthetic_json(generators))
     consoles.output_console().print(trace_report.render_synthetic(generators))

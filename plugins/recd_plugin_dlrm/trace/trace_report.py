@@ -1,17 +1,14 @@
-"""Trace profiles and synthetic traces as tables and JSON."""
+"""Trace profiles and synthetic traces as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 
 from recd_plugin_dlrm.trace.generator import (
     SHARES,
-    TableTrace,
     TraceGenerator,
     worst_difference,
 )
@@ -21,14 +18,6 @@ from recd_plugins.api import text_table
 _SHOWN = (0.01, 0.05, 0.1, 0.5)
 
 
-def profile_json(profile: TraceProfile) -> dict[str, Any]:
-    """Return the statistics of a profile as JSON values."""
-    return {
-        "source": profile.source,
-        "tables": {name: _figures(trace) for name, trace in profile.tables.items()},
-    }
-
-
 def render_profile(profile: TraceProfile) -> RenderableType:
     """Return a table of a profile, with an explanation of its columns."""
     headings = "accesses", "ids", "p0", "median", *(f"{share:.0%}" for share in _SHOWN)
@@ -36,26 +25,11 @@ def render_profile(profile: TraceProfile) -> RenderableType:
     for name, trace in profile.tables.items():
         median = "-" if trace.median_distance is None else f"{trace.median_distance:,}"
         counts = f"{trace.accesses:,}", f"{len(trace.ids):,}", f"{trace.new_share:.4g}"
-        rates = _by_share(trace, trace.counts)
-        shown = (f"{rates[f'{share:.2f}']:.1%}" for share in _SHOWN)
+        rates = trace.hit_rates(trace.cache_sizes())
+        shown = (f"{rates[np.searchsorted(SHARES, share)]:.1%}" for share in _SHOWN)
         lines.add_row(name, *counts, median, *shown)
     meaning = "p0: share of new ids; median: of the distances of the others; N %: hit rate of an "
     return Group(f"traces of {profile.source}", lines, f"{meaning}LRU cache of so many of the ids")
-
-
-def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
-    """Return statistics of generated traces and their originals as JSON values."""
-    return {
-        trace.profile.table: {
-            "accesses": trace.accesses,
-            "ids": trace.num_ids,
-            "p0": trace.new_share,
-            "hit_rates": _by_share(trace.profile, trace.counts),
-            "worst_hit_rate_difference": worst_difference(trace.profile, trace.counts),
-            "original": _figures(trace.profile),
-        }
-        for trace in traces
-    }
 
 
 def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
@@ -77,20 +51,3 @@ def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
         "ids: distinct ids, and those of the original; p0: share of new ids; worst: largest "
         "difference of hit rates, for caches of 1 % to 50 % of the ids",
     )
-
-
-def _figures(trace: TableTrace) -> dict[str, Any]:
-    return {
-        "feature": trace.feature,
-        "rows": trace.rows,
-        "accesses": trace.accesses,
-        "ids": len(trace.ids),
-        "p0": trace.new_share,
-        "median_distance": trace.median_distance,
-        "hit_rates": _by_share(trace, trace.counts),
-    }
-
-
-def _by_share(trace: TableTrace, counts: NDArray[np.int64]) -> dict[str, float]:
-    rates = trace.hit_rates(trace.cache_sizes(), counts)
-    return {f"{share:.2f}": float(rate) for share, rate in zip(SHARES, rates, strict=True)}

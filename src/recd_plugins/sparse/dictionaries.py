@@ -239,15 +239,9 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
 ) -> None:
-    """Copy the unique rows of each column; dictionary neighbours are copied together.
+    """Copy the unique rows of each column to address ``values``, and int32 ``lengths``.
 
-    Args:
-        columns: as in ``find_unique_rows``.
-        group_ends: as in ``find_unique_rows``.
-        first_rows: output of ``find_unique_rows``.
-        num_unique: output of ``find_unique_rows``.
-        values: address of the output for all ids, column by column.
-        lengths: int32 ``[unique rows of all columns]``, out.
+    Dictionary neighbours are copied together. Other arguments are those of ``find_unique_rows``.
     """
     begin, out = 0, 0
     for group in range(len(group_ends)):

@@ -252,14 +252,8 @@ def copy_rows(
 ) -> None:
     """Copy the unique rows of each column, or only lengths if the rows are already copied.
 
-    Args:
-        columns: as in ``find_unique_rows``.
-        group_ends: as in ``find_unique_rows``.
-        first_rows: output of ``find_unique_rows``.
-        num_unique: output of ``find_unique_rows``.
-        copied: output of ``find_unique_rows``.
-        targets: int64 ``[num_columns, 2]``: addresses for a column's values, and for its lengths,
-            int32.
+    ``targets``, int64 ``[num_columns, 2]``, has the addresses for values and int32 lengths. Other
+    arguments are those of ``find_unique_rows``.
     """
     begin = 0
     for group in range(len(group_ends)):

@@ -174,32 +174,10 @@ def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
 def next_change(
     words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
 ) -> Any:
-    """Return the first row, from ``row`` on, that differs from the previous row.
+    """Return the first row, from ``row`` > 0 on, that differs from the previous row.
 
-    Adjacent rows of equal length are compared in one sweep.
-
-    Args:
-        words: of the column's values.
-        shift: of the values.
-        offsets: address of the offsets ``[num_rows + 1]``.
-        wide: whether offsets have 64 bits.
-        row: first row, > 0.
-        stop: returned by the last call; 0 in the first call.
-        num_rows: rows of the column.
-
-    Returns:
-        The row, ``num_rows`` if all are equal, and ``stop`` for the next call at the row after.
-
-    Example:
-        Every row that changes::
-
-            row, stop = u64(1), u64(0)
-            while True:
-                row, stop = next_change(words, shift, offsets, wide, row, stop, num_rows)
-                if row >= num_rows:
-                    break
-                ...
-                row += u64(1)
+    Adjacent rows of equal length are compared in one sweep. Returns ``num_rows`` if all are equal,
+    and ``stop`` for the next call at the row after; ``stop`` is 0 in the first call.
     """
     while row < num_rows:
         start = offset_at(offsets, wide, row)
@@ -243,22 +221,10 @@ def overlap(
     length: Any,
     max_shift: Any,
 ) -> Any:
-    """Return the smallest k for which the current row begins with previous[k:].
+    """Return the smallest k <= max_shift for which the current row begins with previous[k:], or -1.
 
-    Only values of k whose first values match are compared in full.
-
-    Args:
-        words: of the values of both rows.
-        shift: of the values.
-        previous: position of the first value of the row before.
-        previous_length: number of values of the row before.
-        current: position of the first value of the current row.
-        length: number of values of the current row.
-        max_shift: the largest k to try, not negative.
-
-    Returns:
-        int64 k, or -1 if there is none. The rows are equal if k is 0 and the lengths are equal, as
-        for two empty rows; an empty row shares nothing with another.
+    Only values of k whose first values match are compared in full. The rows are equal if k is 0 and
+    the lengths are equal, as for two empty rows; an empty row shares nothing with another.
     """
     if length == u64(0) or previous_length == u64(0):
         return np.int64(0) if length == previous_length else np.int64(-1)
@@ -298,20 +264,10 @@ def bytes_differ(left: Any, back: Any, size: Any) -> Any:
 def find_changes(
     values: Any, item: Any, offsets: Any, wide: Any, first: Any, end: Any, changed: Any, rows: Any
 ) -> Any:
-    """Mark the rows from ``first`` up to ``end`` that differ from the row before; row 0 does.
+    """Mark in ``changed``, uint8 ``[B]``, the rows from ``first`` up to ``end`` that differ.
 
-    Args:
-        values: address of the column's values.
-        item: logarithm of the bytes of a value.
-        offsets: address of the offsets.
-        wide: whether they have 64 bits, or 32.
-        first: int64.
-        end: int64.
-        changed: uint8 ``[B]``, out: 1 for rows that differ, 0 for the others.
-        rows: integers ``[end - first + 1]``, out: the rows that differ.
-
-    Returns:
-        The number of rows that differ.
+    A row is compared with the row before; row 0 differs. ``item`` is the logarithm of the bytes of
+    a value. The differing rows are written to ``rows``. Returns their number.
     """
     count = 0
     start = np.int64(offset_at(offsets, wide, first)) << item
