@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
@@ -21,8 +22,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from numpy.typing import NDArray
 
-from recd_plugins.api import doing, step_costs, unique_ids
+from recd_plugins.api import doing, unique_ids
 
 #: Minimum number of rounds of each measurement.
 LEAST_ROUNDS = 3
@@ -305,11 +307,41 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
 
     def fitted(names: Sequence[str], to: Sequence[Timed]) -> dict[str, float]:
         work, measured = ([each.work for each in to], [timed[each] for each in to])
-        found = step_costs.fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
+        found = fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
         return dict(zip(names, found.tolist(), strict=True))
 
     by_lookup = ("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated")
     return WorkRates(rates, fitted(by_lookup, LOOKUPS), fitted(("matmul_flops",), products), timed)
+
+
+def fit_costs(
+    work: NDArray[np.float64], measured: NDArray[np.float64], *, least: float
+) -> NDArray[np.float64]:
+    """Fit non-negative ``costs`` so that ``work @ costs`` has least squares of relative errors.
+
+    Args:
+        work: ``[measurements, costs]``.
+        measured: ``[measurements]``.
+        least: lower limit for the denominator of a relative error.
+
+    Returns:
+        ``[costs]``; of equally good solutions the one with fewest non-zero costs.
+    """
+    weights = 1 / np.maximum(measured, least)
+    scaled, target = work * weights[:, None], measured * weights
+    units = np.abs(scaled).max(axis=0)
+    columns = [column for column in range(work.shape[1]) if units[column]]
+    best, least_error = np.zeros(work.shape[1]), float(np.square(target).sum())
+    for size in range(1, len(columns) + 1):
+        for chosen in combinations(columns, size):
+            part = list(chosen)
+            solution, *_ = np.linalg.lstsq(scaled[:, part] / units[part], target, rcond=1e-6)
+            error = float(np.square(scaled[:, part] / units[part] @ solution - target).sum())
+            if solution.min() >= 0 and error < least_error * (1 - 1e-6):
+                least_error = error
+                best = np.zeros(work.shape[1])
+                best[part] = solution / units[part]
+    return best
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:

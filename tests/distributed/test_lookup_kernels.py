@@ -59,8 +59,10 @@ def test_a_cache_looks_ahead_where_plan_or_sharder_ask(
 ) -> None:
     kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
     plan = {"t": ParameterSharding("table_wise", kernel, [0], cache_params=planned)}
-    given = {"prefetch_pipeline": of_sharder}
-    assert lookup_kernels.plan_prefetches(plan, (), given) == ahead
+    module: Any = nn.Module()
+    module.module_sharding_plan = plan
+    module.fused_params = {"prefetch_pipeline": of_sharder}
+    assert lookup_kernels.prefetches(module) == ahead
 
 
 class Counting(nn.Module):

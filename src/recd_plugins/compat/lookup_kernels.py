@@ -160,32 +160,19 @@ def prefetches(model: nn.Module) -> bool:
     Prefetching is enabled by kernels of plugins, or by ``prefetch_pipeline`` in CacheParams or
     ``fused_params``.
     """
-    return any(
-        plan_prefetches(
-            getattr(module, "module_sharding_plan", {}),
-            getattr(module, "lookup_kernels", ()),
-            getattr(module, "fused_params", None),
-        )
-        for module in model.modules()
-    )
-
-
-def plan_prefetches(
-    plan: Mapping[str, ParameterSharding],
-    kernels: Sequence[LookupKernels],
-    fused_params: Mapping[str, Any] | None = None,
-) -> bool:
-    """Return whether a module's tables are prefetched, by plan, plugin kernels and fused_params."""
-    for table, sharding in plan.items():
-        if (own := _of_table(table, kernels)) is not None:
-            if own.prefetches(table):
-                return True
-        elif sharding.compute_kernel == _CACHING:
-            planned = sharding.cache_params and sharding.cache_params.prefetch_pipeline
-            if planned is None:
-                planned = (fused_params or {}).get("prefetch_pipeline")
-            if planned:
-                return True
+    for module in model.modules():
+        kernels = getattr(module, "lookup_kernels", ())
+        for table, sharding in getattr(module, "module_sharding_plan", {}).items():
+            if (own := _of_table(table, kernels)) is not None:
+                if own.prefetches(table):
+                    return True
+            elif sharding.compute_kernel == _CACHING:
+                planned = sharding.cache_params and sharding.cache_params.prefetch_pipeline
+                if planned is None:
+                    fused_params = getattr(module, "fused_params", None) or {}
+                    planned = fused_params.get("prefetch_pipeline")
+                if planned:
+                    return True
     return False
 
 

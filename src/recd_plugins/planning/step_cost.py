@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -293,34 +292,6 @@ def is_variable_table(table: Table, profile: DataProfile) -> bool:
     return table.name in profile.distinct or any(
         profile.of(feature).deduplicated for feature in table.features
     )
-
-
-def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
-    """Fit non-negative ``costs`` so that ``work @ costs`` has least squares of relative errors.
-
-    Args:
-        work: ``[measurements, costs]``.
-        measured: ``[measurements]``.
-        least: lower limit for the denominator of a relative error.
-
-    Returns:
-        ``[costs]``; of equally good solutions the one with fewest non-zero costs.
-    """
-    weights = 1 / np.maximum(measured, least)
-    scaled, target = work * weights[:, None], measured * weights
-    units = np.abs(scaled).max(axis=0)
-    columns = [column for column in range(work.shape[1]) if units[column]]
-    best, least_error = np.zeros(work.shape[1]), float(np.square(target).sum())
-    for size in range(1, len(columns) + 1):
-        for chosen in combinations(columns, size):
-            part = list(chosen)
-            solution, *_ = np.linalg.lstsq(scaled[:, part] / units[part], target, rcond=1e-6)
-            error = float(np.square(scaled[:, part] / units[part] @ solution - target).sum())
-            if solution.min() >= 0 and error < least_error * (1 - 1e-6):
-                least_error = error
-                best = np.zeros(work.shape[1])
-                best[part] = solution / units[part]
-    return best
 
 
 def _sharded_share(table: str, parts: Iterable[TableStrategy]) -> float:
