@@ -52,7 +52,6 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
             ["--batch-size", "auto"],
             "--tiers are chosen for a number of rows: leave out --batch-size auto",
         ),
-        (["--plot", "tiers.png"], "--plot: there is no picture of --tiers"),
         (["--nodes", "1"], "sharding[0]: three tiers need several nodes"),
     ],
 )
