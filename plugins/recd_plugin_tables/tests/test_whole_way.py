@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests import forked
 from tests.covering import by_night
 
 from recd_plugin_tables.tests import writers
@@ -73,7 +74,9 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     unknown = table.set_column(1, "visitor", [[f"new-{i % 5}" for i in range(ROWS)]])
     pq.write_table(unknown, "unknown.parquet")
-    said = recd("predict", "my.yaml", "unknown.parquet", "-o", "unknown_scores.parquet")
+    # A process of its own: ranks write to its stderr.
+    predict = [forked.RECD, "predict", "my.yaml", "unknown.parquet", "-o", "unknown_scores.parquet"]
+    said = forked.run(predict, check=True).stderr
     assert "ids that training has not numbered, scored as unknown ones: visitor 5\n" in said
 
     # On another machine, which has the registry and the checkpoint alone.
