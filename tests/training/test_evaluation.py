@@ -103,7 +103,7 @@ def evaluated(
                 labels.append(their_labels)
         pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)
         finite = FiniteRun(case)
-        quality, metrics = evaluate(parts, pipeline, rank, world_size, device, finite)
+        quality, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
         assert quality is not None
         pair = torch.cat(logits), torch.cat(labels)
         found.append({**asdict(quality), **metrics, "pair": pair})
@@ -130,7 +130,7 @@ def counted(rank: int, world_size: int, folder: Path, case: str) -> tuple[list[i
         batches = islice(loader, 2)
         assert len(list(steps(pipeline, batches, registry, dmp.module))) == 2
     before = [int(count) for count in counts]
-    evaluate(parts, pipeline, rank, world_size, device, FiniteRun(case))
+    evaluate(prepared, dmp, pipeline, rank, world_size, device, FiniteRun(case))
     return before, [int(count) for count in counts]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -17,11 +17,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.compat.lookup_kernels import steps_kept
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.data.loader import EveryRow
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
@@ -33,9 +35,6 @@ from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.progress_bar import progress_bar
-
-if TYPE_CHECKING:
-    from recd_plugins.training.sharded_model import ShardedModel
 
 #: Quality of a split (None if it is empty), and a map from metric name to value.
 Measured = tuple[Quality | None, Mapping[str, float]]
@@ -72,7 +71,8 @@ def steps(
 
 
 def evaluate(
-    parts: ShardedModel,
+    prepared: PreparedModel,
+    dmp: DistributedModelParallel,
     pipeline: TrainPipeline,
     rank: int,
     world_size: int,
@@ -84,7 +84,7 @@ def evaluate(
     Padding rows of a batch are scored but not counted.
     """
     split: Split = "test"
-    prepared, dmp, registry = parts.prepared, parts.dmp, parts.prepared.registry
+    registry = prepared.registry
     if split not in splits_of(registry):
         return None, {}
     entries = registry.entries("metric")

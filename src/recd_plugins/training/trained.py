@@ -100,7 +100,7 @@ class Trained:
         """Return quality and metrics over all rows of the test split. Collective."""
         parts, finite = self.parts, FiniteRun(str(self.checkpoint))
         pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
-        return evaluate(parts, pipeline, rank, world_size, self.device, finite)
+        return evaluate(parts.prepared, parts.dmp, pipeline, rank, world_size, self.device, finite)
 
 
 def load_trained(job: TrainedJob) -> Trained:

@@ -360,7 +360,7 @@ class Trainer:
     def _evaluate(self) -> Measured:
         with generators_kept(), buffers_of_rank_0(self.dmp):
             of_ranks = self.rank, self.world_size, self.device
-            return evaluate(self.parts, self.pipeline, *of_ranks, self.finite)
+            return evaluate(self.parts.prepared, self.dmp, self.pipeline, *of_ranks, self.finite)
 
     def _test_figures(self) -> Measured:
         """Return the test results of the best validated step, or of the last step."""
