@@ -130,7 +130,7 @@ IN_TURN = {
     "data/test_workers.py": 2,
     "distributed/test_launch.py::test_failures_of_one_rank": 3,
     "distributed/test_parity.py::test_parity_of_poolings": 2,
-    "drop_in/matrix/test_matrix.py::test_no_cell": 16,
+    "drop_in/matrix/test_matrix.py::test_no_cell": 24,
     "examples/test_drawn_rows.py": 2,
     "examples/test_drop_in.py": 2,
     "examples/test_implicit.py": 2,

@@ -51,7 +51,7 @@ def test_random_rows_are_trained_on_and_compared(tmp_path: Path) -> None:
         tmp_path,
         {"    rows: 16384": "    rows: 4096", "test_rows: 4096": "test_rows: 512"},
     )
-    plain, compare = commands("random")
+    plain, compare, *_ = commands("random")
     assert plain == ["recd", "run", "registry.yaml"]
     compared(tmp_path, compare)
     assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".yaml", ".json")] == []

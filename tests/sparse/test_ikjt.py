@@ -7,8 +7,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
-LARGEST = 2**63 - 1
-
 
 def make_kjt(
     features: dict[str, list[list[int]]], dtype=torch.int64, weights=None, lengths_dtype=torch.int32
@@ -81,26 +79,6 @@ def test_round_trip_is_exact_and_merges_all_that_is_equal(kjt, groups):
         assert ikjt.stride() == kjt.stride()
     back = KeyedJaggedTensor.concat([ikjt.to_kjt() for ikjt in ikjts])
     assert_same_kjt(back, kjt)
-
-
-@pytest.mark.parametrize(
-    ("rows", "unique"),
-    [
-        pytest.param([], 0, id="empty batch"),
-        pytest.param([[]], 1, id="one empty row"),
-        pytest.param([[5]], 1, id="one row"),
-        pytest.param([[], [], []], 1, id="only empty rows"),
-        pytest.param([[7, LARGEST]] * 5, 1, id="all equal"),
-        pytest.param([[LARGEST], [LARGEST - 1], [0], []], 4, id="all different"),
-        pytest.param([[1, 2], [2, 1], [1, 2]], 2, id="order counts"),
-        pytest.param([[1], [1, 1], [1], []], 3, id="length counts"),
-    ],
-)
-def test_edge_batches(rows, unique):
-    kjt = make_kjt({"a": rows})
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
-    assert ikjt.num_unique() == unique
-    assert_same_kjt(ikjt.to_kjt(), kjt)
 
 
 def test_what_cannot_be_deduplicated_is_refused():

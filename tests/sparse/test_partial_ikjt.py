@@ -110,15 +110,6 @@ def test_a_history_that_moves_on_is_stored_once():
     assert exact.dedupe_factor() == 13 / 10
 
 
-def test_only_as_far_as_max_shift():
-    kjt = kjt_of({"viewed": [[1, 2, 3, 4], [3, 4, 5]]})
-    stored = [
-        PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=shift).values().numel()
-        for shift in range(3)
-    ]
-    assert stored == [7, 7, 5]
-
-
 def test_some_features_in_any_order():
     rows = {"a": [[1], [1]], "b": [[2, 3], [3, 4]], "c": [[5], [6]]}
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of(rows), ["c", "b"])

@@ -240,6 +240,7 @@ class Rest:
     near: float = 1e-6  # largest difference from TorchRec; codecs round sums of unique rows
 
 
+_WHOLE_ROWS = ("table_wise", "row_wise", "table_row_wise")
 REST: dict[str, Rest] = {
     "nothing": Rest(),
     "DDP, find_unused_parameters": Rest(find_unused=True),
@@ -252,7 +253,13 @@ REST: dict[str, Rest] = {
     "qcomms FP16": Rest(codecs="FP16", truth=False, near=1e-3),
     "qcomms BF16": Rest(codecs="BF16", truth=False, near=1e-2),
     "qcomms FP16, scaled losses": Rest(codecs="FP16", loss_scale=8.0, truth=False, near=1e-3),
-    **{f"constraints: {kind.value}": Rest(constrained=(kind.value,)) for kind in ShardingType},
+    # Column shards have sums of their part of a row; data-parallel tables have the dense optimizer.
+    **{
+        f"constraints: {kind.value}": Rest(
+            constrained=(kind.value,), truth=kind.value in _WHOLE_ROWS
+        )
+        for kind in ShardingType
+    },
     "constraints: table_wise and row_wise": Rest(constrained=("table_wise", "row_wise")),
     "constraints: kernel dense": Rest(kernel="dense"),
     "TorchRec's planner": Rest(planner=True),

@@ -12,7 +12,7 @@ from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.run import outcomes_of
 from tests.drop_in.matrix.trainer import Cell
 
-_PARTS = 16  # one of which runs by day; see tests/schedule.py
+_PARTS = 24  # one of which runs by day; see tests/schedule.py
 #: Modules that each axis is combined with.
 _KINDS = (
     "EmbeddingBagCollection",
