@@ -262,7 +262,7 @@ REST: dict[str, Rest] = {
     },
     "constraints: table_wise and row_wise": Rest(constrained=("table_wise", "row_wise")),
     "constraints: kernel dense": Rest(kernel="dense"),
-    "TorchRec's planner": Rest(planner=True),
+    "TorchRec's planner": Rest(planner=True, truth=False),  # it may choose data-parallel tables
     "a plan of the trainer's own": Rest(own_plan=True),
     "stock state dict into ours": Rest(state="stock to ours"),
     "our state dict into stock": Rest(state="ours to stock"),

@@ -169,9 +169,6 @@ BATCHES: dict[str, Form] = {
     "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows),
     "other sizes on other ranks": Form(_plain, num_rows=_uneven),
     "deduplicated, other sizes": Form(_plain, dedup=True, num_rows=_uneven),
-    "deduplicated, with weights of ids": Form(
-        lambda found, *_: plain(found, weighted=True), dedup=True, plain_for_stock=False
-    ),
     "without weights": Form(lambda found, *_: plain(found), plain_for_stock=False),
     "of partial IKJTs": Form(
         lambda found, *_: _stored(found, pooled=FEATURES).sparse_features, partial=True
