@@ -165,6 +165,8 @@ def test_fields_are_those_that_there_are(folder: Path) -> None:
     in_16_bits = ("learning_rate: 0.1", "learning_rate: 0.1, wire: fp16")  # else it is left out
     flat = json.loads(identity_text(identity(folder, in_16_bits)))
     for field in (*FREE, *ALLOWABLE):
+        if field.startswith("dataset.options."):  # only early checkpoints have it
+            continue
         value = flat
         for part in field.split("."):
             assert part in value, field
