@@ -1,4 +1,4 @@
-"""Data storage and ingestion (arXiv 2108.09373): readers in processes apart from trainers."""
+"""Data ingestion (arXiv 2108.09373): readers run in other processes than the trainers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def register_plans() -> Sequence[type[plan_modes.PlanMode]]:
 def register_internals() -> Sequence[Internal]:
     kv = ("_internal_kv_del", "_internal_kv_put")
     return (
-        Internal("ray.data", ("_internal",), "changing how many readers there are"),
-        Internal("ray.experimental.internal_kv", kv, "seeing that a block is read again"),
+        Internal("ray.data", ("_internal",), "changing the number of readers during a run"),
+        Internal(
+            "ray.experimental.internal_kv",
+            kv,
+            "detecting that a reader died and its block is read again",
+        ),
     )

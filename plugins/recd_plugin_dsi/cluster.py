@@ -36,14 +36,14 @@ class RayCluster:
     """The Ray cluster used by the readers of a rank.
 
     Attributes:
-        address: address of Ray.
-        ranks: number of ranks that share it.
-        token: authentication token. It and the attributes below are only set for a cluster that
-            ends with the run.
-        lock: held while this rank uses the cluster.
+        address: ``HOST:PORT`` of the cluster, or ``auto``.
+        ranks: number of ranks that share the cluster.
+        token: authentication token. Only set if the run started the cluster, like the attributes
+            below.
+        lock: open file with a shared lock, held while this rank uses the cluster.
         folder: folder of the cluster's files.
         host: the process that runs the cluster; only set in the rank that started it.
-        processes: Ray's processes, set in the same rank. Ray's agents survive a killed host.
+        processes: Ray's processes; only set in the rank that started the cluster.
     """
 
     address: str
@@ -55,7 +55,7 @@ class RayCluster:
     processes: list[psutil.Process] = field(default_factory=list, repr=False)
 
     def leave(self) -> None:
-        """Leave the cluster. The rank that started it shuts it down after the last leaves."""
+        """Leave the cluster. The rank that started it shuts it down after all ranks have left."""
         if self.lock is not None:
             self.lock.close()
         if self.host is None:
@@ -70,10 +70,10 @@ class RayCluster:
 
 
 def join(options: RayOptions, world_size: int) -> RayCluster:
-    """Join the cluster in the options, or one shared by the ranks of this machine.
+    """Join the Ray cluster at ``options.address``, or start one that this machine's ranks share.
 
     Without an address this is a collective call if a process group exists: the first rank of each
-    machine starts Ray and sends the address to the others.
+    machine starts Ray and sends its address to the other ranks.
     """
     if options.address is not None:
         return RayCluster(options.address, world_size)
@@ -118,13 +118,16 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     try:
         kind, fields = host.receive(options.start_timeout)
     except TimeoutError:
-        message = f"Ray did not start within {options.start_timeout:.0f} s; try it alone: ray start"
+        message = (
+            f"Ray did not start within {options.start_timeout:.0f} s. Check that "
+            "`ray start --head` works on this machine, or raise start_timeout."
+        )
         return host, {"message": message}
     except EOFError as error:
         return host, {"message": f"Ray did not start:\n{error}"}
     if kind == "failed":
         why = fields["message"]
-        hint = "; set TMPDIR to a shorter folder" if "AF_UNIX path length" in why else ""
+        hint = ". Set TMPDIR to a shorter path." if "AF_UNIX path length" in why else ""
         return host, {"message": f"Ray did not start: {why}{hint}"}
     return host, {**fields, "token": token}
 
@@ -143,8 +146,8 @@ def _gather(value: Any) -> list[Any]:
 def main() -> None:
     """Run a Ray cluster on one machine until the trainer that started it and all ranks are done.
 
-    Each rank that uses the cluster holds a shared file lock, which the system releases if the rank
-    dies.
+    Each rank that uses the cluster holds a shared file lock. The operating system releases the lock
+    if the rank dies.
     """
     connection = serve()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))

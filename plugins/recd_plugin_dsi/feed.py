@@ -26,7 +26,7 @@ from recd_plugins.api import (
     stall_meter,
 )
 
-# Readers are removed if the share of waiting is below this fraction of the target.
+# Readers are removed if the trainer waits for less than this fraction of the target share.
 _FAR_BELOW = 0.25
 # Keep at least this many readers per needed reader when removing one.
 _MARGIN = 1.25
@@ -34,13 +34,13 @@ _MARGIN = 1.25
 
 @dataclass
 class Window:
-    """Sums since the number of readers last changed.
+    """Step times, summed since the number of readers last changed.
 
     Attributes:
-        steps: number of batches that the trainer received.
+        steps: number of training steps.
         seconds: wall time of these steps.
-        waited: seconds that the trainer waited.
-        making: seconds that readers spent on these batches.
+        waited: seconds that the trainer waited for batches.
+        making: seconds that readers spent on the batches of these steps.
     """
 
     steps: int = 0
@@ -50,11 +50,11 @@ class Window:
 
     @property
     def share(self) -> float:
-        """Return the share of time that the trainer waited."""
+        """Return the fraction of time that the trainer waited for batches, 0 to 1."""
         return self.waited / self.seconds if self.seconds else 0.0
 
     def measured(self, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the same batches, and record each step."""
+        """Yield ``batches`` unchanged, and add the times of each step to the sums."""
         meter = stall_meter.StallMeter()
         handed_out: float | None = None
         for batch in meter.metered(batches):
@@ -74,11 +74,17 @@ class Window:
 
 
 def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float) -> int:
-    """Return the number of readers that is needed (arXiv 2108.09373, section 3.2).
+    """Return the number of readers for the next steps (arXiv 2108.09373, section 3.2).
 
-    A trainer that never waits needs ``seconds - waited`` for its batches, and ``making / busy``
-    readers keep up with it. Above the target there is at least one more reader, and at most twice
-    as many. Idle readers are removed one by one.
+    The trainer computes for ``busy = seconds - waited``, and ``making / busy`` readers keep up with
+    it. If the trainer waits more than ``target``, the result is larger than ``readers``, but at
+    most twice as large. If it hardly waits, the result may be one reader less.
+
+    Args:
+        window: times of the last steps.
+        readers: current number of readers.
+        bounds: minimum and maximum number of readers.
+        target: fraction of time that the trainer may wait, 0 to 1.
     """
     low, high = bounds
     busy = max(window.seconds - window.waited, 1e-9)
@@ -92,11 +98,12 @@ def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float)
 
 
 class RayFeed(Feed):
-    """Receives blocks from a process that communicates with Ray.
+    """Receives blocks of batches from a feeder process, which communicates with Ray.
 
-    Messages to it: ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block)
-    and ``readers`` (their number). Messages from it: ``ready``, ``block``, ``scaled``, ``done``,
-    and on errors ``failed``, ``died``, ``lost`` and ``raised``.
+    Messages to the feeder: ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a
+    block was received) and ``readers`` (a new number of readers). Messages from the feeder:
+    ``ready``, ``block``, ``scaled``, ``done``, and on errors ``failed``, ``died``, ``lost`` and
+    ``raised``.
     """
 
     def __init__(self, task: feeds.ReadTask, options: RayOptions) -> None:
@@ -168,13 +175,16 @@ class RayFeed(Feed):
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
                 if self._feeder is not feeder:
-                    raise RuntimeError("this iteration was left: the feed is read anew, or closed")
+                    raise RuntimeError(
+                        "dsi.ray: this iterator is no longer valid, because the data loader was "
+                        "iterated again or closed. Use the newest iterator."
+                    )
             self._reading = False
         except TimeoutError:
             raise SetupError(
-                f"no batch of rank {self._rank} within {timeout:.0f} s from Ray at "
-                f"{self._cluster.address}: do others use its CPUs (`ray status` shows it)? Where "
-                "readers take so long, raise start_timeout"
+                f"dsi.ray: rank {self._rank} received no batch from Ray at "
+                f"{self._cluster.address} within {timeout:.0f} s. Check with `ray status` that "
+                "the cluster has free CPUs, or raise start_timeout."
             ) from None
         finally:
             if self._reading and self._feeder is feeder:
@@ -182,7 +192,7 @@ class RayFeed(Feed):
 
     def _receive(self, feeder: Helper, timeout: float | None) -> tuple[str, dict[str, Any]]:
         try:
-            processes = {"the process that speaks to Ray": feeder.pid}
+            processes = {"the process that communicates with Ray": feeder.pid}
             with doing("reading data", processes=processes):
                 kind, fields = feeder.receive(timeout, needed=self._cluster.host)
         except EOFError as error:
@@ -191,21 +201,27 @@ class RayFeed(Feed):
             raise self._lost(fields["message"])
         if kind == "died":
             raise SetupError(
-                f"readers of rank {self._rank} died {self._options.deaths + 1} times over the same "
-                "block of batches. If nobody killed them, memory ran out: lower readers, "
-                "training.batch_size or the size of row groups. "
+                f"dsi.ray: readers of rank {self._rank} died {self._options.deaths + 1} times "
+                "while reading the same block of batches, probably because memory ran out. Lower "
+                "readers, training.batch_size or the size of row groups. Ray reports: "
                 f"{fields['message'].strip().partition(chr(10))[0]}"
             )
         if kind == "raised":
-            raise RuntimeError(f"a reader of rank {self._rank} raised\n{fields['message']}")
+            raise RuntimeError(
+                f"dsi.ray: a reader of rank {self._rank} raised this error:\n{fields['message']}"
+            )
         if kind == "failed":
-            raise SetupError(f"rank {self._rank} cannot join Ray: {fields['message']}")
+            raise SetupError(
+                f"dsi.ray: rank {self._rank} could not connect to Ray at "
+                f"{self._cluster.address}: {fields['message']}"
+            )
         return kind, fields
 
     def _lost(self, message: str) -> SetupError:
         return SetupError(
-            f"rank {self._rank} lost Ray at {self._cluster.address}, as when its node or its head "
-            f"ends; training.checkpoint and --resume go on from where it was. {message}"
+            f"dsi.ray: rank {self._rank} lost its connection to Ray at {self._cluster.address}. "
+            "Restart Ray, then resume from the last checkpoint with recd run --resume. "
+            f"Ray reports: {message}"
         )
 
     def _start_feeder(self) -> Helper:
@@ -230,14 +246,15 @@ class RayFeed(Feed):
             needed, cpus = least * ranks * options.cpus_per_reader, fields["cpus"]
             if needed > cpus:
                 raise SetupError(
-                    f"{least} readers of each of {ranks} ranks take {needed:g} CPUs, and Ray has "
-                    f"{cpus:g}: lower readers (or min_readers) or cpus_per_reader, or add machines"
+                    f"dsi.ray: {least} readers for each of {ranks} ranks need {needed:g} CPUs, but "
+                    f"the Ray cluster has {cpus:g}. Lower readers, min_readers or "
+                    "cpus_per_reader, or add machines."
                 )
         except TimeoutError:
             feeder.end()
             raise SetupError(
-                f"rank {self._rank} did not reach Ray at {address} within "
-                f"{options.start_timeout:.0f} s; is it `ray start`ed on this machine, too?"
+                f"dsi.ray: rank {self._rank} could not connect to Ray at {address} within "
+                f"{options.start_timeout:.0f} s. Check that `ray start` ran on this machine, too."
             ) from None
         except BaseException:
             feeder.end()
@@ -255,25 +272,30 @@ class RayFeed(Feed):
         self._bytes_received += size
         if again:
             self._deaths += 1
-            self._say(f"a reader died, and reader {process} made its block anew; no row is lost")
+            self._say(
+                f"a reader process died. Process {process} has read its block again; no row is lost"
+            )
 
     def _autoscale(self) -> None:
         options, window = self._options, self._window
         low, high = options.bounds
         if low == high or window.steps < options.stall_window or self._feeder is None:
             return
-        waited = f"waited {window.share:.0%} of {window.steps} steps for batches"
+        waited = (
+            f"the trainer waited for batches for {window.share:.0%} of the time "
+            f"of the last {window.steps} steps"
+        )
         target = wanted(window, self._readers, options.bounds, options.stall_target)
         stalled = window.share > options.stall_target
         window.clear()
         if self._scaling:
             return
         if target != self._readers:
-            self._say(f"{waited}: {self._readers} -> {target} readers")
+            self._say(f"{waited}; changing from {self._readers} to {target} readers")
             self._feeder.send("readers", readers=target)
             self._scaling = True
         elif target == high and stalled:
-            self._say_once(f"{waited} of {high} readers, the most that max_readers allows")
+            self._say_once(f"{waited}, with {high} readers. Raise max_readers to allow more")
 
     def _scaled(self, readers: int, asked: int, cpus: float) -> None:
         self._readers, self._scaling = readers, False
@@ -281,9 +303,9 @@ class RayFeed(Feed):
         self._window.clear()
         if readers < asked:
             self._say_once(
-                f"{readers} readers it is: Ray has no more cores ({cpus:g} CPUs in all, "
-                f"{self._options.cpus_per_reader:g} a reader). Add machines, or lower "
-                "cpus_per_reader"
+                f"{asked} readers were requested, but only {readers} fit: the Ray cluster has "
+                f"{cpus:g} CPUs, and each reader needs {self._options.cpus_per_reader:g}. Add "
+                "machines, or lower cpus_per_reader"
             )
 
     def _say_once(self, why: str) -> None:

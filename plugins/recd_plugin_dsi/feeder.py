@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class AtMost(BackpressurePolicy):
-    """Limits the tasks of each Dataset of this process. Running tasks are not ended."""
+    """Limits how many Ray tasks each Dataset of this process runs. Running tasks continue."""
 
     tasks = 1
 
@@ -118,7 +118,7 @@ class _Feeder:
             os._exit(0)
 
     def _scale(self, readers: int) -> None:
-        """Run as many readers as requested, or as many as fit into the cluster."""
+        """Change to the requested number of readers, or to as many as the cluster has CPUs for."""
         cpus = _cpus()
         # CPUs are briefly free between two tasks: never exceed their total number.
         most = min(AtMost.tasks + self._room(_cpus(free=True)), self._room(cpus))
@@ -130,9 +130,10 @@ class _Feeder:
             self._sender.send("scaled", readers=self._wanted, asked=readers, cpus=cpus)
 
     def _add(self, wanted: int, asked: int, cpus: float) -> None:
-        """Add readers once they are ready. Blocks are ordered, so all would wait for a new reader.
+        """Start new reader processes, and use them once they have warmed up.
 
-        Running readers are busy, so these tasks start new processes.
+        Blocks are delivered in order, so a reader that still starts would delay all blocks. Ray
+        starts new processes for these tasks, because the existing readers are busy.
         """
         warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
         new = [warm.remote(self._task, self._position) for _ in range(wanted - AtMost.tasks)]
@@ -146,7 +147,7 @@ class _Feeder:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
-        """Send the blocks in order, from a position to the end of the epoch."""
+        """Send blocks to the trainer in order, from ``position`` to the end of the epoch."""
         self._position, self._wanted = position, readers
         if num_blocks is None:
             AtMost.tasks = 1
@@ -176,7 +177,10 @@ class _Feeder:
         self._sender.send("done")
 
     def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
-        """Read a dataset without skipping: each reader reads everything and converts its share."""
+        """Yield blocks of a dataset that cannot skip rows.
+
+        Each reader reads all rows, and makes every ``readers``-th block.
+        """
         memory = self._memory // readers
         streams = [
             self._rows(position, range(number, number + 1), readers, memory)
@@ -226,7 +230,11 @@ def _cpus(free: bool = False) -> float:
 def make_blocks(
     numbers: pa.Table, task: bytes, position: dict[str, Any], stride: int | None, stream: str
 ) -> Iterator[pa.Table]:
-    """Make blocks of rows in a reader, with sizes in bytes and metadata for the trainer."""
+    """Make the blocks with these numbers in a reader process.
+
+    Yields tables with one row: the encoded block in the column ``data``, and columns that describe
+    the block for the trainer.
+    """
     for number in numbers["number"].to_pylist():
         begun = f"recd/{stream}/{number}".encode()
         again = bool(_internal_kv_put(begun, b"", overwrite=False))
@@ -237,7 +245,7 @@ def make_blocks(
 
 
 def warm_up(task: bytes, position: dict[str, Any]) -> None:
-    """Make and discard one block, to import modules, load kernels and open files."""
+    """Prepare a new reader process: make one block and discard it."""
     with suppress(RecdError):
         _open(task).block(position, 0)
 

@@ -1,7 +1,7 @@
-"""Helper processes that communicate with Ray instead of the trainer, and the channel to them.
+"""Helper processes that communicate with Ray on behalf of the trainer.
 
-Ray kills its client process when the node is lost, prints a lot and runs threads. A separate
-process keeps this away from the trainer.
+Ray kills its client process when a node is lost, prints a lot and runs threads. Separate processes
+protect the trainer from this.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LAST_LINES = 4
 
 
 class Helper:
-    """A module run as a process. It ends when its connection closes or this process ends.
+    """A child process that runs a module until the connection closes or this process ends.
 
     Args:
-        module: module whose ``main`` runs.
+        module: name of the module, run like ``python -m module``.
         token: authentication token of the Ray cluster, if it needs one.
         environ: variables added to the process's environment.
     """
@@ -64,14 +64,23 @@ class Helper:
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. If the process has ended the message is lost, and ``receive`` raises."""
+        """Send a message. If the process has ended, the next ``receive`` raises EOFError."""
         with suppress(OSError):
             self.connection.send((kind, fields))
 
     def receive(
         self, timeout: float | None = None, needed: Helper | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the next message. Raise EOFError with its last output if the process has ended."""
+        """Return the next message of the process, its kind and fields.
+
+        Args:
+            timeout: seconds to wait; None waits forever.
+            needed: another helper that this process needs.
+
+        Raises:
+            TimeoutError: no message arrived in time.
+            EOFError: the process, or ``needed``, has ended. Contains its last lines of output.
+        """
         sources = [each.connection for each in (self, needed) if each is not None]
         ready = wait(sources, timeout)
         if not ready:
@@ -85,19 +94,26 @@ class Helper:
         return kind, fields
 
     def end(self) -> None:
-        """End the process. A second call does nothing."""
+        """Kill the process and wait until it has ended. A second call does nothing."""
         self._process.kill()
         self.leave(patience=60.0)
 
     def children(self) -> list[psutil.Process]:
-        """Return the child processes."""
+        """Return all descendants of the process."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def leave(self, patience: float) -> bool:
-        """Wait some seconds for the process to exit. Return whether it exited."""
+        """Close the connection and wait for the process to exit.
+
+        Args:
+            patience: seconds to wait.
+
+        Returns:
+            Whether the process exited.
+        """
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
@@ -109,12 +125,12 @@ class Helper:
         self._log.seek(0)
         written = self._log.read().decode(errors="replace").strip().splitlines()
         lines = [line for line in written if "\tINFO " not in line]
-        ended = f"Process {self._process.pid} ended with exit code {self._process.returncode}"
+        ended = f"process {self._process.pid} ended with exit code {self._process.returncode}"
         return "\n".join([ended, *lines[-_LAST_LINES:]])
 
 
 def serve() -> Connection:
-    """Return the connection of this helper process. The trainer handles signals."""
+    """Return the connection of this helper process to its trainer, and ignore SIGINT and SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
@@ -127,7 +143,10 @@ _BLOCKS_ON_THE_WAY = 2
 
 
 class Sender:
-    """Sends messages and blocks from any thread. Call ``taken`` when a block was received."""
+    """Sends messages and blocks to the trainer, from any thread.
+
+    Call ``taken`` when the trainer has received a block.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -141,10 +160,10 @@ class Sender:
             self._connection.send((kind, fields))
 
     def send_block(self, data: memoryview, **fields: Any) -> None:
-        """Send a ``block`` message, and its bytes in an unlinked file.
+        """Send a ``block`` message and the block's bytes, in a file without a name.
 
-        Waits while too many blocks are unread. The files are freed when all processes have closed
-        them.
+        Waits while the trainer has not received two earlier blocks. The file is freed when both
+        processes have closed it.
         """
         self._room.acquire()
         with open(os.memfd_create("recd-block"), "wb") as file:
@@ -155,12 +174,12 @@ class Sender:
                 send_handle(self._connection, file.fileno(), self._receiver)
 
     def taken(self) -> None:
-        """Record that the other end has received a block."""
+        """Record that the trainer has received a block."""
         self._room.release()
 
 
 def receive_block(connection: Connection, size: int) -> mmap.mmap:
-    """Map the bytes that follow a ``block`` message."""
+    """Receive the bytes that follow a ``block`` message, as a memory map of ``size`` bytes."""
     file = recv_handle(connection)
     try:
         return mmap.mmap(file, size)

@@ -16,7 +16,7 @@ _READERS = 2
 
 
 class RayOptions(PluginOptions):
-    """Options of ``dsi.ray``: cluster, number of readers, read-ahead."""
+    """Options of ``dsi.ray``: the Ray cluster, the number of readers and their memory."""
 
     address: str | None = Field(
         default=None,
@@ -32,13 +32,13 @@ class RayOptions(PluginOptions):
     readers: Count | None = Field(
         default=None,
         description=(
-            "Readers per rank. null uses 2, or a number between min_readers and max_readers."
+            "Readers per rank. null uses 2 readers, or autoscaling if max_readers is set."
         ),
     )
     min_readers: Count | None = Field(
         default=None,
         description=(
-            "Minimum and initial number of readers per rank; null uses 1 if max_readers is given."
+            "Minimum and initial number of readers per rank; null uses 1 if max_readers is set."
         ),
     )
     max_readers: Count | None = Field(
@@ -49,29 +49,33 @@ class RayOptions(PluginOptions):
         gt=0,
         lt=1,
         description=(
-            "Share of time that the trainer may wait for batches. Autoscaling adds "
-            "readers above it."
+            "Fraction of time that the trainer may wait for batches. Autoscaling adds "
+            "readers if the trainer waits longer."
         ),
     )
     stall_window: Count = Field(
         default=32, description="Steps over which autoscaling measures the trainer's waiting time."
     )
     cpus_per_reader: float = Field(
-        default=1.0, gt=0, description="CPUs of the cluster per reader; may be a fraction."
+        default=1.0, gt=0, description="CPUs of the cluster for each reader; may be a fraction."
     )
     memory: str | Count = Field(
         default="256MB",
         description=(
-            "Maximum bytes of a rank's batches that are ready or being made, such "
-            "as 256MB. Readers pause when it is reached."
+            "Maximum size of each rank's batches that are ready or being made, such "
+            "as 256MB. Readers pause when they reach this size."
         ),
     )
     deaths: Count = Field(
         default=3,
-        description="Readers that may die on one block of batches. One more ends the run.",
+        description=(
+            "Number of times that a reader may die while reading the same block of batches. "
+            "The run ends when a reader dies once more."
+        ),
     )
     start_timeout: Annotated[float, Field(gt=0)] = Field(
-        default=180.0, description="Seconds to wait for Ray, and for the first reader of a rank."
+        default=180.0,
+        description="Seconds to wait until Ray has started, and for the first batch of each rank.",
     )
 
     @model_validator(mode="after")
@@ -79,18 +83,24 @@ class RayOptions(PluginOptions):
         text_utils.read_bytes(self.memory)
         if self.readers is not None and (self.min_readers or self.max_readers):
             raise ValueError(
-                "readers is a fixed number, min_readers and max_readers are the bounds of "
-                "autoscaling: give one or the others"
+                "readers cannot be combined with min_readers and max_readers. Set readers for a "
+                "fixed number of readers, or min_readers and max_readers for autoscaling."
             )
         if self.min_readers is not None and self.max_readers is None:
-            raise ValueError("min_readers needs max_readers; for a fixed number give readers")
+            raise ValueError(
+                "min_readers is set without max_readers. Set max_readers for autoscaling, or "
+                "readers for a fixed number of readers."
+            )
         low, high = self.bounds
         if low > high:
-            raise ValueError(f"min_readers is {low}, more than max_readers, {high}")
+            raise ValueError(
+                f"min_readers ({low}) is larger than max_readers ({high}). "
+                "Lower min_readers or raise max_readers."
+            )
         if self.cpus is not None and self.address is not None:
             raise ValueError(
-                "cpus is for a cluster that the run starts, and address joins one that exists: "
-                "leave one of them out"
+                "cpus and address are both set, but cpus only applies to a Ray cluster that the "
+                "run starts. Remove cpus to join the cluster at address, or remove address."
             )
         return self
 
@@ -112,6 +122,6 @@ def check_ray() -> None:
     """Raise an error if Ray is missing, without importing it."""
     if importlib.util.find_spec("ray") is None:
         raise SetupError(
-            'dsi.ray runs readers on Ray, which is not installed: pip install "recd-plugins[ray]"; '
-            "or take the ingestion section out, and the trainer reads by itself"
+            'dsi.ray needs Ray, which is not installed. Run pip install "recd-plugins[ray]", or '
+            "remove the ingestion: section to read in the trainer."
         )

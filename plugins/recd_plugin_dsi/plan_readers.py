@@ -14,8 +14,8 @@ class ReadersPlan(plan_modes.PlanMode):
 
     flag = "--readers"
     help = (
-        "Plan readers instead: measure one reader and the trainer on this machine, and say how "
-        "many readers keep the trainer from waiting."
+        "Plan the number of readers instead of shardings: measure one reader and the trainer on "
+        "this machine, and print how many readers keep the trainer from waiting."
     )
     takes_topology = False
     because = "measures this machine as the registry uses it"
@@ -27,7 +27,7 @@ class ReadersPlan(plan_modes.PlanMode):
                 ["--stall-target"],
                 type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
                 metavar="SHARE",
-                help="share of time that the trainer may wait for data. Default: 0.05.",
+                help="fraction of time that the trainer may wait for data. Default: 0.05.",
             )
         ]
 

@@ -1,4 +1,4 @@
-"""``dsi.ray``."""
+"""The ingestion plugin ``dsi.ray``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class RayIngestion(Ingestion):
-    """Readers on Ray Data, on this machine or a cluster, with optional autoscaling."""
+    """Reads batches with Ray Data, on this machine or a cluster, with optional autoscaling."""
 
     name = "dsi.ray"
 
     class Options(RayOptions):
-        """Cluster, number of readers, read-ahead."""
+        """Options of ``dsi.ray``."""
 
     options: RayOptions
 
@@ -26,7 +26,7 @@ class RayIngestion(Ingestion):
         check_ray()
 
     def open(self, task: feeds.ReadTask) -> Feed:
-        """Start readers for one rank and split.
+        """Start the readers of one rank, for one split of the data.
 
         This is a collective call if the ranks have a process group and no ``address`` is given.
         """

@@ -1,7 +1,7 @@
-"""Number of readers that a trainer needs, from separate measurements of both.
+"""Plan of the number of readers, from separate measurements of a reader and of the trainer.
 
-One reader runs in its own process with one torch thread, like a worker, and packs its blocks for
-sending. Then all ranks train on prefetched batches.
+First, one reader runs in its own process with one torch thread, and encodes its blocks for sending.
+Then all ranks train on prefetched batches.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reading:
     """Measured costs of one reader.
 
     Attributes:
-        making: seconds per batch by stage, including packing and unpacking.
+        making: seconds per batch by stage, including encoding and decoding.
         cpu_seconds: CPU seconds per batch.
         batch_bytes: bytes sent per batch.
     """
@@ -62,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Training:
-    """Measured costs of a step on prefetched batches, on the slowest rank.
+    """Measured costs of a training step on prefetched batches, on the slowest rank.
 
     Attributes:
         seconds: wall time per step.
@@ -85,11 +85,11 @@ def study_readers(
     """Measure one reader, train on ``training.ranks`` ranks, and plan the number of readers.
 
     Args:
-        registry: the registry; need not be prepared.
-        plugins_dir: plugin folder of the registry.
-        batch_size: rows per rank.
-        target: share of time that the trainer may wait.
-        show: receives a message at each stage.
+        registry: the loaded registry file. Its data is prepared here.
+        plugins_dir: plugin folder of the registry file.
+        batch_size: rows per rank and batch.
+        target: fraction of time that the trainer may wait for batches.
+        show: called with a progress message at each stage.
     """
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = _without_stores(registry.with_training(overrides))
@@ -104,20 +104,20 @@ def study_readers(
         device=device,
         text=registry.text,
     )
-    show("reading with one reader")
+    show("measuring one reader")
     with torch.device("meta"):
         prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     work = read_task(registry, 0, ranks, prepared=prepared)
     reader = dataset.reader(rank=0, world_size=ranks, batch_size=batch_size, split="train")
     reading = launcher.launch(_read, 1, work, reader.state_dict(), threads=1)[0]
-    show("training on batches that lie ready")
+    show("measuring the trainer on prefetched batches")
     trained = launcher.launch(_train, ranks, job, backend=launcher.backend_for(device))
     training = max(trained, key=lambda rank: rank.seconds)
     return ReaderPlan(reading, training, target, batch_size, ranks, machine.available_cores())
 
 
 def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str, Any]) -> Reading:
-    """Read and pack blocks. Unpacking does not count as reader time."""
+    """Measure the reading and encoding of blocks. Decoding does not count as reader time."""
     imports.silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
@@ -177,7 +177,7 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
 
 
 def _without_stores(registry: RunConfig) -> RunConfig:
-    """Let ranks read directly without caches, whose files belong to runs."""
+    """Return the registry without workers, caches and ingestion, so that ranks read directly."""
     return replace(registry.with_training({"workers": 0}), cache=(), ingestion=None)
 
 
@@ -192,7 +192,7 @@ class ReaderPlan:
 
     Attributes:
         reading, training: measured costs.
-        target: share of time that the trainer may wait.
+        target: fraction of time that the trainer may wait for batches.
         batch_size: rows per batch and rank.
         ranks: number of ranks.
         cores: number of cores of this machine.
@@ -207,24 +207,27 @@ class ReaderPlan:
 
     @cached_property
     def pace(self) -> stall_meter.Pace:
-        """Return the mean seconds per batch."""
+        """Return the mean seconds per batch of the reader, the trainer and the transfer."""
         making = self.reading.making
         arrival = making.arrival + self.training.pin_seconds
         return stall_meter.Pace(making.reader, self.training.seconds, arrival)
 
     @cached_property
     def readers(self) -> int | None:
-        """Return the readers per rank for the target: 0 for direct reads, None if impossible."""
+        """Return the number of readers per rank that meets the target.
+
+        0 means that the trainer can read by itself, None that no number of readers is enough.
+        """
         return 0 if self.pace.stall_share(0) <= self.target else self.pace.readers_for(self.target)
 
     @property
     def trainer_cores(self) -> float:
-        """Return the cores that this machine's ranks use while they do not wait."""
+        """Return the number of cores that the ranks use while they do not wait for batches."""
         return self.ranks * self.training.cpu_seconds / self.training.seconds
 
     @property
     def reader_cores(self) -> float:
-        """Return the cores that the readers of these ranks use while they keep up."""
+        """Return the number of cores that readers use if they keep up with all ranks."""
         return self.ranks * self.reading.cpu_seconds / self.pace.taking
 
     @property
@@ -233,7 +236,7 @@ class ReaderPlan:
         return self.trainer_cores + self.reader_cores <= self.cores
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values, with times in seconds."""
+        """Return the report as JSON values, with times in seconds."""
         making, readers = self.reading.making, self.readers
         return {
             "stall_target": self.target,
@@ -261,46 +264,46 @@ class ReaderPlan:
         }
 
     def advice(self) -> str:
-        """Return a recommendation."""
+        """Return the recommended number of readers as text."""
         pace, readers = self.pace, self.readers
         if readers == 0:
             return (
-                f"no reader is needed: ranks that read by themselves wait "
-                f"{pace.stall_share(0):.1%} of their time (training.workers: 0)"
+                "no reader is needed: with training.workers: 0, ranks wait for data for "
+                f"{pace.stall_share(0):.1%} of their time"
             )
         if readers is None:
             return (
-                f"no number of readers gets below {self.target:.0%}: unpacking and pinning a batch "
-                f"take {pace.arrival * 1e3:.3g} ms of the trainer, a step {pace.training * 1e3:.3g}"
+                f"no number of readers keeps the waiting time below {self.target:.0%}: for each "
+                f"batch the trainer needs {pace.arrival * 1e3:.3g} ms to decode and pin the data, "
+                f"and {pace.training * 1e3:.3g} ms for the step"
             )
-        waits = f"{pace.stall_share(readers):.1%} of their time for data"
+        waits = f"wait for data for about {pace.stall_share(readers):.1%} of their time"
         if self.cores_suffice:
-            return f"training.workers: {readers}: ranks then wait about {waits}"
+            return f"set training.workers: {readers}; ranks then {waits}"
         return (
-            f"{readers} readers a rank, and ranks would wait about {waits}; but this machine lacks "
-            f"cores for them: they take {self.reader_cores:.1f}, the trainer "
+            f"with {readers} readers per rank, ranks would {waits}, but this machine has too few "
+            f"cores: readers need {self.reader_cores:.1f} and the trainer needs "
             f"{self.trainer_cores:.1f} of {self.cores}. Read on other machines (ingestion: "
-            f"{{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node, or store the "
-            "data as a reader needs it: "
-            "clustered, with list_dict, preprocessed"
+            f"{{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node. Or make reading "
+            "cheaper: store the data clustered, with the list_dict encoding, and preprocessed"
         )
 
 
 def render(plan: ReaderPlan) -> RenderableType:
-    """Return the measured costs, the waiting time by number of readers, and the advice."""
+    """Return the report for a terminal: costs, waiting time by number of readers, and advice."""
     making, pace = plan.reading.making, plan.pace
-    measured = text_table("Seconds of a batch of one rank", [""], ["ms"])
+    measured = text_table("Time per batch of one rank", [""], ["ms"])
     for name, seconds in {
         **{cause: getattr(making, cause) for cause in batch_types.STALL_CAUSES},
         "one reader": pace.making,
-        "unpacking, in the trainer": pace.arrival,
-        "trainer, on ready batches": plan.training.seconds,
+        "decoding, in the trainer": pace.arrival,
+        "trainer, on prefetched batches": plan.training.seconds,
     }.items():
         measured.add_row(name, f"{seconds * 1e3:.2f}")
     measured.caption = f"{plan.batch_size:,} rows"
     waiting = text_table(
-        f"Waiting, by readers; wanted: at most {plan.target:.0%}",
-        ["readers of a rank"],
+        f"Waiting time by number of readers (target: at most {plan.target:.0%})",
+        ["readers per rank"],
         ["trainer waits"],
     )
     for readers in sorted({0, 1, 2, 4, 8, plan.readers or 0}):

@@ -12,25 +12,28 @@ _LEAST, _MOST = 1.2e-38, 1e9  # Smaller values are 0 in float32, the dtype of th
 
 
 class FusedOptimizer(Optimizer):
-    """An optimizer whose options are passed to FBGEMM's kernel."""
+    """Base of optimizers that FBGEMM's embedding kernel applies in the backward pass."""
 
     class Options(PluginOptions):
         learning_rate: float = Field(
-            ge=0, le=_MOST, description="Learning rate; 0 keeps the tables as they are."
+            ge=0, le=_MOST, description="Learning rate; 0 does not train the tables."
         )
 
         @field_validator("learning_rate")
         @classmethod
-        def _is_not_0_to_kernels(cls, rate: float) -> float:
+        def _is_normal_float32(cls, rate: float) -> float:
             if 0 < rate < _LEAST:
-                raise ValueError(f"{rate} is 0 as a float32, which kernels compute with")
+                raise ValueError(
+                    f"{rate} is too small for float32, the dtype of FBGEMM's kernels. "
+                    "Use 0 or a larger value."
+                )
             return rate
 
     #: The matching class in ``torchrec.optim``.
     optimizer: ClassVar[str]
 
     def update(self, table: Table) -> RowUpdate:  # noqa: ARG002
-        """Return the same update for every table."""
+        """Return the TorchRec optimizer class and its arguments, the same for every table."""
         from torchrec import optim
 
         arguments = self.arguments(self.options.model_dump())
@@ -50,7 +53,7 @@ class Sgd(FusedOptimizer):
 
 
 class Adagrad(FusedOptimizer):
-    """Adagrad with one sum of squares per scalar."""
+    """Adagrad with one sum of squared gradients per weight."""
 
     name = "torchrec.adagrad"
     optimizer = "Adagrad"
@@ -62,7 +65,7 @@ class Adagrad(FusedOptimizer):
 
 
 class RowWiseAdagrad(FusedOptimizer):
-    """Adagrad with one sum of squares per row."""
+    """Adagrad with one sum of squared gradients per row."""
 
     name = "torchrec.rowwise_adagrad"
     optimizer = "RowWiseAdagrad"
@@ -72,7 +75,7 @@ class RowWiseAdagrad(FusedOptimizer):
             default=0.0,
             ge=0,
             le=_MOST,
-            description="Weight decay of the rows in a batch. Needs CUDA.",
+            description="Weight decay, applied only to rows that are in the batch. Needs CUDA.",
         )
         weight_decay_mode: Literal["l2", "decouple"] = Field(
             default="l2",
@@ -82,11 +85,14 @@ class RowWiseAdagrad(FusedOptimizer):
         @model_validator(mode="after")
         def _decays(self) -> Self:
             if self.weight_decay_mode == "decouple" and not self.weight_decay:
-                raise ValueError("weight_decay_mode: decouple is about weight_decay, which is 0")
+                raise ValueError(
+                    "weight_decay_mode: decouple has no effect, because weight_decay is 0. "
+                    "Set weight_decay, or remove weight_decay_mode."
+                )
             return self
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Add FBGEMM's weight decay mode."""
+        """Return FBGEMM optimizer kwargs, with the weight decay mode as FBGEMM's enum."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
         mode = options.pop("weight_decay_mode").upper() if options["weight_decay"] else "NONE"
@@ -94,7 +100,7 @@ class RowWiseAdagrad(FusedOptimizer):
 
 
 class Adam(FusedOptimizer):
-    """Adam for the rows in a batch. Needs CUDA."""
+    """Adam, applied only to rows that are in the batch. Needs CUDA."""
 
     name = "torchrec.adam"
     optimizer = "Adam"
@@ -106,7 +112,7 @@ class Adam(FusedOptimizer):
             default=0.0,
             ge=0,
             le=_MOST,
-            description="Decoupled weight decay of the rows in a batch.",
+            description="Decoupled weight decay, applied only to rows that are in the batch.",
         )
 
 
@@ -118,7 +124,7 @@ class PartialRowWiseAdam(Adam):
 
 
 class Lamb(Adam):
-    """LAMB: Adam with the step scaled to the norm of the row. Needs CUDA."""
+    """LAMB: Adam with each row's update scaled by the norm of the row. Needs CUDA."""
 
     name = "torchrec.lamb"
     optimizer = "LAMB"

@@ -22,12 +22,12 @@ class CoalesceOptions(PluginOptions):
 
 
 class TypedSharding(Sharding):
-    """A plugin for one TorchRec sharding type."""
+    """Base of sharding plugins that fix one TorchRec sharding type."""
 
     sharding_type: ClassVar[str]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return constraints with one sharding type for each of ``tables``."""
+        """Return planner constraints, keyed by table name, that fix the sharding type."""
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {
@@ -37,7 +37,7 @@ class TypedSharding(Sharding):
 
 
 class CoalescingSharding(TypedSharding):
-    """A sharding type that can coalesce ids."""
+    """Base of sharding plugins with the option ``coalesce``, to send each distinct id once."""
 
     class Options(CoalesceOptions):
         pass
@@ -50,7 +50,10 @@ class CoalescingSharding(TypedSharding):
 
 
 def _saves(tables: Sequence[Table], context: PlanContext) -> bool:
-    """Return whether coalescing may send less. Only for pooled tables with fewer rows than sums."""
+    """Return whether coalescing may send fewer bytes for at least one table.
+
+    A pooled table without coalescing sends ids or sums, whichever are fewer.
+    """
     profile, batch_size = context.data.profile(), context.batch_size
     uncoalesced = replace(profile, distinct={})
 
@@ -64,17 +67,17 @@ def _saves(tables: Sequence[Table], context: PlanContext) -> bool:
 
 
 class TableWise(CoalescingSharding):
-    """Table-wise: each table is on one rank, which the planner chooses."""
+    """Table-wise: places each table on one rank, chosen by TorchRec's planner."""
 
     name = "torchrec.table_wise"
     sharding_type = "table_wise"
 
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Offer sequences on CPUs, whose rows the planner splits.
+        """Return options to try in the plan search, for sequence tables on CPU.
 
-        Ranks without a table call no kernel. The bytes sent leave tables to one rank; where
-        processors take the time, they count less.
+        By default the planner splits these tables by row. Table-wise saves kernel calls, because
+        only one rank looks a table up. It can be faster if compute limits the speed.
         """
         costs = context.costs
         if context.world_size == 1 or costs is None or not costs.lookup.lookups:
@@ -86,35 +89,37 @@ class TableWise(CoalescingSharding):
 
 
 class RowWise(CoalescingSharding):
-    """Row-wise: the rows of each table are split evenly over all ranks."""
+    """Row-wise: splits the rows of each table evenly over all ranks."""
 
     name = "torchrec.row_wise"
     sharding_type = "row_wise"
 
 
 class ColumnWise(CoalescingSharding):
-    """Column-wise: tables are split into equal parts by columns; the planner places the parts."""
+    """Column-wise: splits tables into equal parts by column, which the planner places on ranks."""
 
     name = "torchrec.column_wise"
     sharding_type = "column_wise"
 
     class Options(CoalesceOptions):
-        shards: int = Field(default=2, ge=2, description="Parts per table.")
+        shards: int = Field(
+            default=2, ge=2, description="Number of parts that each table is split into."
+        )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return constraints with the sharding type and part width for each of ``tables``.
+        """Return planner constraints, keyed by table name: column-wise, and the width of a part.
 
         Raises:
-            SetupError: a table's columns do not split into that many parts of 4, 8, 12, ...
+            SetupError: ``embedding_dim`` of a table is not a multiple of ``4 * shards``.
         """
         shards = cast(ColumnWise.Options, self.options).shards
         for table in tables:
             # FBGEMM's kernels need rows of a multiple of four scalars.
             if table.embedding_dim % (4 * shards):
                 raise SetupError(
-                    f"{self.name}: table {table.name} has {table.embedding_dim} columns, which "
-                    f"do not split into {shards} parts of a multiple of 4; change the model's "
-                    "embedding_dim or the option shards"
+                    f"{self.name}: table {table.name!r} has embedding_dim {table.embedding_dim}, "
+                    f"which is not a multiple of {4 * shards} (4 * shards). Change the model's "
+                    "embedding_dim or the option shards."
                 )
         found = super().constraints(tables)
         for table in tables:
@@ -123,7 +128,7 @@ class ColumnWise(CoalescingSharding):
 
 
 class DataParallel(TypedSharding):
-    """Data-parallel: every rank has a copy of each table. For small tables."""
+    """Data-parallel: keeps a copy of each table on every rank. For small tables."""
 
     name = "torchrec.data_parallel"
     sharding_type = "data_parallel"
@@ -131,7 +136,7 @@ class DataParallel(TypedSharding):
 
 
 class Planner(CoalescingSharding):
-    """Lets TorchRec's planner decide, as for tables without a sharding entry."""
+    """Lets TorchRec's planner choose the sharding type, as for tables without a sharding entry."""
 
     name = "torchrec.planner"
 
@@ -139,8 +144,8 @@ class Planner(CoalescingSharding):
         replicate: bool = Field(
             default=False,
             description=(
-                "Allow small tables on every rank: sequence tables, and tables of "
-                "deduplicated batches on CPU."
+                "Allow copies of small tables on every rank: of sequence tables, and on CPU also "
+                "of tables that look up deduplicated batches."
             ),
         )
 
@@ -148,12 +153,13 @@ class Planner(CoalescingSharding):
         def _not_both(self) -> Self:
             if self.coalesce and self.replicate:
                 raise ValueError(
-                    "coalesce and replicate: ids of replicated tables are not sent; leave one out"
+                    "coalesce and replicate cannot both be true, because no ids are sent for "
+                    "replicated tables. Set one of them to false."
                 )
             return self
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:  # noqa: ARG002
-        """Return no constraints: the planner is free."""
+        """Return no constraints, so that the planner may choose any sharding."""
         return {}
 
     @property
@@ -162,15 +168,16 @@ class Planner(CoalescingSharding):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Offer coalesced tables or tables on every rank, if that may send less."""
+        """Return options to try in the plan search: coalescing or replication, if they may help."""
         offered = [{"coalesce": True}] if _saves(tables, context) else []
         return [*offered, {"replicate": True}] if _some_are_small(tables, context) else offered
 
 
 def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
-    """Whether summing gradients may take less time than sending embeddings.
+    """Return whether summing the gradients of copies may be faster than sending embeddings.
 
-    That of one table, or of all tables within the latency of the collectives that this spares.
+    This holds if one table has fewer rows than a rank sends embeddings. It also holds if summing
+    the gradients of all tables takes less time than the latency of the saved all-to-alls.
     """
     if context.device_type != "cpu" or context.world_size == 1:
         return False
@@ -191,17 +198,20 @@ def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
 
 
 class Uvm(Cache):
-    """FBGEMM's UVM caching: tables are in host memory, hot rows in GPU memory."""
+    """FBGEMM's UVM caching: keeps tables in host memory, and recently read rows in GPU memory."""
 
     name = "torchrec.uvm"
 
     class Options(PluginOptions):
         load_factor: float = Field(
-            default=0.2, gt=0, le=1, description="Rows in GPU memory as a share of the table."
+            default=0.2, gt=0, le=1, description="Fraction of each table's rows in GPU memory."
         )
         algorithm: Literal["lru", "lfu"] = Field(
             default="lru",
-            description="Which rows stay in GPU memory: the last used or the most used.",
+            description=(
+                "Rows to keep in GPU memory: the most recently used (lru) or the most "
+                "frequently used (lfu)."
+            ),
         )
 
     def check(self, device: torch.device) -> None:
@@ -212,13 +222,13 @@ class Uvm(Cache):
         """
         if device.type != "cuda":
             raise SetupError(
-                f"{self.name} needs CUDA, as it caches host memory in GPU memory, and this run is "
-                f"on {device.type}: set enabled: false on its cache entry, or train on a machine "
-                'with a GPU (pip install "recd-plugins[cuda]")'
+                f"{self.name} needs CUDA, but this run uses the device {device.type!r}. Set "
+                "enabled: false on its cache: entry, or train on a machine with a GPU "
+                '(pip install "recd-plugins[cuda]").'
             )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return constraints with the caching kernel and its parameters for each of ``tables``."""
+        """Return planner constraints, keyed by table name: UVM caching kernel and cache size."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams

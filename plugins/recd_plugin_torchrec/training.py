@@ -1,4 +1,4 @@
-"""TorchRec's train pipelines and metrics."""
+"""TorchRec's train pipelines and metrics as plugins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Base(Pipeline):
-    """TrainPipelineBase: only the copy of the next batch to the device overlaps with compute."""
+    """TrainPipelineBase: copies the next batch to the device while this batch trains."""
 
     name = "torchrec.base"
 
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """Return TorchRec's pipeline, which restarts with each iterator."""
+        """Return a TrainPipelineBase that resets itself for each new data iterator."""
         from torchrec.distributed.train_pipeline import TrainPipelineBase
 
         class BasePipeline(TrainPipelineBase):
@@ -39,7 +39,7 @@ class Base(Pipeline):
 
 
 class SparseDist(Pipeline):
-    """TrainPipelineSparseDist: the input dist of the next batch overlaps as well."""
+    """TrainPipelineSparseDist: also sends the ids of the next batch while this batch trains."""
 
     name = "torchrec.sparse_dist"
 
@@ -68,7 +68,7 @@ _TASK = "label"
 
 
 class RecMetrics(Metric):
-    """Metrics of torchrec.metrics over the whole split, such as calibration, CTR and errors."""
+    """Computes metrics of torchrec.metrics over the whole split, such as calibration and CTR."""
 
     name = "torchrec.rec_metrics"
 
@@ -94,13 +94,13 @@ class RecMetrics(Metric):
     options: Options
 
     def start(self) -> dict[str, dict[str, Tensor]]:
-        """Return empty sums for each metric."""
+        """Return the initial state: no sums for each metric."""
         return {name: {} for name in self.options.names}
 
     def update(
         self, state: dict[str, dict[str, Tensor]], batch: ScoredBatch
     ) -> dict[str, dict[str, Tensor]]:
-        """Add the sums of a batch."""
+        """Return the state with the sums of a batch added."""
         labels = batch.labels.double()
         for name, sums in state.items():
             metric = _made(name)
@@ -114,7 +114,7 @@ class RecMetrics(Metric):
         return state
 
     def results(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, float]:
-        """Return lifetime values under TorchRec's names, without task and window."""
+        """Return lifetime values, keyed by TorchRec's metric name without task and window."""
         found = {}
         for name in self.options.names:
             seen = [state[name] for state in states if state[name]]

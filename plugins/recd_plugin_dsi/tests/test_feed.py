@@ -58,9 +58,12 @@ def test_readers_that_wait_are_taken_away_one_by_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_readers": 3, "max_readers": 2}, "min_readers is 3, more than max_readers, 2"),
-        ({"readers": 2, "max_readers": 4}, "readers is a fixed number"),
-        ({"cpus": 4, "address": "auto"}, "cpus is for a cluster that the run starts"),
+        (
+            {"min_readers": 3, "max_readers": 2},
+            r"min_readers \(3\) is larger than max_readers \(2\)",
+        ),
+        ({"readers": 2, "max_readers": 4}, "readers cannot be combined with min_readers"),
+        ({"cpus": 4, "address": "auto"}, "cpus and address are both set"),
         ({"memory": "lots"}, "'lots' is no number of bytes"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_machine_without_cores_for_them():
     assert not planned(reader_cpu=0.05, ranks=2).cores_suffice
     assert (found.readers, found.cores_suffice) == (3, False)
     assert found.reader_cores == pytest.approx(3)
-    assert "lacks cores for them" in found.advice()
+    assert "too few cores" in found.advice()
     assert "dsi.ray" in found.advice()
 
 

@@ -64,8 +64,8 @@ def test_a_block_that_kills_its_readers_is_an_error(ray_address):
     deadly = registry(options(ray_address, readers=1, deaths=1), deadly=500)
     with build_dataloader(deadly, 0, 1) as loader, pytest.raises(SetupError) as caught:
         list(loader)
-    assert "readers of rank 0 died 2 times over the same block" in str(caught.value)
-    assert "lower readers" in str(caught.value)
+    assert "readers of rank 0 died 2 times" in str(caught.value)
+    assert "Lower readers" in str(caught.value)
 
 
 def test_goes_on_elsewhere(ray_address, tmp_path):
@@ -104,13 +104,13 @@ def test_more_readers_while_the_trainer_waits(ray_address, capfd):
         assert sorted(numbers(loader)) == list(range(ROWS))
         assert loader.report()["most readers"] == 2
     said = capfd.readouterr().err
-    assert "1 -> 2 readers" in said
-    assert "Ray has no more cores (4 CPUs in all, 1.5 a reader)" in said
+    assert "from 1 to 2 readers" in said
+    assert "has 4 CPUs, and each reader needs 1.5" in said
 
 
 def test_more_readers_than_the_cluster_has_cores(ray_address):
     ray = options(ray_address, readers=9, cpus_per_reader=1)
-    with pytest.raises(RegistryError, match="9 readers of each of 1 ranks take 9 CPUs, and Ray"):
+    with pytest.raises(RegistryError, match="9 readers for each of 1 ranks need 9 CPUs, but"):
         build_dataloader(registry(ray), 0, 1)
 
 

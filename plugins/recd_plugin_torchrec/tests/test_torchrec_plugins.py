@@ -65,7 +65,7 @@ def test_the_planner_is_left_alone() -> None:
 def test_column_shards() -> None:
     four = ColumnWise(ColumnWise.Options(shards=4))
     assert four.constraints([TABLE])["t"].min_partition == 4
-    with pytest.raises(SetupError, match=r"table t has 16 columns.* 8 parts"):
+    with pytest.raises(SetupError, match=r"table 't' has embedding_dim 16, .* multiple of 32"):
         ColumnWise(ColumnWise.Options(shards=8)).constraints([TABLE])
     with pytest.raises(ValidationError):
         ColumnWise.Options(shards=1)
@@ -95,14 +95,12 @@ def test_plugins_are_read_without_torch() -> None:
 
 def test_a_rate_of_0_keeps_a_table_and_what_becomes_0_is_refused() -> None:
     assert Sgd.Options(learning_rate=0).model_dump() == {"learning_rate": 0}
-    with pytest.raises(ValidationError, match="1e-40 is 0 as a float32"):
+    with pytest.raises(ValidationError, match="1e-40 is too small for float32"):
         Sgd.Options(learning_rate=1e-40)
 
 
 def test_a_mode_of_a_decay_that_there_is_not_is_refused() -> None:
     options = {"learning_rate": 0.1, "weight_decay_mode": "decouple"}
-    with pytest.raises(
-        ValidationError, match="weight_decay_mode: decouple is about weight_decay, whic"
-    ):
+    with pytest.raises(ValidationError, match="weight_decay is 0"):
         RowWiseAdagrad.Options.model_validate(options)
     RowWiseAdagrad.Options.model_validate({**options, "weight_decay": 0.1})
