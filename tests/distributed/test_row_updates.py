@@ -9,6 +9,8 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.sharded import sequences
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec import optim
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -21,6 +23,12 @@ from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.exact_modules import ExactShardedEmbeddingCollection
 
 FUSED = ParameterSharding("table_wise", "fused", ranks=[0])
+SHARDS = [
+    ShardMetadata(shard_offsets=[0, 2 * n], shard_sizes=[8, 2], placement="rank:0/cpu")
+    for n in range(2)
+]
+REPLICATED = ParameterSharding("data_parallel", "dense")
+COLUMNS = ParameterSharding("column_wise", "fused", [0], EnumerableShardingSpec(SHARDS))
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:
@@ -94,3 +102,25 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
     with pytest.raises(SetupError, match=r"table a: .* do nothing with momentum"):
         check_updates(module, params, None, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "optimizer", "arguments", "message"),
+    [
+        (FUSED, optim.RowWiseAdagrad, {"lr": 0.1}, ""),
+        (FUSED, torch.optim.SGD, {}, "FBGEMM's default of 0.01"),
+        (REPLICATED, torch.optim.SGD, {"lr": 0.1}, "ignores apply_optimizer_in_backward"),
+        (COLUMNS, optim.RowWiseAdagrad, {"lr": 0.1}, "row-wise optimizer on column shards"),
+    ],
+)
+def test_updates_that_differ_from_torch_are_warned_of(
+    sharding: ParameterSharding,
+    optimizer: Any,
+    arguments: Any,
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = bags(a=None)
+    apply_optimizer_in_backward(optimizer, module.parameters(), arguments)
+    check_updates(module, {"a": sharding}, None, torch.device("cpu"))
+    assert [message in text for text in caplog.messages] == [True] * bool(message)

@@ -7,7 +7,9 @@ looked-up row, and a clipped sum differs from the sum of clipped gradients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import inspect
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,18 @@ from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.text import shortened
 
+logger = logging.getLogger(__name__)
+
+# Learning rate of FBGEMM's kernels if none is given.
+_RATE = 0.01
+_DROPPED = (
+    "DistributedModelParallel ignores apply_optimizer_in_backward for data-parallel tables. Train "
+    "them with the dense optimizer, or use another sharding type."
+)
+_COLUMNS = (
+    "a row-wise optimizer on column shards trains differently from whole rows. Use another "
+    "sharding type, or SGD or Adagrad."
+)
 #: Elementwise optimizers; others use sums or norms over a row.
 ELEMENTWISE = {
     EmbOptimType.SGD,
@@ -98,8 +112,7 @@ def update_of_table(
     if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
         given = dict(module.optimizer_kwargs())
         return kind_of_update(module.optimizer_type(), given), given
-    tables = module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
-    weight: Any = tables[table].weight
+    weight = _weight(module, table)
     given = dict(fused_params or {})
     kind = kind_of_update(torch.optim.SGD, given)
     # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
@@ -115,17 +128,50 @@ def check_updates(
     fused_params: Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> None:
-    """Refuse optimizer arguments that FBGEMM ignores.
+    """Refuse optimizer arguments that FBGEMM ignores, and warn if rows train differently.
 
     Raises:
         SetupError: names the table and the argument.
     """
     device_type = "cpu" if device is None else device.type
+    dropped, columns, unset = list[str](), list[str](), list[str]()
     for table, sharding in params.items():
-        if sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
-            kind, given = update_of_table(module, table, fused_params)
+        kind, given = update_of_table(module, table, fused_params)
+        classes = _in_backward(module, table)
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+            dropped += [table] if classes else []
+        elif sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
             if why := unheeded_argument(kind, given, device_type):
                 raise SetupError(f"table {table}: {why}")
+            shards = getattr(sharding.sharding_spec, "shards", None) or ()
+            if kind not in ELEMENTWISE and any(shard.shard_offsets[1] for shard in shards):
+                columns.append(table)
+            rate = [inspect.signature(each).parameters.get("lr") for each in classes]
+            if given.keys().isdisjoint({"lr", "learning_rate"}) and any(
+                each is not None and each.default != _RATE for each in rate
+            ):
+                unset.append(table)
+    for tables, message in (
+        (dropped, _DROPPED),
+        (columns, _COLUMNS),
+        (unset, f"their optimizer has no lr, so FBGEMM's default of {_RATE} applies. Set lr."),
+    ):
+        if tables:
+            logger.warning("tables %s: %s", shortened(tables), message)
+
+
+def _in_backward(module: nn.Module, table: str) -> Sequence[type[torch.optim.Optimizer]]:
+    """Return the optimizer classes that apply_optimizer_in_backward set on a table."""
+    if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+        return ()
+    found: Sequence[type[torch.optim.Optimizer]]
+    found = getattr(_weight(module, table), "_optimizer_classes", ())
+    return found
+
+
+def _weight(module: Any, table: str) -> Any:
+    tables = module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
+    return tables[table].weight
 
 
 def copy_optimizer_arguments(parameters: Iterable[nn.Parameter]) -> None:

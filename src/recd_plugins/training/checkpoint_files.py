@@ -41,8 +41,11 @@ FURTHER, OBSERVERS = "further", "observers"
 #: Fields that a resumed run may change, because they do not affect results.
 FREE = (
     *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
-    # Former options of a dataset, in early checkpoints. The data is compared by its content.
-    *(f"dataset.options.{name}" for name in ("bad_lines", "max_bad_lines", "npy_sparse")),
+    # Former options of datasets, in early checkpoints. The data is compared by its content.
+    *(
+        f"dataset.options.{name}"
+        for name in ("bad_lines", "max_bad_lines", "npy_sparse", "read", "test.measure")
+    ),
     *(
         f"training.{name}"
         for name in (
