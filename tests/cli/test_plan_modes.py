@@ -24,6 +24,9 @@ class Replicas(plan_modes.PlanMode):
             click.Option(["--copies"], type=int, default=3, help="at most so many."),
             click.Option(["--all-tables", "every"], is_flag=True, help="not only those that pay."),
         ]
+    def check(self, options, auto):
+        if options["copies"] < 1:
+            raise click.UsageError("--copies 0 is plain recd plan")
     def plan(self, question):
         question.say("planning replicas")
         found = {"ranks": question.spec.world_size, "rows": question.batch_size, **question.options}
@@ -72,6 +75,7 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
     [
         (('question.say("planning replicas")', "1 / 0"), "Replicas: plan failed at "),
         (("lambda: found", "lambda: 1 / 0"), "Replicas: as_json of the answer failed at "),
+        (('if options["copies"] < 1', "if 1 / 0"), "Replicas: check failed at "),
     ],
 )
 def test_what_a_mode_does_wrong_is_said_of_it(
@@ -94,6 +98,7 @@ def test_what_a_mode_does_wrong_is_said_of_it(
             ["--replicas", "--batch-size", "auto"],
             "--replicas knows of no others: leave out --batch-size auto",
         ),
+        (["--replicas", "--copies", "0"], "--copies 0 is plain recd plan"),
     ],
 )
 def test_options_that_do_not_go_together(folder: Path, arguments: list[str], message: str) -> None:

@@ -169,11 +169,13 @@ def plan(
         "--ranks-per-node": ranks_per_node,
         "--batch-size auto": largest,
     }
-    takes = {"--batch-size auto": chosen is None}
+    takes = {"--batch-size auto": mode.takes_auto}
     if others := [
         name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
     ]:
         raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")
+    with part_call(mode, "check"):
+        mode.check(options, largest)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE

@@ -78,17 +78,30 @@ class PlanMode(ABC):
         flag: command-line flag that selects the mode.
         help: help text of the flag.
         takes_topology: whether it accepts ``--topology``, ``--nodes`` and ``--ranks-per-node``.
+        takes_auto: whether it accepts ``--batch-size auto``.
         because: reason why it does not accept options; follows the flag in messages.
     """
 
     flag: ClassVar[str]
     help: ClassVar[str]
     takes_topology: ClassVar[bool] = True
+    takes_auto: ClassVar[bool] = False
     because: ClassVar[str] = "does not take every option"
 
     def options(self) -> Sequence[click.Option]:
         """Return click options of the mode; their help texts get the prefix ``With FLAG:``."""
         return ()
+
+    def check(self, options: Mapping[str, Any], auto: bool) -> None:  # noqa: B027
+        """Refuse contradicting options before any other work.
+
+        Args:
+            options: values of the mode's own options, by name.
+            auto: whether the batch size is searched.
+
+        Raises:
+            click.UsageError: options contradict each other.
+        """
 
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:
@@ -101,6 +114,8 @@ class PlanMode(ABC):
 
 class TablesPlan(PlanMode):
     """``recd plan`` without a mode's flag: plans the tables and compares with TorchRec's plan."""
+
+    takes_auto = True
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the first rows and plan the tables."""
