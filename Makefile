@@ -18,7 +18,7 @@ TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 # Keep bytecode, or each process compiles all modules again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-fast test-nightly matrix docs check clean
+.PHONY: setup demo test test-fast test-nightly matrix-page matrix docs check clean
 
 setup: $(VENV)/.installed
 
@@ -50,6 +50,12 @@ test-fast: setup
 # Every cell of every matrix, and property tests with 20 times the examples.
 test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
+
+# Run every cell of the trainer matrix and write build/exactness_matrix.md. Fails if a cell trains
+# differently without a message. Continues after an interruption; rm build/matrix.jsonl starts again.
+matrix-page: setup
+	@mkdir -p build
+	$(BIN)/python -m tests.drop_in.matrix --keep build/matrix.jsonl --write build/exactness_matrix.md
 
 # Run the parity tests on every supported set of torch, FBGEMM and TorchRec, each in its own
 # environment in build/torchrec. Continues after an interruption; AGAIN=--again runs the tests again,

@@ -58,7 +58,7 @@ _IN_PAIRS = (
 _BAGS, _DEDUP = "EmbeddingBagCollection", "deduplicated by dedup(loader)"
 
 
-def _cells() -> list[Cell]:
+def all_cells() -> list[Cell]:
     """Return each module alone, each axis with some modules, and the pairs."""
     cells = [Cell(module) for module in MODULES]
     cells += [Cell(module, batch=name) for name in BATCHES for module in _KINDS]
@@ -74,7 +74,7 @@ def _cells() -> list[Cell]:
 
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_cell_trains_differently_without_a_message(part: int) -> None:
-    cells = _cells()[part::_PARTS]
+    cells = all_cells()[part::_PARTS]
     if not by_night():  # no cell that compiles or leaves ranks waiting for one another
         cells = [c for c in cells if "compile" not in c.rest and "feature" not in c.batch]
     outcomes = outcomes_of(cells)
