@@ -18,7 +18,7 @@ class ReadersPlan(plan_modes.PlanMode):
         "this machine, and print how many readers keep the trainer from waiting."
     )
     takes_topology = False
-    because = "measures this machine as the registry uses it"
+    because = "measures this machine with the settings of the registry file"
 
     def options(self) -> Sequence[click.Option]:
         """See ``PlanMode.options``."""

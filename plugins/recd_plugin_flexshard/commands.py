@@ -1,4 +1,4 @@
-"""Implements ``recd plan --tiers`` and ``recd simulate``."""
+"""The commands ``recd plan --tiers`` and ``recd simulate``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and one tier plan per sharding entry."""
+    """A prepared model, and the tier plans of its sharding entries, keyed by ``sharding[N]``."""
 
     candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]
 
 
 def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> PlannedTiers:
-    """Prepare data and model for the ranks of ``spec``; raise RecdError if no entry has tiers."""
+    """Prepare data and model for the ranks of ``spec``, and plan the tiers of each entry.
+
+    Raises:
+        RecdError: no sharding entry uses a flexshard plugin.
+    """
     from recd_plugin_flexshard.strategy import TieredStrategy
     from recd_plugins.api import prepared_data, study
 
@@ -36,20 +40,21 @@ def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> Planned
     if plans:
         return PlannedTiers(candidate, plans)
     raise RecdError(
-        f"{registry.path}: no table has tiers of rows; add an entry to the section sharding that "
-        "uses flexshard.two_tier, flexshard.three_tier or flexshard.joint, for tables of sequences "
-        "(features that the section pooling names)"
+        f"{registry.path}: the sharding: section has no flexshard entry. Add an entry that uses "
+        "flexshard.two_tier, flexshard.three_tier or flexshard.joint for the tables of features "
+        "in the pooling: section."
     )
 
 
 class TiersPlan(plan_modes.PlanMode):
-    """``recd plan --tiers``."""
+    """Implements ``recd plan --tiers``."""
 
     flag = "--tiers"
     help = (
-        "Plan tiers of rows instead: what flexshard's entries choose, and what others would give."
+        "Plan tiers of rows instead of shardings: show the plan of each flexshard entry, and the "
+        "plans of the other flexshard plugins for comparison."
     )
-    because = "are chosen for a number of rows"
+    because = "plans for a fixed batch size"
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
@@ -79,18 +84,22 @@ class TiersPlan(plan_modes.PlanMode):
     help="Rows per rank, instead of training.batch_size.",
 )
 @click.option(
-    "--steps", type=cli_options.AT_LEAST_1, default=3, show_default=True, help="Batches per rank."
+    "--steps",
+    type=cli_options.AT_LEAST_1,
+    default=3,
+    show_default=True,
+    help="Number of batches per rank.",
 )
 @click.option(
     "--data",
     is_flag=True,
-    help="Use the registry's own batches after its converter, instead of randomly drawn ones.",
+    help="Use batches of the training data, after the converter, instead of random batches.",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
-    help="Write the whole report to this file.",
+    help="Write the report as JSON to this file.",
 )
 @click.pass_obj
 def simulate(
@@ -104,9 +113,10 @@ def simulate(
     data: bool,
     json_path: Path | None,
 ) -> None:
-    """Simulate the traffic of tiers for REGISTRY on any number of ranks, without starting them.
+    """Simulate the communication of tiered tables on any number of ranks, without starting them.
 
-    Shows bytes sent per rank, modelled times and balance, compared with plain row-wise tables.
+    REGISTRY is a registry file with a flexshard entry. The report shows bytes sent per rank,
+    estimated times and balance, compared with plain row-wise tables.
 
     \b
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
@@ -131,7 +141,7 @@ def simulate(
         if data:
             read = [tables[table.name] for table in plan.tables]
             source = RegistryBatches(planned.candidate.prepared, read)
-        with consoles.error_console().status(f"playing {field}"):
+        with consoles.error_console().status(f"simulating {field}"):
             entries[field] = play(plan, source, steps)
     if json_path is not None:
         file_utils.write_json(json_path, as_json(topology, spec, entries))

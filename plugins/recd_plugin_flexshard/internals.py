@@ -11,35 +11,35 @@ INTERNALS = (
     Internal(
         _SEQUENCES,
         ("_lookups", "_need_indices", "_use_index_dedup"),
-        "looking up of tiered tables",
+        "lookups in tables with tiers",
     ),
     Internal(
         _SEQUENCES,
         ("_optim", "_model_parallel_name_to_sharded_tensor"),
-        "folding of tiers into state dicts",
+        "state dicts of tables with tiers",
     ),
     Internal("torchrec.modules.embedding_modules:EmbeddingCollection", ("_device",), "tiers"),
     Internal(
         "torchrec.distributed.embedding_sharding:KJTListSplitsAwaitable",
         ("_sharding_types",),
-        "sending of ids to the node",
+        "sending ids to other ranks of the node",
     ),
     Internal("torchrec.distributed.types:Awaitable", ("_wait_impl",), "waiting for ids and rows"),
     Internal(
         f"{_FBGEMM}:SplitTableBatchedEmbeddingBagsCodegen",
         ("optimizer", "optimizer_args", "get_learning_rate", "output_dtype"),
-        "updating copies of rows as their kernel does",
+        "training copies of rows like FBGEMM's kernel",
     ),
     Internal("torch.autograd:Variable", ("_execution_engine",), "the end of a backward pass"),
-    Internal("torch.distributed", ("_shard",), "folding of tiers into state dicts"),
+    Internal("torch.distributed", ("_shard",), "state dicts of tables with tiers"),
     Internal(
         "torch.distributed._shard.sharded_tensor:ShardedTensor",
         ("_process_group",),
-        "state dicts of tiers that are copied",
+        "copying state dicts of tables with tiers",
     ),
     Internal(
         "torch.nn:Module",
         ("_register_load_state_dict_pre_hook",),
-        "following of state dicts that are loaded",
+        "loading state dicts of tables with tiers",
     ),
 )

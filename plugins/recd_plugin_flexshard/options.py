@@ -14,7 +14,7 @@ _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 
 
 def read_budget(budget: Any) -> dict[str, float]:
-    """Parse a budget into ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
+    """Parse the option ``budget`` into ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
     if isinstance(budget, str) and (multiple := _MULTIPLE.fullmatch(budget.strip())):
@@ -26,13 +26,13 @@ def read_budget(budget: Any) -> dict[str, float]:
         except ValueError:
             pass
     raise ValueError(
-        f"{budget!r} is no budget; write memory_neutral, a multiple of row-wise memory as 1.5x, or "
-        "bytes as 2GiB"
+        f"{budget!r} is not a valid budget. Use memory_neutral, a multiple of row-wise memory such "
+        "as 1.5x, or bytes such as 2GiB."
     )
 
 
 class OtherCluster(BaseModel):
-    """A cluster to plan tiers for, instead of the one that trains."""
+    """The option ``plan_for``: a cluster to plan for, instead of the cluster that trains."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,10 +41,10 @@ class OtherCluster(BaseModel):
         description="Name or file of a topology, as for recd plan --topology.",
     )
     nodes: Count | None = Field(
-        default=None, description="Number of nodes; null uses the topology's."
+        default=None, description="Number of nodes; null uses the number in the topology."
     )
     ranks_per_node: Count | None = Field(
-        default=None, description="Ranks per node; null uses the topology's."
+        default=None, description="Ranks per node; null uses the number in the topology."
     )
     batch_size: Count | None = Field(
         default=None, description="Rows per rank; null uses training.batch_size."
@@ -57,9 +57,9 @@ class TierOptions(AccessOptions):
     budget: str | Annotated[StrictInt, Field(gt=0)] = Field(
         default="memory_neutral",
         description=(
-            "Memory budget of a rank for these tables: memory_neutral (the same as "
-            "plain row-wise), a multiple of that such as 1.5x, or bytes such as "
-            "2GiB."
+            "Memory budget of a rank for these tables: memory_neutral (as much as plain "
+            "row-wise sharding), a multiple of row-wise memory such as 1.5x, or bytes such "
+            "as 2GiB."
         ),
     )
     memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
@@ -69,21 +69,22 @@ class TierOptions(AccessOptions):
     saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
         default=1.0,
         description=(
-            "c: embeddings that need not be held per access to a row with a copy on every rank."
+            "c: number of embeddings that a rank saves in memory for each lookup of a row with a "
+            "copy on every rank."
         ),
     )
     dedupe: Literal["data", "none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default="data",
         description=(
-            "Deduplication factors to plan with: measured from the data, none, or one number."
+            "Deduplication factors to plan with: data measures them, none assumes 1, and a number "
+            "is used for all tables."
         ),
     )
     minimise: Literal["time", "bytes"] = Field(
         default="time",
         description=(
-            "Goal of the plan. time: seconds of all collectives; a row gets no copy "
-            "that costs more time than it saves. bytes: the bytes of the all-to-all "
-            "between all ranks."
+            "Quantity to minimise. time: the time of all collectives; a row gets a copy only "
+            "if that saves time. bytes: the bytes of the all-to-all between all ranks."
         ),
     )
     sync: Literal["auto", "dense", "sparse"] = Field(
@@ -102,13 +103,16 @@ class TierOptions(AccessOptions):
     )
     overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         default=0.0,
-        description="Share of the other collectives' time that compute hides.",
+        description=(
+            "Fraction of communication time that overlaps with compute, for all collectives "
+            "except the all-to-all between all ranks."
+        ),
     )
     retier_every: Count | None = Field(
         default=None,
         description=(
-            "Choose the tiers' rows again after so many steps, from recent "
-            "accesses. null keeps the rows."
+            "Number of steps after which rows are assigned to tiers again, based on recent "
+            "lookups. null never changes the assignment."
         ),
     )
     plan_for: OtherCluster | None = Field(
@@ -123,7 +127,7 @@ class TierOptions(AccessOptions):
         return value
 
     def cost_options(self) -> dict[str, Any]:
-        """Return fields of ``CostOptions``."""
+        """Return these options as keyword arguments of ``CostOptions``."""
         return {
             **read_budget(self.budget),
             "minimise": self.minimise,

@@ -1,4 +1,4 @@
-"""Report of ``recd plan --tiers``: the tiers of each sharding entry, and alternatives."""
+"""Report of ``recd plan --tiers``: the tiers of each sharding entry, and alternative plans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINES = 16
 
 @dataclass(frozen=True)
 class TierRows:
-    """Rows and access shares by tier, of one table or summed over several."""
+    """Number of rows and fraction of accesses by tier, for one table or several."""
 
     name: str
     rows: int
@@ -62,7 +62,7 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The plan of one sharding entry, and the plans of all strategies."""
+    """The plan of one sharding entry, and the plans that all strategies would give."""
 
     field: str
     plugin: str
@@ -91,7 +91,7 @@ class EntryTiers:
 
 @dataclass(frozen=True)
 class TiersReport:
-    """Report on all sharding entries with tiers."""
+    """Report on all sharding entries that use a flexshard plugin."""
 
     topology: str
     spec: topologies.TopologySpec
@@ -108,7 +108,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
-    """Return ``plan`` with the plans of the other strategies for the same budget."""
+    """Plan the other strategies with the same budget, and return all plans."""
     alternatives: dict[Strategy, TierPlan] = {}
     for strategy in _STRATEGY_NAMES:
         if strategy == plan.strategy:
@@ -155,10 +155,10 @@ def _seconds_json(seconds: CollectiveSeconds, overlap: float) -> dict[str, float
 def render(report: TiersReport) -> RenderableType:
     """Return the terminal report: the topology, then the tables of each entry."""
     spec = report.spec
-    rates = "of the topology" if spec.collectives else "what its bandwidths allow"
+    rates = "as measured" if spec.collectives else "estimated from bandwidths"
     parts: list[RenderableType] = [
         topology_line(report.topology, spec),
-        Text(f"{report.batch_size:,} rows a rank; collectives: {rates}"),
+        Text(f"{report.batch_size:,} rows per rank; speed of collectives: {rates}"),
     ]
     for entry in report.entries:
         parts += ["", *_entry(entry)]
@@ -168,26 +168,26 @@ def render(report: TiersReport) -> RenderableType:
 def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     plan, options = entry.plan, entry.plan.options
     times = "" if options.memory_ratio == 1 else f"{options.memory_ratio:g} times "
-    budget = f"{times}the memory of row-wise"
+    budget = f"{times}the memory of row-wise sharding"
     if options.memory_bytes is not None:
         budget = text_utils.size_text(options.memory_bytes)
     yield Text(
         f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:.3g}, "
-        f"c = {options.saved_activations:.3g}, least {options.minimise} within {budget}"
+        f"c = {options.saved_activations:.3g}, minimises {options.minimise} within {budget}"
     )
     yield _tables(entry)
     yield _strategies(entry)
     yield _times(entry)
     yield Text(
-        f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
-        f"ranks, {plan.memory_ratio - 1:+.1%} memory of a rank"
+        f"Predicted, compared with plain row-wise sharding: {plan.a2a_reduction:.1%} fewer bytes "
+        f"in the all-to-all of all ranks, {plan.memory_ratio - 1:+.1%} memory per rank"
     )
 
 
 def _tables(entry: EntryTiers) -> Table:
     """Return the tables' tiers as in table 5 of FlexShard."""
     table = text_table(
-        "Rows by tier (DP: data-parallel), share of ids",
+        "Rows and fraction of ids by tier (DP: data-parallel)",
         ["table"],
         ("rows", "ids", "DP", "", "flex", "", "row-wise"),
     )
@@ -208,10 +208,10 @@ def _tiers(rows: TierRows) -> Iterator[str]:
 
 def _strategies(entry: EntryTiers) -> Table:
     table = text_table(
-        "Strategies: rows of all tables, and what they save",
+        "Strategies: rows by tier over all tables, and savings",
         [""],
         ("DP", "", "flex", "", "a2a saved", "memory", "x RW"),
-        caption="* of the registry; a2a: bytes of the all-to-all of all ranks",
+        caption="* in the registry file; a2a: bytes of the all-to-all of all ranks",
     )
     table.columns[0].no_wrap = True
     memory = entry.plan.row_wise_memory_bytes

@@ -1,4 +1,4 @@
-"""Section ``tiers`` of a run report: observed and predicted traffic by tier."""
+"""The section ``tiers`` of a run report: observed and predicted bytes by tier."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _GROUPS = {"global": "all ranks", "node": "each node", "cross": "across nodes"}
 _COLLECTIVES = {
     "all_to_all": "all-to-all",
     "all_reduce": "all-reduce",
-    "sparse": "of touched rows",
+    "sparse": "sparse sync",
 }
 
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes per step over all ranks; ``observed`` is None if the run is too short."""
+    """Bytes that one tier sends per step, summed over ranks.
+
+    ``observed`` is None if the run was too short to count.
+    """
 
     tier: Tier
     collective: str
@@ -45,7 +48,10 @@ class TierBytes:
 
 
 class OtherTables(NamedTuple):
-    """Predicted bytes of untiered tables in tiered collections, deduplicated and plain."""
+    """Tables without tiers in the same EmbeddingCollections as tables with tiers.
+
+    ``predicted`` and ``plain`` are their bytes per step, with and without deduplication.
+    """
 
     names: tuple[str, ...] = ()
     predicted: float = 0.0
@@ -57,10 +63,10 @@ NO_OTHERS = OtherTables()
 
 @dataclass(frozen=True)
 class TierReport(Section):
-    """Traffic of the tiers of a run, compared with row-wise sharding of all rows.
+    """Bytes that the tiers of a run sent, compared with row-wise sharding.
 
-    The cold tier includes the untiered tables of its collections. ``plain_row_wise`` assumes
-    batches without deduplication.
+    The cold tier includes tables without tiers in the same EmbeddingCollections. ``row_wise`` and
+    ``plain_row_wise`` are predicted bytes of row-wise sharding, with and without deduplication.
     """
 
     name: ClassVar[str] = "tiers"
@@ -98,7 +104,7 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """Return the observed and predicted saving relative to ``plain_row_wise``."""
+        """Return the observed and the predicted fraction saved relative to ``plain_row_wise``."""
         cold = self.tiers[TIERS.index("cold")]
         if not self.plain_row_wise:
             return None, 0.0
@@ -124,7 +130,7 @@ class TierReport(Section):
         return [self._table(run), *(["\n".join(lines)] if lines else [])]
 
     def _table(self, run: str) -> Table:
-        title = "tiers of rows: bytes sent a step, all ranks"
+        title = "tiers of rows: bytes sent per step by all ranks"
         table = Table(title=f"{run}, {title}" if run else title)
         for heading in ("", "collective", "over"):
             table.add_column(heading)
@@ -151,15 +157,15 @@ class TierReport(Section):
         observed, predicted = self.a2a_reduction
         measured = "" if observed is None else f"{observed:.1%}, "
         table.caption = (
-            f"saved of the all-to-all over all ranks: {measured}predicted {predicted:.1%}"
+            f"bytes saved in the all-to-all of all ranks: {measured}predicted {predicted:.1%}"
         )
         if self.others.names:
-            table.caption += f"\nwith tables without tiers: {', '.join(self.others.names)}"
+            table.caption += f"\nincludes tables without tiers: {', '.join(self.others.names)}"
         return table
 
 
 def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
-    """Return the bytes per step over all ranks if every row were in the cold tier."""
+    """Return the bytes that all ranks send per step with row-wise sharding of all rows."""
     demands, options = plan.demands, plan.options
     if not deduplicated:
         demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
@@ -169,7 +175,7 @@ def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
 
 
 def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
-    """Return the report of a trained model."""
+    """Return the tier report of a training run."""
     planned = {table.name for plan in plans for table in plan.tables}
     modules = tiered_modules(run.model)
     retierings = [report for module in modules.values() for report in module.retier_reports]
@@ -201,7 +207,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
 
 
 def tiered_modules(model: nn.Module) -> dict[str, ShardedTieredEmbeddingCollection]:
-    """Return the sharded modules with tiers, keyed by path."""
+    """Return the sharded modules with tiers, keyed by their path in the model."""
     return {
         path: module
         for path, module in model.named_modules()

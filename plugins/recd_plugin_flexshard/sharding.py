@@ -1,4 +1,4 @@
-"""``flexshard.two_tier``, ``flexshard.three_tier`` and ``flexshard.joint``."""
+"""The plugins ``flexshard.two_tier``, ``flexshard.three_tier`` and ``flexshard.joint``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class TieredSharding(Sharding):
-    """Base of the tier plugins: row-wise tables, with copies of hot and flex rows."""
+    """Base of the flexshard plugins: shards tables row-wise and adds copies of frequent rows."""
 
     tier_strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
 
     class Options(TierOptions):
-        """Options of all tier plugins."""
+        """Options of all flexshard plugins."""
 
     options: TierOptions
     _planned: tuple[tuple[Sequence[Table], PlanContext], TierPlan] | None = None
@@ -57,8 +57,9 @@ class TieredSharding(Sharding):
                 [feature for table in pooled for feature in table.features]
             )
             raise SetupError(
-                f"{self.name} is for tables of sequences, but bags look up {names}: name "
-                f"{features} in a pooling: entry if these are sequences, or use torchrec.row_wise"
+                f"{self.name} supports only tables of sequence features, but the model pools "
+                f"{names} in an EmbeddingBagCollection. Add {features} to a pooling: entry, or "
+                "use torchrec.row_wise."
             )
         key = (tuple(tables), context)
         if self._planned is None or self._planned[0] != key:
@@ -89,21 +90,21 @@ class TieredSharding(Sharding):
 
 
 class TwoTier(TieredSharding):
-    """Replicates frequently read rows of sequence tables, shards the rest row-wise (FlexShard)."""
+    """Shards sequence tables row-wise and copies frequent rows to every rank (FlexShard)."""
 
     name = "flexshard.two_tier"
     tier_strategy: ClassVar[Literal["two_tier"]] = "two_tier"
 
 
 class ThreeTier(TieredSharding):
-    """Places rows of sequence tables on every rank, in every node, or row-wise (FlexShard)."""
+    """Shards sequence tables row-wise; copies frequent rows to every rank or node (FlexShard)."""
 
     name = "flexshard.three_tier"
     tier_strategy: ClassVar[Literal["three_tier"]] = "three_tier"
 
 
 class Joint(TieredSharding):
-    """Chooses the best two or three tiers of rows for the topology and deduplicated data."""
+    """Chooses between two and three tiers of rows, whichever is best for topology and data."""
 
     name = "flexshard.joint"
     tier_strategy: ClassVar[Literal["joint"]] = "joint"

@@ -26,7 +26,13 @@ _NAMES: dict[Tier, str] = {
 def as_json(
     topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
 ) -> dict[str, Any]:
-    """Return JSON values; bytes are per step."""
+    """Return the report as JSON values. Bytes and seconds are per step.
+
+    Args:
+        topology: name of the topology.
+        spec: the topology.
+        entries: the simulation of each sharding entry, keyed by ``sharding[N]``.
+    """
     return {
         "topology": topology_json(topology, spec),
         "entries": {
@@ -65,7 +71,7 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
 
 
 def _spread(by_rank: Counts) -> dict[str, float]:
-    """Return per-step averages: the mean over ranks, and the maximum."""
+    """Return the mean and the maximum over ranks, each averaged over steps."""
     return {"mean": float(by_rank.mean()), "max": float(by_rank.max(1).mean())}
 
 
@@ -80,7 +86,7 @@ def render(
             "",
             Text(
                 f"{field}, {plan.strategy}: tables: {len(plan.tables)}, steps: {played.steps} of "
-                f"{plan.cluster.batch_size:,} rows a rank, {played.source}"
+                f"{plan.cluster.batch_size:,} rows per rank, {played.source}"
             ),
             _collectives(played),
             _ranks(played),
@@ -94,7 +100,7 @@ def render(
 
 def _collectives(played: Simulation) -> Table:
     headings = "mean", "max", "predicted", "ms", "predicted"
-    table = text_table("Bytes that a rank sends in a step", [""], headings)
+    table = text_table("Bytes sent per rank and step, and time in ms", [""], headings)
     table.columns[0].no_wrap = True
     predicted = traffic(played.plan)
     expected = played.plan.row_wise_seconds.a2a_global

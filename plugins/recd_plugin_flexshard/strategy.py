@@ -1,4 +1,4 @@
-"""Planning, execution and reporting of tables with row tiers (FlexShard, arXiv 2301.02959)."""
+"""Cost estimates and reports of tables with tiers of rows (FlexShard, arXiv 2301.02959)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
 
 
 class TieredStrategy(TableStrategy):
-    """Adds copies of frequently accessed rows to row-wise tables."""
+    """Table strategy of row-wise tables with copies of frequently accessed rows."""
 
     def __init__(self, plan: TierPlan) -> None:
         self.plan = plan
@@ -35,18 +35,18 @@ class TieredStrategy(TableStrategy):
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
         why = (
-            "has tiers of its rows, whose cold tier cannot be cached: leave one of them out; "
-            "torchrec.row_wise shards it alike without tiers"
+            "makes copies of its frequent rows, which caches do not support. Remove the table "
+            "from the cache: entry, or shard the table with torchrec.row_wise."
         )
         return dict.fromkeys(self._tables, why)
 
     def sharded_share(self, table: str) -> float:
-        """Return the fraction of looked-up ids that belong to cold rows."""
+        """Return the fraction of the table's looked-up ids that belong to cold rows."""
         tiers = self._tables.get(table)
         return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the memory per rank for copies, their optimizer state and their gradients."""
+        """Return the bytes per rank for copies, their optimizer state and their gradients."""
         from recd_plugin_flexshard.runtime.collection import overlay_bytes
 
         hot, flex = Counter[int](), Counter[int]()
@@ -61,7 +61,7 @@ class TieredStrategy(TableStrategy):
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the bytes of one embedding per hot id and two per flex id."""
+        """Return the bytes of embeddings in memory: one per hot id and two per flex id."""
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
@@ -76,8 +76,7 @@ class TieredStrategy(TableStrategy):
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
         """Yield the cost of hot and flex rows on every rank (FlexShard, table 2).
 
-        Ids of flex rows are spread evenly over the ranks of the node. Links between nodes carry
-        flex gradients once per rank of a node, and hot gradients once.
+        Ids of flex rows are assumed to be spread evenly over the ranks of a node.
         """
         from recd_plugins.api import stage_costs, step_costs
 
@@ -119,7 +118,7 @@ class TieredStrategy(TableStrategy):
         )
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Return the collectives of flex rows and of touched-row gradients."""
+        """Return the number of collectives per step for flex rows and for sparse syncs."""
         from recd_plugins.api import step_costs
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]

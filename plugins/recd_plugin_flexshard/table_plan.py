@@ -1,4 +1,4 @@
-"""Tier plans for the tables of a model, from their data and the topology."""
+"""Tier plans for the tables of a model, based on its data and the topology."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def cluster_of(context: PlanContext) -> ClusterShape:
 def plan_tables(
     strategy: Strategy, options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> TierPlan:
-    """Plan the tiers of ``tables`` together."""
+    """Plan the tiers of ``tables`` with one memory budget.
+
+    Raises:
+        SetupError: the tables do not fit into the budget, three tiers are planned for one node, or
+            the option ``plan_for`` has no such topology.
+    """
     here, other = cluster_of(context), options.plan_for
     cluster = here if other is None else _other(other, context)
     for one, remedy in (
@@ -47,16 +52,15 @@ def plan_tables(
     ):
         if one and strategy == "three_tier":
             raise SetupError(
-                "three tiers need several nodes, as flex rows are once in every node: use "
-                f"flexshard.two_tier, or flexshard.joint, which takes two tiers there; or set "
-                f"{remedy}"
+                "flexshard.three_tier needs several nodes, but this plan is for one node. Use "
+                f"flexshard.two_tier or flexshard.joint, or set {remedy}."
             )
     demands = _demands(options, tables, context)
     costs = CostOptions(wire_bytes=context.wire_bytes, **options.cost_options())
     try:
         plan = plan_tiers(demands, cluster, strategy, costs)
     except SetupError as error:
-        raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
+        raise SetupError(f"the option budget ({options.budget!r}) is too small: {error}") from error
     return plan if other is None else on_cluster(plan, here)
 
 
@@ -72,7 +76,7 @@ def _other(other: OtherCluster, context: PlanContext) -> ClusterShape:
             device=context.device_type,
         )
     except RecdError as error:  # without the file's line numbers, which are not the entry's
-        raise SetupError(f"the option plan_for: {error}") from error
+        raise SetupError(f"option plan_for: {error}") from error
     batch_size = other.batch_size or context.batch_size
     rates = collectives_of(spec.collective_rates)
     return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates)
@@ -99,7 +103,7 @@ def _demands(
 
 
 def _dedupe_factor(options: TierOptions, table: Table, context: PlanContext) -> float:
-    """Return the ids of a table's features divided by the ids that are looked up."""
+    """Return the ids of a table's features divided by the ids of unique rows."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe
     known = context.data.profile()

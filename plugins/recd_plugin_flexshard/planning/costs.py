@@ -1,4 +1,4 @@
-"""Cost of a row in each tier (FlexShard, arXiv 2301.02959, sections 3 and 4)."""
+"""Cost model of a row in each tier (FlexShard, arXiv 2301.02959, sections 3 and 4)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Sync = Literal["dense", "sparse"]
 
 @dataclass(frozen=True)
 class Collective:
-    """Latency and bandwidth of a collective.
+    """Latency in seconds and bandwidth of a collective.
 
-    Bytes are the input of one rank, including the part that it keeps. An all-to-all of embeddings
-    counts forward and backward, an all-reduce once.
+    Bytes are the input tensor of one rank, including the part that stays on the rank. For an
+    all-to-all of embeddings they include the forward and the backward pass.
     """
 
     bytes_per_second: float
@@ -40,7 +40,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Collectives:
-    """The four collectives of tiers.
+    """Speed of the four collectives that tiers use.
 
     - ``a2a_global``: embeddings of cold rows, between all ranks.
     - ``a2a_intra``: embeddings of flex rows, inside a node.
@@ -94,7 +94,10 @@ class CollectiveSeconds:
     ar_cross: float
 
     def exposed(self, overlap: float = 0.0) -> float:
-        """Return the total, with a share of all but the global all-to-all hidden by compute."""
+        """Return the seconds that compute does not hide.
+
+        The fraction ``overlap`` of all collectives except the global all-to-all is hidden.
+        """
         return self.a2a_global + (1 - overlap) * (self.a2a_intra + self.ar_global + self.ar_cross)
 
 
@@ -106,14 +109,16 @@ class CostOptions:
         memory_multiplier: M, memory of a copied row divided by the memory of its weights. 6 fits
             FlexShard's table 5: the row itself, twice as much for the optimizer and three times for
             DDP.
-        saved_activations: c, embeddings that need not be held for an access of a hot row.
+        saved_activations: c, number of embeddings that a rank saves in memory for each access to a
+            hot row.
         wire_bytes: bytes per scalar in all-to-alls and in the sparse sync.
         coalesce: whether a row that a batch accesses several times is sent once.
-        overlap: share of the time of all but the global all-to-all that compute hides.
-        minimise: ``time``: no copy costs more time than it saves. ``bytes``: as many copies as
+        overlap: fraction of communication time that compute hides, for all collectives except the
+            global all-to-all.
+        minimise: ``time``: a row gets a copy only if that saves time. ``bytes``: as many copies as
             memory allows, for the fewest bytes in the global all-to-all.
         sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
-        memory_ratio: budget as a multiple of plain row-wise sharding.
+        memory_ratio: budget as a multiple of the memory of plain row-wise sharding.
         memory_bytes: budget in bytes per rank, instead of ``memory_ratio``.
     """
 
@@ -129,31 +134,37 @@ class CostOptions:
 
     @property
     def plain(self) -> CostOptions:
-        """Return options for plain batches."""
+        """Return these options without coalescing."""
         return replace(self, coalesce=False)
 
     @property
     def row_wise_bytes(self) -> float:
-        """Return the bytes of the global all-to-all per element of a row, forward and backward."""
+        """Return the bytes per scalar in the global all-to-all, forward and backward."""
         return 2 * self.wire_bytes
 
     @property
     def flex_bytes(self) -> float:
-        """Return the bytes of the node's all-to-all per element of a row."""
+        """Return the bytes per scalar in the all-to-all within a node, forward and backward."""
         return 2 * self.wire_bytes
 
     @property
     def exposed(self) -> float:
-        """Return the weight of all times but the global all-to-all's; never 0, to break ties."""
+        """Return the weight of communication times, except for the global all-to-all.
+
+        Never 0, so that equal plans are compared by these times.
+        """
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
     def activation_bytes(self, lookups: float, sent: float) -> float:
-        """Return the bytes of row-wise embeddings, on the sending and the receiving rank."""
+        """Return the bytes of embeddings in memory on the sending and the receiving rank.
+
+        ``lookups`` and ``sent`` are the scalars that a batch looks up and sends.
+        """
         return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 
 def log_unread(probabilities: Floats) -> Floats:
-    """Return the log of the share of samples that do not access a row: 0 to -inf."""
+    """Return the log of the probability that a sample does not access a row."""
     with np.errstate(divide="ignore"):
         return np.log1p(-np.minimum(probabilities, 1.0))
 
@@ -161,7 +172,7 @@ def log_unread(probabilities: Floats) -> Floats:
 def rows_sent(
     probabilities: Floats, batch_size: float, dedupe_factor: float = 1.0, coalesce: bool = False
 ) -> Floats:
-    """Return ``w``, the number of times that a batch of one rank sends each row.
+    """Return ``w``, the mean number of times that a batch of one rank sends each row.
 
     ``B p`` with ``B = batch_size / dedupe_factor``; ``1 - (1 - p) ** B`` with coalescing.
     """
@@ -173,11 +184,13 @@ def rows_sent(
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Bytes and exposed seconds per element of a row.
+    """Memory in bytes and time in seconds per scalar of a row, by tier.
 
-    A row that is sent ``w`` times takes ``row_wise_static`` bytes and ``w a2a_global`` seconds when
-    cold, ``flex_static`` and ``w a2a_intra + ar_cross`` when flex, ``hot_static - w saved`` and
-    ``ar_global`` when hot.
+    For a row that is sent ``w`` times:
+
+    - cold: ``row_wise_static`` bytes, ``w * a2a_global`` seconds.
+    - flex: ``flex_static`` bytes, ``w * a2a_intra + ar_cross`` seconds.
+    - hot: ``hot_static - w * saved`` bytes, ``ar_global`` seconds.
     """
 
     row_wise_static: float
@@ -208,7 +221,7 @@ class RowCosts:
 
 @dataclass(frozen=True)
 class Syncs:
-    """How the gradients of hot and of flex copies are summed."""
+    """How gradients of hot copies and of flex copies are summed: ``dense`` or ``sparse``."""
 
     hot: Sync = "dense"
     flex: Sync = "dense"
@@ -225,7 +238,13 @@ DENSE = Syncs()
 
 @dataclass(frozen=True)
 class CopyGroup:
-    """Ranks that hold copies of the same rows and sum their gradients."""
+    """A group of ranks that hold copies of the same rows and sum the gradients of these copies.
+
+    Attributes:
+        members: number of ranks in the group.
+        batches: number of batches per step whose gradients each member holds.
+        repeats: how often a batch accesses a row that it accesses at all.
+    """
 
     members: int
     batches: int
@@ -241,16 +260,16 @@ class CopyGroup:
 
     @property
     def sent_of_reduced(self) -> float:
-        """Return the bytes that a rank sends per byte of an all-reduced tensor."""
+        """Return the bytes that a rank sends in an all-reduce, per byte of the tensor."""
         return 2 * (self.members - 1) / self.members
 
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return the ratio of sparse to dense sync traffic for rows that are sent ``w`` times.
+        """Return the bytes of a sparse sync divided by the bytes of a dense sync, for each row.
 
-        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients per row. A rank touches the
-        row in a fraction ``t = 1 - q ** batches`` of the steps, any rank in
-        ``u = 1 - q ** (batches n)``. A batch misses the row with probability
-        ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing.
+        ``sent`` is ``w`` of each row. A sparse sync over n ranks sends ``t + (n - 2) / n * u``
+        gradients per row. A rank accesses the row in a fraction ``t = 1 - q ** batches`` of the
+        steps, at least one rank in ``u = 1 - q ** (batches * n)``. A batch does not access the row
+        with probability ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing.
         """
         if self.members == 1:
             return np.zeros_like(sent)
@@ -260,15 +279,21 @@ class CopyGroup:
         return (n * touched + (n - 2) * union) / (2 * (n - 1))
 
     def bits(self, rows: float) -> float:
-        """Return the bytes of the bitmaps that mark which of ``rows`` a rank touches."""
+        """Return the bytes of the bitmaps that mark which of ``rows`` rows a rank accessed."""
         return (self.members - 1) * rows / 8
 
     def sent_sparsely(self, rows: float, exchanged: float) -> float:
-        """Return the bytes that a rank sends for ``rows`` and ``exchanged`` gradient bytes."""
+        """Return the bytes that a rank sends in a sparse sync of ``rows`` rows.
+
+        ``exchanged`` are the gradient bytes that a dense all-reduce of equal traffic would sum.
+        """
         return self.sent_of_reduced * exchanged + self.bits(rows)
 
     def calls(self, sync: Sync) -> int:
-        """Return the collectives of a sparse sync: bitmaps, gradients, and sums from 3 ranks on."""
+        """Return the number of collectives of a sparse sync; 0 for a dense sync.
+
+        They send bitmaps, gradients and, with 3 or more ranks, sums.
+        """
         if sync == "dense" or self.members == 1:
             return 0
         return 2 if self.members == 2 else 3
@@ -276,7 +301,15 @@ class CopyGroup:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one tier on a rank."""
+    """The copies of one tier on a rank, and the cost to sum their gradients.
+
+    Attributes:
+        group: ranks that hold the same copies.
+        collective: speed of the all-reduce.
+        rows: number of copies on a rank.
+        reduced: bytes of their gradients.
+        exchanged: gradient bytes whose dense all-reduce would send as much as a sparse sync.
+    """
 
     group: CopyGroup
     collective: Collective
@@ -285,13 +318,13 @@ class Copies:
     exchanged: float
 
     def sent(self, sync: Sync) -> float:
-        """Return the bytes that a rank sends, averaged over ranks."""
+        """Return the bytes that a rank sends to sum gradients, averaged over ranks."""
         if sync == "dense":
             return self.group.sent_of_reduced * self.reduced
         return self.group.sent_sparsely(self.rows, self.exchanged)
 
     def seconds(self, sync: Sync) -> float:
-        """Return the seconds of the sync. A sparse sync is as fast per byte as an all-reduce."""
+        """Return the seconds to sum gradients, at the bandwidth of an all-reduce."""
         calls = self.group.calls(sync)
         if not calls or not self.rows:
             return self.collective.seconds_for(self.reduced)
@@ -310,7 +343,7 @@ _BISECTIONS = 16
 
 @dataclass(frozen=True, eq=False)
 class TableDemand:
-    """A table and the access frequency of its rows.
+    """A table and the access frequencies of its rows.
 
     Attributes:
         name: name of the table.
@@ -320,8 +353,8 @@ class TableDemand:
             1 if samples access the row several times.
         rows: int64 ``[n]``, the rows in the order of ``probabilities``; None means 0, 1, 2, ...
         repeats: int64 ``[n]``, number of rows with each probability; None means one each.
-        tail_rows: number of rows without a probability of their own.
-        tail_probability: accesses per sample to each tail row.
+        tail_rows: number of rarely accessed rows that are not in ``probabilities``.
+        tail_probability: mean accesses per sample to each of the tail rows.
         dedupe_factor: rows of a batch divided by the distinct rows that are looked up.
         features: number of features that are looked up in the table.
         distinct: counted distinct ids per batch, by batch size; None assumes independent accesses.
@@ -343,9 +376,9 @@ class TableDemand:
     def from_access(
         cls, access: TableAccess, embedding_dim: int, dedupe_factor: float = 1.0
     ) -> TableDemand:
-        """Return the demand of an access profile.
+        """Build the demand of a table from its access profile.
 
-        Known rows with fewer accesses than the mean unknown row join the tail.
+        Rows with fewer accesses than the mean row that is not in the profile join the tail.
         """
         probabilities = access.probabilities()
         kept = len(probabilities)
@@ -367,7 +400,11 @@ class TableDemand:
         )
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the accesses per row of each bin, non-increasing, and the rows per bin."""
+        """Group rows with equal access frequency into bins, most accessed first.
+
+        Returns:
+            Accesses per sample to each row of a bin, and the number of rows, ``[num_bins]`` each.
+        """
         repeats = self.repeats
         if repeats is None:
             repeats = np.ones(len(self.probabilities), dtype=np.int64)
@@ -379,7 +416,7 @@ class TableDemand:
         )
 
     def accesses(self, rows: int) -> float:
-        """Return the mean accesses per sample to the first ``rows`` rows."""
+        """Return the mean accesses per sample to the ``rows`` most accessed rows."""
         probabilities, repeats = self.bins()
         before = np.cumsum(repeats) - repeats
         return float(probabilities @ np.clip(rows - before, 0, repeats))
@@ -390,7 +427,11 @@ class TableDemand:
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Return the batch size whose independent accesses would give a batch's distinct ids."""
+        """Return the batch size at which independent accesses give the counted distinct ids.
+
+        Real accesses repeat more often than independent ones, so the result is smaller than
+        ``batch_size``.
+        """
         counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
         if counted <= 0:
             return float(batch_size)
@@ -405,7 +446,7 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return rows ``start`` to ``stop``: the most accessed first, then the tail."""
+        """Return the ids of rows ``start`` to ``stop`` in order of access, most accessed first."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
         known = len(self.rows)

@@ -1,4 +1,4 @@
-"""Searches for the two cuts between tiers (FlexShard, arXiv 2301.02959, section 4)."""
+"""Search for the boundaries between hot, flex and cold rows (FlexShard, 2301.02959, section 4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ _TRIED, _SPREAD = 12, 16
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first ``num_rows`` rows of a ranking."""
+    """The ``num_rows`` most often sent rows of a ``Ranking``, and sums over these rows.
+
+    Attributes:
+        num_rows: number of rows.
+        scalars: sum of their embedding dimensions.
+        sent: scalars that a batch of one rank sends for these rows.
+        exchanged: scalars that a sparse sync of hot and of flex copies would send.
+    """
 
     num_rows: int
     scalars: float
@@ -46,7 +53,11 @@ class Prefix:
 
 
 class Ranking:
-    """Rows of several tables, grouped into bins of equal ``w`` and sorted by falling ``w``."""
+    """Rows of several tables, sorted by how often a batch sends each row, most often first.
+
+    ``w`` is the number of times that a batch of one rank sends a row. A bin groups the rows of a
+    table with equal ``w``.
+    """
 
     def __init__(
         self,
@@ -89,11 +100,11 @@ class Ranking:
         self.everything = self.first(int(self._ends[-1]))
 
     def exchanged(self, group: CopyGroup) -> Floats:
-        """Return ``group.exchanged`` for each bin."""
+        """Return ``CopyGroup.exchanged`` for the rows of each bin, float64 ``[num_bins]``."""
         return group.exchanged(self.keys, self._coalesce)
 
     def first(self, num_rows: int) -> Prefix:
-        """Return the prefix of ``num_rows`` rows, or all rows if there are fewer."""
+        """Return the first ``num_rows`` rows, or all rows if there are fewer."""
         num_rows = min(num_rows, int(self._ends[-1]))
         bins, rest = self._place(num_rows)
         sums = [float(total[bins]) for total in self._sums]
@@ -105,17 +116,22 @@ class Ranking:
         return Prefix(num_rows, scalars, sent, tuple(exchanged) or (0.0, 0.0))  # type: ignore[arg-type]
 
     def _place(self, num_rows: int) -> tuple[int, int]:
-        """Return the number of whole bins in the prefix, and its rows from the next bin."""
+        """Return the number of complete bins in the first ``num_rows`` rows, and the rows left."""
         bins = int(np.searchsorted(self._ends, num_rows, side="right"))
         return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
 
     def key(self, row: int) -> float:
-        """Return ``w`` of the row at this rank, or 0 past the last row."""
+        """Return ``w`` of the row at this place in the ranking, or 0 past the last row."""
         bins, _ = self._place(row)
         return float(self.keys[bins]) if bins < len(self.keys) else 0.0
 
     def by_table(self, values: Floats, stop: Prefix, start: Prefix | None = None) -> list[float]:
-        """Sum ``values``, one per row of each bin, over each table's rows in a range of ranks."""
+        """Sum ``values`` over the rows between ``start`` and ``stop``, separately for each table.
+
+        Args:
+            values: value of each row in a bin, float64 ``[num_bins]``.
+            stop, start: end and begin of the range of rows; None starts at the first row.
+        """
         first = start.num_rows if start else 0
         before = self._ends - self.rows
         last = int(np.searchsorted(before, stop.num_rows))
@@ -128,12 +144,16 @@ class Ranking:
         return sums
 
     def while_true(self, holds: NDArray[np.bool_]) -> Prefix:
-        """Return the number of rows before the first bin for which ``holds`` is False."""
+        """Return the rows before the first bin with False in ``holds``, bool ``[num_bins]``."""
         bins = len(holds) if holds.all() else int(np.argmin(holds))
         return self.first(int(self._ends[bins - 1]) if bins else 0)
 
     def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
-        """Return the longest prefix with monotonic ``holds``, known to be True for ``beyond``."""
+        """Return the longest prefix for which ``holds`` is True, by bisection.
+
+        ``holds`` must be True up to a number of rows and False afterwards. It is known to be True
+        for ``beyond``.
+        """
         if holds(self.everything):
             return self.everything
         low, high = beyond.num_rows if beyond else 0, self.everything.num_rows
@@ -144,7 +164,10 @@ class Ranking:
 
 
 def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
-    """Return the number of accesses to a row that come together, from the counted distinct ids."""
+    """Return how often a batch accesses a row that it accesses at all, from counts of distinct ids.
+
+    Returns 1 if no table has counts.
+    """
     known = [
         (table, w, table.bins()[1])
         for table, w in zip(tables, keys, strict=True)
@@ -178,10 +201,10 @@ class Cuts:
 
 @dataclass(frozen=True)
 class CutModel:
-    """Costs of any cuts of a ranking, and the cuts that fit into memory.
+    """Estimates the time and memory of tier boundaries, and finds the best within the budget.
 
-    Costs of a row are proportional to its elements, so rows of different tables are compared by how
-    often they are sent.
+    The costs of a row are proportional to its embedding dimension. Rows of different tables are
+    therefore compared by how often they are sent.
     """
 
     ranking: Ranking
@@ -195,7 +218,7 @@ class CutModel:
 
     @cached_property
     def budget(self) -> float:
-        """Return the bytes that a rank may use."""
+        """Return the bytes that a rank may use for the tables and their activations."""
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
         return self.options.memory_ratio * self.plain_memory
@@ -208,7 +231,7 @@ class CutModel:
         return static + self.options.plain.activation_bytes(lookups, lookups)
 
     def memory(self, cuts: Cuts) -> float:
-        """Return the bytes per rank for rows of all tiers and activations."""
+        """Return the bytes per rank for the rows of all tiers and for activations."""
         costs, hot, everything = self.costs, cuts.hot, self.ranking.everything
         return (
             costs.row_wise_static * everything.scalars
@@ -235,7 +258,7 @@ class CutModel:
         )
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
-        """Return the hot and flex copies of a rank."""
+        """Return the hot copies and the flex copies of a rank."""
         by, node, wire = (
             self.cluster.collectives,
             self.cluster.ranks_per_node,
@@ -267,14 +290,17 @@ class CutModel:
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """Return this model once per combination of syncs. The syncs fix the cost of a row."""
+        """Return a copy of this model for each allowed combination of dense and sparse syncs."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
         return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
 
     def gradient_seconds(self, tier: Literal["hot", "flex"], sent: Floats) -> Floats:
-        """Return the seconds per gradient element in a tier, for rows that are sent ``w`` times."""
+        """Return the seconds to sum one gradient element of a tier's copies.
+
+        ``sent`` and the result are float64 ``[num_bins]``: ``w`` of each bin, and its seconds.
+        """
         group = self.groups[tier == "flex"]
         dense = self.costs.ar_global if tier == "hot" else self.costs.ar_cross
         if self.syncs is None or getattr(self.syncs, tier) == "dense" or group.members == 1:
@@ -285,19 +311,19 @@ class CutModel:
         return dense * (exchanged + bits) / SCALAR_BYTES
 
     def hot_in_time(self) -> Prefix:
-        """Return the rows that take less time hot than cold."""
+        """Return the rows that take less time as hot rows than as cold rows."""
         w = self.ranking.keys
         saved = w * self.costs.a2a_global - self.gradient_seconds("hot", w)
         return self.ranking.while_true(saved > 0)
 
     def flex_in_time(self) -> Prefix:
-        """Return the rows that take less time in the flex tier than cold."""
+        """Return the rows that take less time as flex rows than as cold rows."""
         w = self.ranking.keys
         saved = w * (self.costs.a2a_global - self.costs.a2a_intra)
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows that take less memory hot than with ``under`` bytes per element."""
+        """Return the rows that take less memory as hot rows than ``under`` bytes per element."""
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
 
@@ -309,28 +335,34 @@ class CutModel:
         return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
 
     def a2a_reduction(self, cuts: Cuts) -> float:
-        """Return the fraction of plain row-wise sharding's global all-to-all that is saved."""
+        """Return the fraction of embedding bytes that the tiers save in the global all-to-all."""
         plain = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         saved = plain - self.options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
         return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """Return the minimum and maximum number of hot rows that fit when the rest is cold."""
+        """Return the smallest and the largest set of hot rows within the budget, without flex rows.
+
+        Raises:
+            SetupError: no number of hot rows fits into the budget.
+        """
         least = self.hot_in_memory(self.costs.row_wise_static)
         if not self.fits(least):
             needed = self.memory(Cuts(least, least))
-            coalesced = "plan without coalescing, " if self.options.coalesce else ""
+            coalesced = "set coalesce: false, " if self.options.coalesce else ""
             raise SetupError(
-                f"the tables take at least {needed:,.0f} bytes of each rank, with "
-                f"{least.num_rows:,} rows on all ranks, but {self.budget:,.0f} bytes are allowed; "
-                f"plain row-wise sharding takes {self.plain_memory:,.0f}. Allow more memory, "
-                f"{coalesced}use more ranks or a smaller batch"
+                f"the tables need at least {needed:,.0f} bytes on each rank, but the budget is "
+                f"{self.budget:,.0f} bytes (plain row-wise sharding: {self.plain_memory:,.0f}). "
+                f"Raise the option budget, {coalesced}use more ranks or a smaller batch size."
             )
         return self._fitting(least, self.fits)
 
     def _fitting(self, least: Prefix, fits: Callable[[Prefix], bool]) -> tuple[Prefix, Prefix]:
-        """Return the shortest and the longest prefix that fit; ``least`` has the lowest memory."""
+        """Return the shortest and the longest prefix for which ``fits`` is True.
+
+        ``least`` is the prefix that needs the least memory.
+        """
         most = self.ranking.longest(fits, beyond=least)
         nothing = self.ranking.first(0)
         if fits(nothing):
@@ -341,7 +373,7 @@ class CutModel:
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """Return ``hot`` with as many flex rows, up to ``last``, as memory allows."""
+        """Return ``hot`` with as many flex rows as the budget allows, at most up to ``last``."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)
@@ -349,7 +381,7 @@ class CutModel:
         return Cuts(hot, self.ranking.longest(allowed, beyond=hot))
 
     def best(self, each: Iterable[Cuts]) -> Cuts:
-        """Return the cuts with the least time, or of equals the one with the least memory."""
+        """Return the cuts with the least time, and among equal times the least memory."""
         overlap = 1 - self.options.exposed
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
@@ -374,14 +406,13 @@ class CutModel:
     def joint(self) -> Cuts:
         """Return the cuts with the least time or the fewest bytes within the budget.
 
-        Tiers are intervals of ``w``, so two cuts are enough; with several embedding dimensions they
-        are off by less than a row. With a sparse sync, hot and flex rows may alternate in ``w``,
-        and the cuts may not be optimal.
+        The cuts are optimal with a dense sync, up to one row if embedding dimensions differ. With a
+        sparse sync they may not be optimal.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
     def _candidates(self) -> Iterator[Cuts]:
-        """Yield the best cuts of each set of tiers. With latencies, fewer tiers can be better."""
+        """Yield the best cuts with two and with three tiers. With latencies, either can be best."""
         fewest, most = self.hot_that_fit
         for hot in (self.two_tier().hot, fewest, most):
             yield Cuts(hot, hot)
@@ -408,7 +439,7 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the best number of hot rows, each with all flex rows that fit, up to ``last``."""
+        """Return the best number of hot rows, if all flex rows up to ``last`` that fit are used."""
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 
@@ -430,7 +461,7 @@ class CutModel:
         return float(self.gradient_seconds(tier, np.array([w]))[0])
 
     def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
-        """Return the seconds that one more byte of flex rows after ``flex`` saves."""
+        """Return the seconds that one more byte of memory for flex rows saves."""
         if flex.num_rows >= last.num_rows:
             return 0.0
         costs, w = self.costs, self.ranking.key(flex.num_rows)
@@ -447,6 +478,9 @@ def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Return the elements sent for the rows in between, or 0 if only rounding remains."""
+    """Return the elements that a batch sends for the rows from ``start`` to ``stop``.
+
+    Differences within rounding count as 0.
+    """
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

@@ -1,4 +1,4 @@
-"""Tier plans: the rows of each table by tier, and the traffic of each tier."""
+"""Tier plans: the rows of each table in each tier, and the bytes that each tier sends."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ class TableTiers:
     """The tiers of one table.
 
     Attributes:
-        demand: the table.
-        hot: number of most accessed rows, with a copy on every rank.
-        flex: number of next rows, with a copy in every node. The rest is cold.
-        hot_share, flex_share: shares of the table's accesses.
-        hot_sent, flex_sent, cold_sent: rows that a batch of one rank looks up (``rows_sent``).
-        hot_exchanged, flex_exchanged: number of rows whose dense all-reduce would send as much as
-            the sparse sync.
+        demand: the table and its access frequencies.
+        hot: number of hot rows, the most accessed ones, with a copy on every rank.
+        flex: number of flex rows, the next most accessed ones, with a copy in every node. All
+            other rows are cold.
+        hot_share, flex_share: fractions of the table's accesses that go to hot and flex rows.
+        hot_sent, flex_sent, cold_sent: rows of each tier that a batch of one rank looks up
+            (``rows_sent``).
+        hot_exchanged, flex_exchanged: traffic of a sparse sync of each tier, in rows: a dense
+            all-reduce of this many rows would send as many bytes.
     """
 
     demand: TableDemand
@@ -84,12 +86,14 @@ class TableTiers:
 
 @dataclass(frozen=True)
 class TierPlan:
-    """Tiers of tables, and their cost on a cluster.
+    """Tiers of tables, and their estimated cost on a cluster.
 
     Attributes:
-        a2a_reduction: saved fraction of plain row-wise sharding's global all-to-all.
+        a2a_reduction: fraction of embedding bytes saved in the global all-to-all, compared with
+            plain row-wise sharding.
         memory_bytes: bytes per rank for these tables and their activations.
-        row_wise_memory_bytes: bytes with plain row-wise sharding, not deduplicated or coalesced.
+        row_wise_memory_bytes: bytes per rank with plain row-wise sharding, without deduplication
+            and coalescing.
         seconds: seconds per step in collectives.
         row_wise_seconds: seconds per step in collectives with plain row-wise sharding.
         syncs: how gradients of copies are summed.
@@ -122,13 +126,13 @@ def plan_tiers(
     strategy: Strategy,
     options: CostOptions | None = None,
 ) -> TierPlan:
-    """Choose the tiers of ``tables`` together (FlexShard, arXiv 2301.02959, section 4).
+    """Assign the rows of ``tables`` to tiers, with one memory budget for all tables.
 
-    The strategy ``row_wise`` ignores the budget of ``options``; the others keep it. ``three_tier``
-    is for several nodes.
+    See FlexShard, arXiv 2301.02959, section 4. The strategy ``row_wise`` ignores the budget in
+    ``options``. ``three_tier`` needs several nodes.
 
     Raises:
-        SetupError: the budget cannot be kept.
+        SetupError: the tables do not fit into the budget.
     """
     model = _model(tables, cluster, options or CostOptions())
     if strategy == "row_wise":
@@ -140,7 +144,7 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
-    """Return ``plan`` with its costs on another cluster."""
+    """Return the same tiers with their costs estimated for another cluster."""
     model = _model(plan.demands, cluster, plan.options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
@@ -200,14 +204,15 @@ def _plan(
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """Traffic of one tier's collective in a step: bytes that a rank sends, averaged over ranks.
+    """Predicted traffic of one tier in a step: bytes that a rank sends, averaged over ranks.
 
     Attributes:
-        collective: ``sparse`` is the exchange of gradients of touched rows.
-        group: ``global``: all ranks; ``node``; ``cross``: one rank of each node.
-        integer_bytes: ids, lengths, sizes, and bits of touched rows.
-        float_bytes: embeddings and gradients, forward and backward.
-        seconds: by the cost model.
+        collective: ``sparse`` exchanges only the gradients of rows that the step looked up.
+        group: ``global``: all ranks; ``node``: the ranks of a node; ``cross``: one rank of each
+            node.
+        integer_bytes: bytes of ids, lengths, sizes, and bitmaps of looked-up rows.
+        float_bytes: bytes of embeddings and gradients, forward and backward.
+        seconds: time estimated by the cost model.
     """
 
     collective: Literal["all_to_all", "all_reduce", "sparse"]
@@ -222,12 +227,12 @@ class TierTraffic:
 
 
 def cold_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the three counts that a rank first sends to each other rank."""
+    """Return the bytes of the sizes that a rank sends to all other ranks before the ids."""
     return 3 * ID_BYTES * (plan.cluster.world_size - 1)
 
 
 def flex_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the counts within a node, one per feature; 0 without flex rows."""
+    """Return the bytes of the sizes that a rank sends within its node before the flex ids."""
     if not any(table.flex for table in plan.tables):
         return 0
     features = sum(demand.features for demand in plan.demands)

@@ -1,7 +1,7 @@
-"""Simulates batches of any number of ranks with tiers, and with plain row-wise tables.
+"""Simulation of the bytes that ranks send, with tiers and with plain row-wise tables.
 
-No rank is started. Ids are counted by tier and owner rank to derive the bytes that each rank sends,
-in the same way as ``CollectiveBytes`` counts them.
+No rank is started. Ids are counted by tier and owner rank. The bytes follow from these counts and
+are defined as in ``CollectiveBytes``, which counts the bytes of a real run.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _CHUNK = 1 << 22  # Rows processed at once, to bound memory.
 
 
 class TableRoute:
-    """Maps the rows of a table to tiers and owner ranks.
+    """Counts the ids of one table by tier and owner rank.
 
-    Counts are ``[2 + ranks_per_node, world_size]``: hot rows, flex rows for each local rank, and
-    cold rows. The second dimension is the rank whose row-wise shard has the row.
+    Counts are int64 ``[2 + ranks_per_node, world_size]``. The first dimension is hot rows, the flex
+    rows of each local rank, and cold rows. The second dimension is the rank whose row-wise shard
+    contains the row.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class TableRoute:
         self._lines = np.append(lines[order], node + 1)
 
     def counts(self, ids: Counts, weights: Floats | None = None) -> Any:
-        """Count ``ids`` by tier and owner, or sum their ``weights``."""
+        """Return how many of ``ids`` belong to each tier and owner, or the sums of ``weights``."""
         found = np.searchsorted(self._sorted, ids)
         lines = np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
         places = lines * self.shape[1] + ids // self._block
@@ -76,8 +77,9 @@ class StepLookups(NamedTuple):
     """Lookups of one rank in one step.
 
     Attributes:
-        counts: counts of ``TableRoute`` per table; of distinct ids with coalescing.
-        length_bytes: bytes of the lengths of all lists, or of one per feature with coalescing.
+        counts: ids of each table, counted by ``TableRoute``; distinct ids with coalescing.
+        length_bytes: bytes of the lengths that are sent: one length per list, or one per feature
+            with coalescing.
     """
 
     counts: list[Counts]
@@ -90,8 +92,8 @@ class PlayedTier:
 
     Attributes:
         sent_integers: bytes of ids, lengths and sizes, int64 ``[steps, world_size]``.
-        sent_floats: bytes of embeddings and gradients, forward and backward.
-        seconds: of the slowest rank, float64 ``[steps]``.
+        sent_floats: bytes of embeddings and gradients, int64 ``[steps, world_size]``.
+        seconds: seconds of the slowest rank, float64 ``[steps]``.
     """
 
     sent_integers: Counts
@@ -108,8 +110,8 @@ class PlayedSide:
     """Simulated traffic of one sharding of the tables.
 
     Attributes:
-        tiers: tiers that send something.
-        lookups: ids that a rank looks up, int64 ``[steps, world_size]``.
+        tiers: traffic of each tier that sends bytes.
+        lookups: number of ids that each rank looks up, int64 ``[steps, world_size]``.
     """
 
     tiers: Mapping[Tier, PlayedTier]
@@ -117,12 +119,12 @@ class PlayedSide:
 
     @property
     def sent(self) -> Counts:
-        """Return the bytes that a rank sends in all-to-alls, ``[steps, world_size]``."""
+        """Return the bytes that each rank sends in all-to-alls, int64 ``[steps, world_size]``."""
         return np.sum([self.tiers[t].sent for t in ("cold", "flex") if t in self.tiers], axis=0)
 
     @property
     def seconds(self) -> CollectiveSeconds:
-        """Return the mean seconds per step."""
+        """Return the mean seconds per step of each collective."""
         order: tuple[Tier, ...] = ("cold", "flex", "hot", "flex_gradients")
         tiers = [self.tiers.get(name) for name in order]
         return CollectiveSeconds(*(float(t.seconds.mean()) if t else 0.0 for t in tiers))
@@ -130,7 +132,7 @@ class PlayedSide:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Simulated steps with tiers and with plain row-wise tables."""
+    """Result of ``simulate``: traffic with tiers and with plain row-wise tables."""
 
     plan: TierPlan
     source: str
@@ -140,7 +142,7 @@ class Simulation:
 
     @property
     def a2a_reduction(self) -> float:
-        """Return the saved fraction of embedding bytes in the global all-to-all."""
+        """Return the fraction of embedding bytes that tiers save in the global all-to-all."""
         stock, mine = (
             int(side.tiers["cold"].sent_floats.sum()) for side in (self.row_wise, self.tiered)
         )
@@ -148,7 +150,10 @@ class Simulation:
 
 
 def imbalance(by_rank: Counts) -> float:
-    """Return the maximum over ranks divided by their mean, averaged over steps."""
+    """Return the maximum over ranks divided by the mean over ranks, averaged over steps.
+
+    ``by_rank`` is int64 ``[steps, world_size]``.
+    """
     means = by_rank.mean(1)
     ratios = by_rank.max(1)[means > 0] / means[means > 0]
     return float(ratios.mean()) if len(ratios) else 1.0
@@ -163,10 +168,14 @@ def simulate(plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int)
 
 
 class _Exchange:
-    """An all-to-all between ``size`` consecutive ranks: ids one way, their embeddings back.
+    """Counts of an all-to-all between groups of ``size`` consecutive ranks.
 
-    ``out`` is what a rank requests from others, ``into`` what others request from it, and ``own``
-    what it requests from itself: int64 ``[2, steps, ranks]``, ids and scalars.
+    Ranks send ids to the owners of rows, which send the embeddings back.
+
+    Attributes:
+        out: ids and scalars that each rank requests, int64 ``[2, steps, ranks]``.
+        into: ids and scalars that are requested from each rank, the same shape.
+        own: ids and scalars that each rank requests from itself, the same shape.
     """
 
     def __init__(self, steps: int, ranks: int, size: int) -> None:
@@ -182,7 +191,13 @@ class _Exchange:
             self.own[kind, step, rank] += times * wanted[place]
 
     def tier(self, widths: tuple[float, float], by: Collective, sizes: Any) -> PlayedTier:
-        """Return the traffic for given bytes per scalar, forward and backward, and other bytes."""
+        """Return the traffic of a tier.
+
+        Args:
+            widths: bytes per scalar, forward and backward.
+            by: speed of the all-to-all.
+            sizes: bytes of sizes and lengths, a number or int64 ``[steps, ranks]``.
+        """
         forward, back = widths
         ids, out = self.out - self.own
         most = np.maximum(self.out[1], self.into[1]).max(1)
@@ -226,12 +241,13 @@ def _play(
 
 
 class DrawnBatches:
-    """Draws batches with independent Poisson numbers of accesses per row.
+    """Draws random batches from the access frequencies of the plan.
 
-    Only sums per tier and owner are drawn. This includes the distinct rows of coalesced batches.
+    The accesses to each row follow independent Poisson distributions. Only their sums by tier and
+    owner rank are drawn.
     """
 
-    name = "drawn from the accesses that were planned for"
+    name = "drawn from the planned access frequencies"
 
     def __init__(self, plan: TierPlan) -> None:
         self._batch_size, self._demands = plan.cluster.batch_size, plan.demands
@@ -255,7 +271,7 @@ class DrawnBatches:
             yield StepLookups(counts, LENGTH_BYTES * lists)
 
     def _rates(self, routes: list[TableRoute], plain: bool) -> list[Floats]:
-        """Return the mean number of rows that a batch sends, by table, tier and owner."""
+        """Return the mean number of rows that a batch sends, by tier and owner, for each table."""
         found = []
         for route, demand in zip(routes, self._demands, strict=True):
             coalesced, factor = route.coalesced, 1.0 if plain else demand.dedupe_factor
@@ -269,7 +285,7 @@ class DrawnBatches:
 
 
 class RegistryBatches:
-    """Reads the first batches of the training split after the registry's converter.
+    """Reads the first batches of the training split, after the registry's converter.
 
     Each rank reads its own share. Plain and deduplicated batches have the same rows.
     """
@@ -297,7 +313,7 @@ class RegistryBatches:
         if len(reader) < steps:
             raise DataError(
                 f"{self._registry.path}: the training split has {len(reader)} batches for each of "
-                f"{world_size:,} ranks; play fewer steps or smaller batches"
+                f"{world_size:,} ranks, but --steps is {steps}. Lower --steps or --batch-size."
             )
         pipeline, coalesced = self._pipelines[plain], routes[0].coalesced
         num_features = sum(len(table.features) for table in self._tables)

@@ -1,4 +1,4 @@
-"""Tables with copies of frequently read rows: on every rank (hot) and in every node (flex)."""
+"""Sharded tables with copies of frequently read rows on every rank (hot) or node (flex)."""
 
 from recd_plugin_flexshard.runtime.collection import RowTiers, TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.sharded import (

@@ -1,4 +1,4 @@
-"""EmbeddingCollections that specify which rows of their tables get copies when sharded."""
+"""EmbeddingCollections with tiers: rows that get copies when the collection is sharded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recd_plugins.api import SetupError
 #: The tiers whose rows have copies.
 CopyTier = Literal["hot", "flex"]
 _SCALAR_BYTES = 4
-# Bytes of a copy's row number in its table.
+# Bytes to store the row number of a copy.
 _ROW_BYTES = 8
-# Of a chosen row, wherever its copies are: the row, its key, its place, and at most one bucket.
+# Bytes in the index for a hot or flex row: its number, its key, its position, at most one bucket.
 _CHOSEN_BYTES = 24
-# Arguments of a collection beside its tables. The last ones are not in torchrec 1.6 and 1.7.
+# Arguments of an EmbeddingCollection besides its tables. Older versions of TorchRec lack some.
 _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
 
 
@@ -31,9 +31,12 @@ class RowTiers:
     """The rows of one table that have copies (FlexShard, arXiv 2301.02959, section 3).
 
     Attributes:
-        hot: rows with a copy on every rank, ``[num_hot]`` int64, most read first.
-        flex: rows with a copy in every node, dealt to its ranks round-robin, ``[num_flex]`` int64,
-            most read first. All other rows are cold.
+        hot: rows with a copy on every rank, int64 ``[num_hot]``, most frequently read first.
+        flex: rows with a copy in every node, int64 ``[num_flex]``, most frequently read first. The
+            copies of a node are spread over its ranks. All other rows are cold.
+
+    Raises:
+        SetupError: a row number is negative or appears twice.
     """
 
     hot: NDArray[np.int64]
@@ -46,25 +49,28 @@ class RowTiers:
             object.__setattr__(self, name, array)
         chosen = np.concatenate([self.hot, self.flex])
         if len(np.unique(chosen)) < len(chosen) or (chosen < 0).any():
-            raise SetupError("rows of tiers are negative, or in the tiers twice")
+            raise SetupError(
+                "RowTiers: a row number in hot or flex is negative or appears twice. Use each row "
+                "number once."
+            )
 
 
 class TieredEmbeddingCollection(EmbeddingCollection):
-    """An EmbeddingCollection with row tiers, otherwise equal to the collection that it replaces.
+    """An EmbeddingCollection whose frequently read rows get copies when it is sharded.
 
-    DistributedModelParallel shards it by ``TieredEmbeddingCollectionSharder``. The tables stay
-    whole and in their own order; copies of the rows in ``tiers`` are added.
+    Replaces ``collection`` in a model. ``TieredEmbeddingCollectionSharder`` shards it: it shards
+    the tables row-wise and adds copies of the rows in ``tiers``.
 
     Args:
-        collection: its tables are shared, not copied.
-        tiers: by table name; tables without an entry have no tiers.
-        retier_every: number of steps after which the tiers' rows are chosen again from recent
-            accesses; None keeps the rows. The sizes of the tiers never change.
-        sparse: tiers that sum gradients over the ranks only for touched rows.
+        collection: collection to replace. Its tables are shared, not copied.
+        tiers: hot and flex rows, keyed by table name. Tables without an entry have no copies.
+        retier_every: number of steps after which rows are assigned to tiers again, based on recent
+            lookups; None never changes the assignment. The sizes of the tiers stay the same.
+        sparse: tiers that exchange gradients only for rows that a step looks up.
 
     Raises:
-        SetupError: a row is beyond its table, a tiered table shares a feature with another table,
-            or its rows are not float32.
+        SetupError: a row number is too large, a table with tiers shares a feature with another
+            table, or a table with tiers is not float32.
     """
 
     def __init__(
@@ -89,7 +95,12 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
-        """Return the bytes of all copies on a rank; see the module's ``overlay_bytes``."""
+        """Return the maximum bytes that copies take on a rank, in addition to the tables.
+
+        Args:
+            ranks_per_node: number of ranks of a node.
+            optimizer: ``sgd`` or ``rowwise_adagrad``.
+        """
         num_hot = sum(len(tiers.hot) for tiers in self.tiers.values())
         num_flex = sum(len(tiers.flex) for tiers in self.tiers.values())
         return overlay_bytes(num_hot, num_flex, self.embedding_dim(), ranks_per_node, optimizer)
@@ -103,20 +114,22 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
             first = looked_up.setdefault(feature, name)
             if first != name and not {first, name}.isdisjoint(tiers):
                 raise SetupError(
-                    f"feature {feature} looks up tables {first} and {name}, one of which has "
-                    "tiers: put them into an EmbeddingCollection each"
+                    f"feature {feature!r} is looked up in tables {first!r} and {name!r} of one "
+                    "EmbeddingCollection, but tables with tiers cannot share features. Put each "
+                    "table into its own EmbeddingCollection."
                 )
         if name not in tiers:
             continue
         if config.data_type != DataType.FP32:
             raise SetupError(
-                f"table {name} has rows of {config.data_type.value}; tiers are for 32-bit floats"
+                f"table {name!r} has the data type {config.data_type.value}, but tiers support "
+                "only FP32. Use DataType.FP32, or remove the table from the tiers."
             )
         last = np.concatenate([tiers[name].hot, tiers[name].flex]).max(initial=0)
         if last >= config.num_embeddings:
             raise SetupError(
-                f"the tiers of table {name} have row {last}, and the table has "
-                f"{config.num_embeddings} rows: its access profile is of another table size"
+                f"table {name!r}: the tiers contain row {last}, but the table has "
+                f"{config.num_embeddings} rows. Use an access profile of the current table."
             )
 
 
@@ -125,8 +138,8 @@ def overlay_bytes(
 ) -> int:
     """Return the maximum bytes that copies of rows take on a rank, in addition to the tables.
 
-    Counts copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
-    host memory), but not the gradient of a step, which is as large as the copies.
+    Includes the copies, their optimizer state and the index of ids. Excludes the gradients of a
+    step, which are as large as the copies.
     """
     scalars = embedding_dim + (optimizer == "rowwise_adagrad")
     held = num_hot + -(-num_flex // ranks_per_node)
@@ -139,9 +152,9 @@ def with_tiers(
     retier_every: int | None,
     sparse: Collection[CopyTier] = (),
 ) -> nn.Module:
-    """Return the model with tiers for the tables in ``tiers``; paths and parameters stay.
+    """Replace each EmbeddingCollection that has a table in ``tiers``, and return the model.
 
-    Tiers from other sharding entries stay in the collection.
+    Module paths and parameters do not change. A collection that already has tiers keeps them.
 
     Raises:
         SetupError: tables of one collection have different ``retier_every``.
@@ -170,10 +183,12 @@ def _tiered(
     chosen = {name: tiers[name] for name in names if name in tiers}
     if isinstance(collection, TieredEmbeddingCollection):
         if collection.retier_every != every:
-            given = " and ".join(str(n or "null") for n in (collection.retier_every, every))
+            given = " and ".join(
+                f"retier_every: {n or 'null'}" for n in (collection.retier_every, every)
+            )
             raise SetupError(
                 f"tables {', '.join([*collection.tiers, *chosen])} are in one EmbeddingCollection "
-                f"({path}), and their entries say retier_every {given}; give them one"
+                f"({path}), but their sharding: entries have {given}. Use the same retier_every."
             )
         chosen = {**collection.tiers, **chosen}
         # A sum of touched rows sends at most one bit per row and rank more than a sum of all rows.

@@ -1,4 +1,4 @@
-"""Lookup of flex rows: sends ids to their owner in the node and merges the returned embeddings."""
+"""Lookup of flex rows: all-to-all within a node, and merging of embeddings from all tiers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from recd_plugin_flexshard.runtime.touched import Codec, Wire
 
 @dataclass
 class FlexSizes:
-    """Number of flex ids per feature that this rank sends and receives, ``[ranks_per_node][F]``."""
+    """Number of flex ids that this rank sends to and receives from each rank of its node.
+
+    Both are ``[ranks_per_node][F]``, counted by feature.
+    """
 
     sent: list[list[int]]
     received: list[list[int]]
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the sizes; its result is an awaitable that sends the ids."""
+    """Sends the number of flex ids to the node's ranks. Its result is an awaitable of the ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -47,7 +50,10 @@ class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
 
 
 class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
-    """Returns one key with the positions that the ranks of the node request, rank by rank."""
+    """Awaitable of the flex rows that the node's ranks request from this rank, in rank order.
+
+    The result is a KeyedJaggedTensor with one key, and positions in the flex overlay as values.
+    """
 
     def __init__(self, ids: Tensor, sizes: FlexSizes, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -68,7 +74,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """A lookup in flight: owners look up flex ids and send the embeddings back."""
+    """Looks up the flex rows that the node's ranks requested, and sends them the embeddings."""
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class FlexLookup:
 
 
 class _Exchange:
-    """Exchange of rows (forward) and their gradients (backward) with the owners."""
+    """All-to-all within a node: sends embeddings (forward) and gradients (backward)."""
 
     def __init__(
         self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int], wire: Wire
@@ -121,7 +127,7 @@ class _Exchange:
 
 
 class _TierSend(torch.autograd.Function):
-    """Starts to send the embeddings. Its backward receives the gradients and trains the copies."""
+    """Starts to send embeddings. Its backward waits for the gradients and trains the copies."""
 
     @staticmethod
     def forward(
@@ -181,14 +187,14 @@ def _start(
 
 
 class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Awaitable output of the sharded collection; features keep the order of their ids.
+    """Awaitable output of the sharded collection: merges the embeddings of all tiers.
 
     Args:
-        split: of the batch.
-        cold: embeddings of the ids that have no copy, and of untiered features.
+        split: the ids of the batch by tier.
+        cold: embeddings of cold ids, and of tables without tiers.
         hot: embeddings of hot ids, ``[num_hot, embedding_dim]``; None without hot rows.
         flex: lookup of flex ids; None without flex rows.
-        need_indices: whether to return the ids as the JaggedTensors' weights.
+        need_indices: return the ids as weights of the JaggedTensors.
     """
 
     def __init__(
@@ -232,7 +238,7 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
 
 class _TierMerge(torch.autograd.Function):
-    """Merges rows of several matrices into one, at the positions in ``sources``."""
+    """Copies the rows of several matrices into one matrix, to the positions in ``sources``."""
 
     @staticmethod
     def forward(ctx: Any, sources: list[Tensor], *tiers: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Copies of selected rows that train exactly like the fused FBGEMM kernel of their table."""
+"""Copies of table rows, trained with the same updates as the tables' fused FBGEMM kernels."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ _REFUSED_OPTIONS = (
 
 
 class Rates(NamedTuple):
-    """Hyperparameters of one lookup."""
+    """Optimizer hyperparameters at the time of a lookup."""
 
     learning_rate: float
     eps: float
 
 
 class UpdateRule:
-    """The optimizer update of one fused kernel."""
+    """Applies the optimizer update of one fused FBGEMM kernel to copies of its rows.
+
+    Raises:
+        ExactnessError: copies do not support the kernel's optimizer or one of its options.
+    """
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
         self._kernel = kernel
@@ -49,19 +53,19 @@ class UpdateRule:
             self._refuse(f"the optimizer {kernel.optimizer.value}")
         output = SparseType.from_int(kernel.output_dtype)
         if output != SparseType.FP32:
-            self._refuse(f"output_dtype {output.value}")
+            self._refuse(f"the output_dtype {output.value}")
         self._check_options()
 
     def _refuse(self, what: str) -> None:
         raise ExactnessError(
-            f"tiered tables {self._tables} have {what}; copies of rows learn by exact_sgd or "
-            "exact_row_wise_adagrad alone, as 32-bit floats: leave it away"
+            f"tables {self._tables}: tables with tiers do not support {what}. Use EXACT_SGD or "
+            "EXACT_ROWWISE_ADAGRAD in float32 without further options, or do not use tiers."
         )
 
     def _check_options(self) -> None:
         for option in _REFUSED_OPTIONS:
             if value := getattr(self._kernel.optimizer_args, option):
-                self._refuse(f"{option}={value} in their optimizer")
+                self._refuse(f"the optimizer option {option}={value}")
 
     @property
     def has_state(self) -> bool:
@@ -74,10 +78,16 @@ class UpdateRule:
         return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
 
     def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:
-        """Update rows in place; ``[n, embedding_dim]``, with sums of squares ``[n]`` or None.
+        """Update rows in place.
 
-        SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
-            ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
+        SGD computes ``w -= lr * g``. Row-wise Adagrad computes ``s += mean(g * g)`` over the row,
+        then ``w -= lr * g / (sqrt(s) + eps)``. Rows with zero gradients do not change.
+
+        Args:
+            weights: rows to update, float32 ``[n, embedding_dim]``.
+            state: sums of squares of row-wise Adagrad, float32 ``[n]``; None with SGD.
+            gradient: float32 ``[n, embedding_dim]``.
+            rates: learning rate and epsilon.
         """
         self._check_options()
         rate, eps = rates
@@ -94,7 +104,10 @@ class UpdateRule:
 
 
 def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
-    """Return this rank's update rule for each tiered table; tables of one kernel share it."""
+    """Return the update rule of each table with tiers, keyed by table name.
+
+    Tables that share a kernel share a rule.
+    """
     rules: dict[str, UpdateRule] = {}
     for module in (module for lookup in lookups for module in lookup.modules()):
         if isinstance(module, BatchedFusedEmbedding):
@@ -106,13 +119,13 @@ def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[s
 
 @dataclass(frozen=True)
 class LookedUp:
-    """State of a lookup for its backward pass.
+    """State that a lookup saves for its backward pass.
 
     Attributes:
-        rows: rows of the looked-up positions.
-        touched: the lookups of all ranks; None with a dense sync.
-        rates: of each rule. None uses the rates at the backward pass, for lookups before their step
-            began.
+        rows: the rows of the overlay at the time of the lookup, keyed by table.
+        touched: positions that each rank looked up; None with a dense sync.
+        rates: hyperparameters of each update rule; None uses those at the time of the backward
+            pass, because the lookup ran before its step began.
     """
 
     rows: Mapping[str, Tensor]
@@ -121,16 +134,16 @@ class LookedUp:
 
 
 class Overlay:
-    """Copies of rows of several tables in one matrix, trained inside the backward pass.
+    """This rank's copies of table rows in one matrix, trained inside the backward pass.
 
-    A position is a row number of the matrix. Positions of one table are adjacent. The matrix is not
-    a parameter: optimizers do not see it, and its rows are part of the tables' state dict.
+    A position is a row index of the matrix. The copies of a table have adjacent positions. The
+    matrix is not a parameter, so optimizers and state dicts do not contain it.
 
     Attributes:
-        weights: ``[num_rows, embedding_dim]`` float32; zeros until set.
-        state: sums of squares of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
-        rows: row numbers by table; replaced when the tiers change.
-        num_updates: backward passes that trained the rows.
+        weights: the copies, float32 ``[num_rows, embedding_dim]``.
+        state: sums of squares of row-wise Adagrad, float32 ``[num_rows]``; None with SGD.
+        rows: row numbers of the copies, int64 ``[n]`` for each table.
+        num_updates: number of backward passes that trained the copies.
     """
 
     def __init__(
@@ -156,7 +169,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Replace the rows behind the positions. The number of rows must stay the same."""
+        """Set the row numbers of the copies. The total number of rows must stay the same."""
         self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
@@ -167,10 +180,14 @@ class Overlay:
             start = stop
 
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
-        """Return embeddings ``[n, embedding_dim]`` of ``positions``, trained by a backward pass.
+        """Return the copies at ``positions``, float32 ``[n, embedding_dim]``.
 
-        Also call it without positions, because other ranks may have some. ``ahead`` marks a lookup
-        before its step begins.
+        The backward pass trains them. This may be a collective call, so all ranks must call it,
+        even without positions.
+
+        Args:
+            positions: int64 ``[n]``.
+            ahead: whether the lookup runs before its step begins.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
@@ -190,23 +207,26 @@ class Overlay:
         return [rule.rates for rule, _ in self._updates]
 
     def anchor(self) -> Tensor:
-        """Return a scalar that needs a gradient, so that the backward pass always runs.
+        """Return a zero that requires a gradient, so that autograd always runs the backward pass.
 
-        It is on the device of the copies: autograd has one thread per device, and collectives need
-        a fixed order.
+        It is on the device of the copies, because autograd has one thread per device, and
+        collectives need a fixed order.
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
     def train(self, looked_up: LookedUp, positions: Tensor, gradients: Tensor) -> None:
-        """Start to sum ``gradients`` over the ranks; the end of the backward pass updates the rows.
+        """Start to sum ``gradients`` over ranks. The copies are updated when backward has ended.
 
-        ``gradients`` are ``[n, embedding_dim]``, of the loss of each rank, not of the mean loss.
+        Args:
+            looked_up: state of the lookup.
+            positions: looked-up positions, int64 ``[n]``.
+            gradients: gradients of this rank's loss, float32 ``[n, embedding_dim]``.
         """
         if looked_up.rows is not self.rows:
             raise ExactnessError(
-                "rows moved between the tiers after a batch was looked up and before its backward "
-                "pass, which would train other rows: leave retier_every away under a pipeline that "
-                "looks the next batch up before the backward pass of this one"
+                "flexshard: retier_every assigned rows to other tiers between the lookup of a "
+                "batch and its backward pass. Remove retier_every, or use a train pipeline that "
+                "looks up each batch after the backward pass of the previous batch."
             )
         divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
         rates = self._rates() if looked_up.rates is None else looked_up.rates
@@ -277,7 +297,11 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Return ``touched`` split by rule, and the positions of the parts in it."""
+        """Split ``touched`` by update rule.
+
+        Returns:
+            The rule, its positions, and the slice of ``touched`` that contains them.
+        """
         if len(self._updates) == 1:
             return [(self._updates[0][0], touched, slice(None))]
         starts = torch.tensor([part.stop for _, part in self._updates], device=touched.device)

@@ -1,4 +1,4 @@
-"""Re-tiering: chooses the tiers' rows again from recent accesses of all ranks."""
+"""Re-tiering: assigns rows to tiers again, based on the recent lookups of all ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Keys = NDArray[np.int64]
 
 
 class RecentAccesses:
-    """Access counts of this rank since the last ``take``, by key of ``TierIndex``.
+    """Counts how often this rank looked up each row since the last ``take``.
 
-    Exact for up to ``bound`` rows; with more rows, the most read ones are kept, and counts are too
-    low by less than a share ``1 / bound`` of all accesses.
+    Rows are identified by their key in ``TierIndex``. Counts are exact for up to ``bound`` rows.
+    With more rows, only the most frequent ones are kept, and a count may be too low by less than
+    ``1 / bound`` of all lookups.
     """
 
     def __init__(self, bound: int = 1 << 20) -> None:
@@ -39,14 +40,14 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one access of each of ``keys``."""
+        """Count one lookup of each of ``keys``, int64 ``[n]``."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
             self._count()
 
     def take(self) -> tuple[Keys, NDArray[np.float64]]:
-        """Return the read rows in ascending order with their counts, and reset the counts."""
+        """Return the keys of looked-up rows, ascending, with their counts, and reset the counts."""
         self._count()
         taken = self._keys, self._counts
         self._forget()
@@ -65,7 +66,15 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Selected rows of the overlays, how many rows change their tier, and recent accesses."""
+    """New assignment of rows to tiers.
+
+    Attributes:
+        hot, flex: keys of the new hot and flex rows, int64.
+        moved: number of rows whose tier changes.
+        accesses: number of recent lookups.
+        covered_before, covered_after: recent lookups of hot and flex rows, by the previous and the
+            new assignment.
+    """
 
     hot: Keys
     flex: Keys
@@ -78,9 +87,15 @@ class Chosen:
 def choose_rows(
     read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
-    """Return the most read rows as hot and the next as flex rows. Tier sizes stay. Collective.
+    """Assign the most frequently read rows to the hot tier and the next ones to the flex tier.
 
-    Ties prefer rows that are hot, then rows that are flex. The result is the same on all ranks.
+    This is a collective call, with the same result on all ranks. The sizes of the tiers stay the
+    same. Rows with equal counts keep their tier if possible.
+
+    Args:
+        read: keys and counts of this rank, from ``RecentAccesses.take``.
+        hot, flex: keys of the current hot and flex rows.
+        group: the ranks.
     """
     of_ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(of_ranks, read, group=group)
@@ -105,7 +120,13 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """Number of rows that changed their tier, over all tables of a collection."""
+    """Result of one re-tiering, over all tables of a collection.
+
+    Attributes:
+        step: step after which rows were assigned again.
+        moved: number of rows that changed their tier.
+        a2a_share_before, a2a_share_after: fraction of lookups that use the global all-to-all.
+    """
 
     step: int
     moved: int
@@ -114,15 +135,15 @@ class RetierReport:
 
     def __str__(self) -> str:
         return (
-            f"tiers chosen anew after step {self.step}: {self.moved:,} rows move; accesses by the "
-            f"global all-to-all {self.a2a_share_before:.1%} to {self.a2a_share_after:.1%}"
+            f"re-tiering after step {self.step}: {self.moved:,} rows changed their tier; lookups "
+            f"by global all-to-all: {self.a2a_share_before:.1%} -> {self.a2a_share_after:.1%}"
         )
 
 
 class Retiering:
-    """Counts accesses during training, and chooses rows again every ``every`` batches.
+    """Counts lookups during training, and assigns rows to tiers again every ``every`` batches.
 
-    The total size of each tier stays the same, but rows may shift between tables.
+    The total size of each tier stays the same, but the size of each table's part may change.
     """
 
     def __init__(self, every: int) -> None:
@@ -136,7 +157,10 @@ class Retiering:
         self._recent = RecentAccesses()
 
     def next_index(self, index: TierIndex) -> TierIndex:
-        """Return the index for the next training batch. Collective when the index changes."""
+        """Return the index for the next training batch, a new one after every ``every`` batches.
+
+        This is a collective call.
+        """
         if not self._steps or self._steps % self._every:
             return index
         chosen = choose_rows(self._recent.take(), *index.chosen_keys(), self._group)
@@ -152,12 +176,12 @@ class Retiering:
         return replace(index, tiers=tiers)
 
     def count(self, split: TierSplit) -> None:
-        """Count the accesses of a training batch."""
+        """Count the lookups of a training batch."""
         self._steps += 1
         self._recent.add(split.index.keys(split.ids, split.ids_per_feature))
 
 
 def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:
-    """Return the rows of each table, in the order of the keys."""
+    """Convert keys to row numbers, separately for each table, in the order of the keys."""
     tables = np.searchsorted(first_keys, keys, side="right") - 1
     return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]

@@ -1,7 +1,6 @@
-"""Synchronizes copies and tables: moves rows between row-wise shards and the copies.
+"""Copying of rows between the row-wise shards of tables and the copies in overlays.
 
-Rows are copied bit for bit, in pieces of at most ``PIECE_BYTES``. Checkpoints contain only the
-tables.
+Rows are copied bit for bit, at most ``PIECE_BYTES`` at a time. Checkpoints contain only the tables.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TierGroups:
-    """One process group per tier, so that the traffic of tiers can be told apart.
+    """One process group per tier, so that the bytes of each tier can be counted.
 
     Attributes:
         cold: all ranks, for all-to-alls of the sharded tables.
@@ -42,18 +41,18 @@ class TierGroups:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the tier of each group, keyed by the group name that ``CollectiveBytes`` uses."""
+        """Return the tier of each process group, keyed by the name of the group."""
         return {getattr(self, each.name).group_name: each.name for each in fields(self)}
 
 
-# Keyed by the default process group. When it is destroyed, these groups and their threads end.
+# Keyed by the default process group, so that these groups end when it is destroyed.
 _made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
 def tier_groups() -> TierGroups:
-    """Return the groups of the default process group; the first call is collective.
+    """Return the tiers' process groups. The first call creates them and is collective.
 
-    A node is ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
+    A node consists of ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
     """
     world = dist.group.WORLD
     assert world is not None, "call torch.distributed.init_process_group first"
@@ -73,15 +72,17 @@ def tier_groups() -> TierGroups:
 
 @dataclass(frozen=True)
 class _Move:
-    """Rows of one table in one tier. Tensors are int64 ``[n]`` on the CPU, except for the data.
+    """Places of n rows of one table in the shards and in the copies of one tier.
+
+    Index tensors are int64 ``[n]`` on the CPU.
 
     Attributes:
-        shard: this rank's rows of the table, weights or optimizer state.
-        copies: the tier's copies on this rank.
-        owners: rank whose shard contains the row.
-        local: index of the row in that shard.
-        holders: rank within its node that holds the copy.
-        slots: index of the copy on that rank.
+        shard: this rank's shard of the table: weights, or optimizer state.
+        copies: this rank's copies of the tier: weights, or optimizer state.
+        owners: rank whose shard contains each row.
+        local: index of each row in the owner's shard.
+        holders: local rank that holds the copy of each row.
+        slots: index of each copy on its holder.
         node: number of ranks over which a node's copies are spread; 1 for hot rows.
     """
 
@@ -94,7 +95,7 @@ class _Move:
     node: int
 
     def refresh(self, world: dist.ProcessGroup) -> None:
-        """Overwrite the copies on all ranks with the owners' rows."""
+        """Overwrite the copies on all ranks with the rows of the table. Collective."""
         rank, nodes = dist.get_rank(), dist.get_world_size() // self.node
         sent, num_sent = _grouped(self.holders, self.owners == rank, self.node)
         got, num_got = _grouped(self.owners, self.holders == rank % self.node, self.node * nodes)
@@ -103,7 +104,7 @@ class _Move:
         self.copies.index_copy_(0, self.slots[got].to(self.copies.device), received)
 
     def fold(self, group: dist.ProcessGroup) -> None:
-        """Overwrite the owners' rows with a copy from their node. Hot rows are not sent."""
+        """Overwrite the rows of the table with copies from the owner's node. Collective."""
         rank, node = dist.get_rank(), self.node
         sent = (self.owners // node == rank // node) & (self.holders == rank % node)
         to_owner, num_sent = _grouped(self.owners % node, sent, node)
@@ -111,9 +112,8 @@ class _Move:
         rows = self._read(self.copies, self.slots[to_owner])
         if node > 1:
             rows = _exchange(rows, num_sent, num_got, group)
-        # A batch in flight did not read these rows of the table. So autograd's version counter,
-        # which
-        # detach() would share, must not change.
+        # A batch in flight did not read these rows of the table, so autograd's version counter
+        # must not change. detach() would share the counter.
         self.shard.data.index_copy_(0, self.local[mine].to(self.shard.device), rows)
 
     @staticmethod
@@ -122,7 +122,7 @@ class _Move:
 
 
 def _grouped(keys: Tensor, chosen: Tensor, num_keys: int) -> tuple[Tensor, list[int]]:
-    """Return the ``chosen`` positions, ordered by key, and their number per key."""
+    """Return the indices where ``chosen`` is True, sorted by key, and their number for each key."""
     positions = chosen.nonzero().squeeze(1)
     keys = keys[positions]
     counts: list[int] = torch.bincount(keys, minlength=num_keys).tolist()
@@ -138,12 +138,12 @@ def _exchange(
 
 
 class CopiedRows:
-    """Moves weights and optimizer state between the tables and the overlays.
+    """Copies weights and optimizer state between the tables and the overlays.
 
     All methods except ``ask`` and ``take_back`` are collective calls.
 
     Attributes:
-        index: the rows that the overlays currently hold.
+        index: the rows that the overlays currently contain.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ class CopiedRows:
         self._was_asked = False
 
     def _moves(self) -> Iterator[_Move]:
-        """Yield the rows of all tables and tiers, weights and state, in the order of ``TierIndex``.
+        """Yield the places of all copied rows in pieces, first for weights, then for state.
 
-        All ranks yield the same pieces.
+        All ranks yield the same pieces in the same order.
         """
         for shards, hot, flex in self._stores:
             row_bytes = hot.element_size() * max(1, hot.shape[1:].numel())
@@ -198,7 +198,7 @@ class CopiedRows:
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the copies into the tables if they were trained since the last call."""
+        """Write the copies into the tables, if the copies were trained since the last call."""
         if self._folded == self._num_updates:
             return
         for move in self._moves():
@@ -206,31 +206,35 @@ class CopiedRows:
         self._folded = self._num_updates
 
     def lend(self) -> None:
-        """Fold for a state dict whose tensors may be overwritten in place.
+        """Write the copies into the tables, for a state dict that shares the tables' tensors.
 
-        The next lookup updates the copies, unless they were trained in between.
+        The caller may overwrite these tensors in place, so the next lookup reads the copies again
+        from the tables.
         """
         self.fold()
         self._is_out = self._was_asked = True
 
     def take_back(self) -> None:
-        """Cancel ``lend``: no state dict was kept."""
+        """Cancel ``lend``, because nobody kept the state dict."""
         self._is_out = self._was_asked = False
 
     def ask(self) -> None:
-        """Record that state dict tensors are read or written, perhaps only on this rank."""
+        """Record that this rank reads or writes tensors of a state dict.
+
+        Raises:
+            ExactnessError: the copies were trained after the state dict was created.
+        """
         if self._folded != self._num_updates:
             raise ExactnessError(
-                "tensors of a state dict were asked for that was taken before the last backward "
-                f"pass: those of tables {', '.join(self.index.tiers)}, which have tiers, lack what "
-                "copies of their rows have learned since. Take a new one, by state_dict() of the "
-                "model or of its optimizer on all ranks, where you save, read or fill it"
+                "this state dict was created before the last backward pass, so the tables "
+                f"{', '.join(self.index.tiers)} lack the updates of their copied rows. Call "
+                "state_dict() on all ranks again before you read or write its tensors."
             )
         self._was_asked = True
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Overwrite the copies with rows of the tables."""
+        """Overwrite the copies with the current rows of the tables."""
         # Not the tiers' groups: those count only the traffic of steps.
         world = dist.group.WORLD
         assert world is not None
@@ -240,7 +244,7 @@ class CopiedRows:
         self._was_asked = False
 
     def hold(self, index: TierIndex) -> None:
-        """Load the rows of ``index``, as many as in the previous one, into the overlays."""
+        """Replace the rows in the overlays by the rows of ``index``, equally many."""
         if index is self.index:
             if self._is_out and self._folded == self._num_updates:
                 # All ranks refresh if one rank needs it.
@@ -261,10 +265,10 @@ class CopiedRows:
 
 
 class FoldingOptimizer(CombinedOptimizer):
-    """The tables' fused optimizer, with the copies' updates included in its state.
+    """TorchRec's fused optimizer of the tables, whose state includes updates of the copies.
 
-    Names, shapes and types are TorchRec's. Reading ``state`` is a collective call, and so are
-    ``state_dict`` and ``load_state_dict`` of this optimizer and its wrappers.
+    Names, shapes and types are the same as in TorchRec. Reading ``state`` is a collective call, and
+    so are ``state_dict`` and ``load_state_dict`` of this optimizer and of its wrappers.
     """
 
     def __init__(
@@ -277,12 +281,12 @@ class FoldingOptimizer(CombinedOptimizer):
     # A wrapping optimizer reads the state only in its state_dict.
     @property
     def state(self) -> Any:
-        """Return the state by parameter."""
+        """Return the optimizer state, keyed by parameter. Collective."""
         self._lend()
         return super().state
 
     def post_load_state_dict(self) -> None:
-        """Reset after loading. A wrapping optimizer calls this too."""
+        """Overwrite the copies with the loaded tables and state. Collective."""
         super().post_load_state_dict()
         self._refresh()
 
@@ -297,7 +301,10 @@ def set_group(
     optimizer: CombinedOptimizer,
     group: dist.ProcessGroup,
 ) -> None:
-    """Assign the trainer's group to the tensors of state dicts, which need it to be copied."""
+    """Set the process group of all ShardedTensors in weights and optimizer state.
+
+    Copying a state dict fails unless its tensors have the group of the trainer.
+    """
     states = (tensor for by_name in optimizer.state.values() for tensor in by_name.values())
     for tensor in (*weights.values(), *states):
         if isinstance(tensor, ShardedTensor):
@@ -305,7 +312,7 @@ def set_group(
 
 
 def _optimizer_state(optimizer: CombinedOptimizer, table: str, weights: Tensor) -> Tensor:
-    """Return the sums of squares of row-wise Adagrad, ``[rows]``; zeros for a table with SGD."""
+    """Return this rank's sums of squares of row-wise Adagrad, ``[rows]``; zeros with SGD."""
     states = optimizer.state[optimizer.params[f"embeddings.{table}.weight"]].values()
     for state in states:
         return _local(state, weights.new_empty(0))

@@ -1,4 +1,4 @@
-"""Sharded EmbeddingCollection with copies of frequently read rows."""
+"""Sharded EmbeddingCollections with copies of frequently read rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from recd_plugins.api import (
 
 @dataclass
 class TieredContext(batch_forms.ExactSequenceContext):
-    """Context of a batch, including the tiers of its ids."""
+    """Context of a batch in the sharded collection, including its ids by tier."""
 
     split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
@@ -57,11 +57,11 @@ class TieredContext(batch_forms.ExactSequenceContext):
 
 
 class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
-    """Row-wise tables as the cold tier, and two overlays with copies (FlexShard, 2301.02959).
+    """Sharded EmbeddingCollection with tiers of rows (FlexShard, arXiv 2301.02959).
 
-    Hot rows are on every rank, flex rows in every node. Training steps give the same result as
-    without tiers: copies are updated in the backward pass, with the update rule and learning rate
-    of the tables' kernels.
+    Tables are sharded row-wise. Hot rows also have a copy on every rank, and flex rows in every
+    node. The backward pass updates copies with the optimizer and learning rate of their table, so
+    training gives the same result as without tiers.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         set_group(self._model_parallel_name_to_sharded_tensor, self._optim, env.process_group)
         if self._use_index_dedup:
             raise ExactnessError(
-                "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"
+                f"tables {', '.join(self._tiered)} have tiers, which do not support "
+                "use_index_dedup. Set use_index_dedup=False, or remove the tiers."
             )
         self.groups: TierGroups = groups
         rules = update_rules(self._lookups, module.tiers)
@@ -132,11 +133,11 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         super().register_post_odist_tracker_fn(record_fn)
 
     def _refuse_tracker(self) -> None:
-        """Refuse a tracker: copies also change on ranks without the row's shard."""
+        """Raise an error for delta trackers, because copies change on ranks without the shard."""
         if self._has_tiers:
             raise SetupError(
-                "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "
-                f"with tiers have changed, as of {', '.join(self._tiered)}: use fqns_to_skip"
+                "ModelDeltaTracker cannot track changes of tables with tiers: "
+                f"{', '.join(self._tiered)}. Add these tables to fqns_to_skip."
             )
 
     def create_context(self) -> TieredContext:
@@ -145,7 +146,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids of cold rows like the base class, and ids of flex rows within the node."""
+        """Split ids by tier, and start to send cold ids to all ranks and flex ids in the node."""
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
@@ -177,8 +178,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         parts = list(input)
         wanted = parts.pop() if ctx.flex is not None else None
         cold = super().look_up(ctx, KJTList(parts))
-        # If they were replaced, rows of a later step are being looked up, whose rates may still
-        # change.
+        # With LookupAhead, this batch belongs to a later step, whose rates may still change.
         ahead = any(isinstance(each, LookupAhead) for each in self._lookups)
         flex = hot = None
         if wanted is not None:
@@ -198,7 +198,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
 
     def _count(self, positions: Tensor, per_feature: Tensor) -> None:
-        """Report to ``lookup_ids`` how many copies of each feature are looked up."""
+        """Pass the looked-up positions of copies to the tracker function, counted by feature."""
         assert self.post_lookup_tracker_fn is not None
         lengths = per_feature.to(positions.device)
         ids = KeyedJaggedTensor(self.index.features, positions, lengths=lengths)
@@ -210,8 +210,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if not self._has_tiers:
             return super().output_dist(ctx, output)
         raise ExactnessError(
-            "output_dist of a tiered EmbeddingCollection alone would leave the tiers out: "
-            "call compute_and_output_dist"
+            "output_dist of an EmbeddingCollection with tiers would omit the hot and flex rows. "
+            "Call compute_and_output_dist instead."
         )
 
     def reset_parameters(self) -> None:
@@ -221,12 +221,12 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """Return the tables' optimizer; its state includes the copies. Collective."""
+        """Return the fused optimizer of the tables. Its state includes updates of the copies."""
         return self._folding_optimizer if self._has_tiers else self._optim
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """Return re-tiering reports, one for each change of rows, in order."""
+        """Return the reports of all re-tierings so far, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
@@ -255,12 +255,14 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
     if isinstance(env, ShardingEnv2D) or env.world_size != groups.cold.size():
         raise SetupError(
-            f"tiers over {env.world_size} of {groups.cold.size()} ranks: shard a tiered "
-            "EmbeddingCollection over all ranks of the default process group"
+            f"a TieredEmbeddingCollection cannot be sharded over {env.world_size} of "
+            f"{groups.cold.size()} ranks, or with 2D parallelism. Shard it over all ranks of the "
+            "default process group."
         )
     if getattr(env, "output_dtensor", False):
         raise SetupError(
-            "tiers are for tables that are ShardedTensors in a state dict: shard without DTensors"
+            "a TieredEmbeddingCollection does not support DTensors in state dicts. "
+            "Set output_dtensor=False in the ShardingEnv."
         )
     env = copy.copy(env)
     env.process_group = groups.cold
@@ -275,17 +277,18 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
             EmbeddingComputeKernel.FUSED.value,
         ):
             raise SetupError(
-                f"table {table} has tiers and is planned as {sharding.sharding_type} with the "
-                f"kernel {sharding.compute_kernel}: plan it as row_wise, fused "
-                "(ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused']))"
+                f"table {table!r} has tiers, but the sharding plan uses {sharding.sharding_type} "
+                f"with the compute kernel {sharding.compute_kernel}. Plan the table with "
+                "ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused'])."
             )
 
 
 class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
-    """Shards a TieredEmbeddingCollection: tiered tables row-wise, other tables in any way.
+    """Sharder of TieredEmbeddingCollection: tables with tiers row-wise, other tables in any way.
 
-    ``shard`` raises SetupError if a tiered table is not planned row-wise with the fused kernel, or
-    nodes have different numbers of ranks, and ExactnessError if copies cannot follow the optimizer.
+    ``shard`` raises SetupError if a table with tiers is not planned row-wise with the fused kernel,
+    or if nodes have different numbers of ranks. It raises ExactnessError if copies do not support
+    the optimizer.
     """
 
     @property

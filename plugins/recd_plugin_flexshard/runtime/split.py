@@ -1,4 +1,4 @@
-"""Splits the ids of a batch by tier."""
+"""Splitting of a batch's ids into hot, flex and cold ids."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NO_KEY = np.iinfo(np.int64).min
 
 
 class Places:
-    """Finds keys in a list by hashing; on CPU this takes a fifth of the time of a binary search.
+    """Hash table that maps int64 keys to their index in a list.
 
-    Keys are sorted by bucket. There is at most one bucket per key, so a search checks only the few
-    keys from the start of a bucket.
+    On CPU, a lookup is about five times as fast as a binary search. Keys are sorted by bucket, and
+    a lookup compares only the few keys from the start of a bucket.
 
     Args:
-        keys: distinct keys, int64 ``[num_keys]``. The smallest int64 is reserved.
-        device: of the keys to find.
+        keys: distinct keys, int64 ``[num_keys]``. The smallest int64 is not allowed.
+        device: device of the keys that ``find`` receives.
     """
 
     def __init__(self, keys: NDArray[np.int64], device: torch.device) -> None:
@@ -57,21 +57,23 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class TierSplit:
-    """The ids of one batch by tier. ``n`` is the number of ids of features of tiered tables.
+    """The ids of one batch by tier.
+
+    F is the number of features of tables with tiers, and n the number of their ids.
 
     Attributes:
         index: the index that split the batch.
-        cold: ids of all features; for tiered tables, only ids without a copy.
-        hot: positions in the hot overlay, ``[num_hot]`` int64.
-        flex: positions in the flex overlays of their owners, ``[num_flex]`` int64, by owner, then
-            by feature.
-        flex_sizes: number of flex ids, ``[ranks_per_node, F]`` int64.
-        cold_source: position of each cold id among the n ids, int64.
-        hot_source: position of each hot id, ``[num_hot]`` int64.
-        flex_source: position of each flex id, ``[num_flex]`` int64.
-        ids: the n ids, ``[n]``.
-        lengths: of the tiered features, ``[F, stride]``.
-        ids_per_feature: of the tiered features.
+        cold: ids of all features; for tables with tiers, only ids without a copy.
+        hot: positions of hot ids in the hot overlay, int64 ``[num_hot]``.
+        flex: positions of flex ids in the flex overlay of their owner, int64 ``[num_flex]``, sorted
+            by owner and then by feature.
+        flex_sizes: number of flex ids by owner and feature, int64 ``[ranks_per_node, F]``.
+        cold_source: index of each cold id in ``ids``, int64 ``[num_cold]``.
+        hot_source: index of each hot id in ``ids``, int64 ``[num_hot]``.
+        flex_source: index of each flex id in ``ids``, int64 ``[num_flex]``.
+        ids: ids of the F features, ``[n]``.
+        lengths: lengths of the F features, ``[F, stride]``.
+        ids_per_feature: number of ids of each of the F features.
     """
 
     index: TierIndex
@@ -87,7 +89,7 @@ class TierSplit:
     ids_per_feature: list[int]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
+        """Call ``Tensor.record_stream`` for all tensors."""
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 value.record_stream(stream)
@@ -95,14 +97,14 @@ class TierSplit:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Finds ids among the rows that have copies.
+    """Index of all hot and flex rows, which splits the ids of a batch by tier.
 
-    A row's key is its index in the concatenation of all tiered tables.
+    The key of a row is its index in the concatenation of all tables with tiers.
 
     Attributes:
-        features: of tiered tables, table by table.
-        first_keys: key of the first row of each tiered table, ``[num_tables]`` int64.
-        places: lookup of the keys of hot rows, followed by those of flex rows.
+        features: features of the tables with tiers, table by table.
+        first_keys: key of the first row of each table with tiers, int64 ``[num_tables]``.
+        places: maps the key of a hot or flex row to its position: hot rows first, then flex rows.
         num_hot: number of hot rows of all tables.
         num_flex: number of flex rows of all tables.
     """
@@ -135,7 +137,7 @@ class TierIndex:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
 
     def chosen_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the keys of all hot and of all flex rows, in the order of the overlays."""
+        """Return the keys of all hot rows and of all flex rows, int64, in overlay order."""
         tables = list(zip(self.first_keys, self.tiers.values(), strict=True))
         none = np.empty(0, np.int64)
         return (
@@ -144,11 +146,11 @@ class TierIndex:
         )
 
     def hot_rows(self) -> dict[str, Tensor]:
-        """Return the rows of the hot overlay for each table, in the order of its positions."""
+        """Return the row numbers in the hot overlay, int64, keyed by table, in overlay order."""
         return {name: self._tensor(rows.hot) for name, rows in self.tiers.items()}
 
     def flex_rows(self, local_rank: int) -> dict[str, Tensor]:
-        """Return the rows of the flex overlay of one local rank, for each table."""
+        """Return the row numbers in the flex overlay of one local rank, int64, keyed by table."""
         rows, start = {}, 0
         for name, tiers in self.tiers.items():
             first = (local_rank - start) % self.ranks_per_node
@@ -157,7 +159,7 @@ class TierIndex:
         return rows
 
     def split(self, features: KeyedJaggedTensor) -> TierSplit:
-        """Split a batch by tier; features of other modules are skipped."""
+        """Split the ids of a batch by tier. Features of other modules are ignored."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
         per_key, stride = features.length_per_key(), features.stride()
@@ -199,11 +201,11 @@ class TierIndex:
         return TierSplit(self, cold, hot, flex, flex_sizes, *sources, ids, lengths, per_feature)
 
     def keys(self, ids: Tensor, ids_per_feature: list[int]) -> Tensor:
-        """Return the keys of looked-up rows, ``[n]`` int64.
+        """Return the keys of looked-up rows, int64 ``[n]``.
 
         Args:
-            ids: of the tiered features, feature by feature, ``[n]``.
-            ids_per_feature: ids of each feature.
+            ids: ids of the features of tables with tiers, feature by feature, ``[n]``.
+            ids_per_feature: number of ids of each feature.
 
         Raises:
             DataError: an id is not a row of its table.
@@ -216,20 +218,20 @@ class TierIndex:
             place = outside.nonzero()[0]
             feature = self.features[int(feature_of(place, ids_per_feature))]
             raise DataError(
-                f"feature {feature} has the id {int(ids[place])}, and its table has rows 0 to "
-                f"{int(num_rows[place]) - 1}"
+                f"feature {feature!r} has the id {int(ids[place])}, but its table has only rows 0 "
+                f"to {int(num_rows[place]) - 1}. Enlarge the table, or hash the ids."
             )
         return ids + first_key
 
 
 def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
-    """Return the feature number of ids, given their positions in the batch."""
+    """Return the index of the feature of each id, int64, given the ids' positions ``source``."""
     ends = torch.tensor(ids_per_feature, device=source.device).cumsum(0)
     return torch.bucketize(source, ends, right=True)
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:
-    """Return the values of selected keys, one key after the other."""
+    """Return the values of the keys with these numbers, concatenated."""
     values, offsets = features.values(), features.offset_per_key()
     if numbers == list(range(len(offsets) - 1)):
         return values

@@ -1,8 +1,8 @@
-"""Sparse sync: sums gradients of copies over the ranks, only for touched rows.
+"""Sparse sync: sums gradients of copies over ranks, only for rows that a rank looked up.
 
-If only one rank touched a row, it sends the gradient to all other ranks. If several ranks touched
-it, one of them, chosen round-robin, sums the gradients and sends the sum. Two ranks exchange all
-their gradients.
+If only one rank looked up a row, it sends the gradient to all other ranks. If several ranks did,
+one of them, chosen round-robin, sums the gradients and sends the sum. Two ranks exchange all their
+gradients. A touched row is a row that at least one rank looked up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wire:
-    """Codecs for rows and gradients of copies: the same as TorchRec's for sequence all-to-alls."""
+    """Quantization of copied rows and their gradients, as TorchRec does for sequence all-to-alls.
+
+    Args:
+        codecs: TorchRec's ``qcomm_codecs_registry``; None sends float32.
+        embedding_dim: scalars per row.
+    """
 
     def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
         both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
@@ -33,7 +38,11 @@ class Wire:
 
 
 class Codec:
-    """A TorchRec codec for rows of ``embedding_dim`` scalars, or the identity."""
+    """Encodes rows of ``embedding_dim`` scalars with a TorchRec codec; None leaves them unchanged.
+
+    Raises:
+        SetupError: a quantization block would contain scalars of several rows.
+    """
 
     def __init__(self, codec: QuantizedCommCodec[Any] | None, embedding_dim: int) -> None:
         self._codec = codec
@@ -43,16 +52,15 @@ class Codec:
             context: Any = codec.create_context()
             if context.row_dim <= 0 or embedding_dim % context.row_dim:
                 raise SetupError(
-                    f"rows of tiers have {embedding_dim} scalars, and the qcomm_codecs_registry "
-                    f"has {codec.quantized_dtype} for "
-                    f"{CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name} in blocks of "
-                    f"{context.row_dim}: take training.wire, fp32, fp16 or bf16, or leave the "
-                    "tiers away"
+                    f"tables with tiers have embedding_dim {embedding_dim}, but the codec of "
+                    f"{CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name} ({codec.quantized_dtype}) "
+                    f"quantizes blocks of {context.row_dim}. Use fp32, fp16 or bf16, or set "
+                    "training.wire."
                 )
             self._widths = embedding_dim, codec.calc_quantized_size(embedding_dim, context)
 
     def encode(self, rows: Tensor) -> Tensor:
-        """Encode float32 rows ``[n, embedding_dim]`` into as many rows."""
+        """Encode float32 ``[n, embedding_dim]`` as ``[n, encoded_width]``."""
         if self._codec is None:
             return rows
         if not self._in_blocks:
@@ -61,7 +69,7 @@ class Codec:
         return self._codec.encode(rows.reshape(-1), context).view(len(rows), self._widths[1])
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Decode rows into float32 ``[n, embedding_dim]``."""
+        """Decode ``[n, encoded_width]`` to float32 ``[n, embedding_dim]``."""
         if self._codec is None:
             return rows
         if not self._in_blocks:
@@ -71,13 +79,17 @@ class Codec:
         return self._codec.decode(rows.reshape(-1), context).view(len(rows), self._widths[0])
 
 
-#: Sums gradients ``[n, dim]`` by position, for the given number of rows.
+#: Function (gradients ``[n, dim]``, positions ``[n]``, number of rows) to sums by position.
 SumByPosition = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
 class Hop:
-    """Rows sent in one all-to-all, as positions among the rows that any rank touched."""
+    """Rows to send and receive in one all-to-all.
+
+    ``send`` and ``receive`` are int64 indices in ``Routes.rows``, grouped by rank. The sizes are
+    their numbers for each rank.
+    """
 
     send: Tensor
     send_sizes: list[int]
@@ -87,14 +99,16 @@ class Hop:
 
 @dataclass(frozen=True)
 class Routes:
-    """Plan of the sums of one batch; all ranks derive the same plan from the same bits.
+    """Ranks that send, sum and receive the gradient of each touched row of a batch.
+
+    All ranks compute matching routes from the same bitmaps.
 
     Attributes:
-        rows: positions that any rank touched, ascending, ``[num_rows]``.
-        mine: indexes in ``rows`` of the positions that this rank touched, ascending.
-        summed: whether this rank computes the sum of each of ``mine``.
-        gradients: the hop to the ranks that sum.
-        sums: the hop back; None if every rank sums everything.
+        rows: positions of all touched rows, ascending, int64 ``[num_rows]``.
+        mine: indices in ``rows`` of the rows that this rank looked up, ascending, int64.
+        summed: whether this rank computes the sum for each row in ``mine``, bool.
+        gradients: all-to-all of gradients to the ranks that sum.
+        sums: all-to-all of sums to the other ranks; None if every rank sums all its rows.
     """
 
     rows: Tensor
@@ -105,9 +119,9 @@ class Routes:
 
 
 class TouchedRows:
-    """Positions of an overlay that each rank of a group looked up, one bit per position.
+    """Exchanges bitmaps of the overlay positions that each rank of a group looked up.
 
-    Creating it is a collective call that starts to send the bits.
+    The constructor is a collective call. It starts to send the bitmaps.
     """
 
     def __init__(
@@ -129,7 +143,13 @@ class TouchedRows:
         return torch.full_like(bits, value) << bits
 
     def start(self, gradients: Tensor, positions: Tensor, by_position: SumByPosition) -> SparseSum:
-        """Start to send this rank's gradients ``[n, dim]`` of ``positions`` ``[n]``."""
+        """Start to sum gradients over the ranks.
+
+        Args:
+            gradients: this rank's gradients, float32 ``[n, dim]``.
+            positions: overlay position of each gradient, int64 ``[n]``.
+            by_position: sums gradients with equal positions.
+        """
         places = self._touched.cumsum(0)[positions] - 1
         own = by_position(gradients, places, len(self.routes.mine))
         return SparseSum(self.routes, own, self._group, self._codec)
@@ -165,10 +185,10 @@ class TouchedRows:
 
 
 class SparseSum:
-    """Gradients being sent: first to the ranks that sum, then as sums back from them.
+    """A sum of gradients over ranks in progress: gradients are sent, summed, and sums are sent.
 
-    ``own`` are the gradients of ``routes.mine``, ``[len(mine), dim]``. Sums use decoded gradients,
-    including this rank's own.
+    ``own`` are this rank's gradients of ``routes.mine``, float32 ``[len(mine), dim]``. Gradients
+    are encoded and decoded before they are summed, also this rank's own.
     """
 
     def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:
@@ -186,7 +206,7 @@ class SparseSum:
 
     @property
     def rows(self) -> Tensor:
-        """Return the positions that any rank touched, ascending."""
+        """Return the positions of all touched rows, ascending, int64 ``[num_rows]``."""
         return self._routes.rows
 
     def pass_on(self) -> None:
@@ -208,7 +228,7 @@ class SparseSum:
             self._under_way = self._exchange(routes.sums, sums)
 
     def result(self) -> Tensor:
-        """Return gradients of ``rows``, bitwise equal on all ranks."""
+        """Return the sums for ``rows``, ``[num_rows, dim]``, bitwise equal on all ranks."""
         sums = self._routes.sums
         if sums is not None and len(self.rows):
             for rows, gradients in zip(self._split(sums), self._arrived(), strict=True):

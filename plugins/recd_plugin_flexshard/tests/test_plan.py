@@ -133,16 +133,16 @@ def test_a_plan_for_another_cluster(context: PlanContext) -> None:
     assert hot_and_flex(planned(ThreeTier, context, dedupe=2)) == hot_and_flex(
         planned(ThreeTier, here, plan_for=other, dedupe=2)
     )
-    with pytest.raises(SetupError, match=r"set plan_for\.nodes"):
+    with pytest.raises(SetupError, match=r"or set plan_for\.nodes"):
         planned(ThreeTier, here, plan_for={**other, "nodes": 1})
-    for topology, problem in (("nowhere", "no topology is named nowhere"), ("no.yaml", "no.yaml")):
-        with pytest.raises(SetupError, match=f"^the option plan_for: {problem}"):
+    for topology in ("nowhere", "no.yaml"):
+        with pytest.raises(SetupError, match=f"^option plan_for: .*{topology}"):
             planned(ThreeTier, here, plan_for={"topology": topology})
 
 
 def test_a_flex_tier_needs_nodes(context: PlanContext) -> None:
     one = replace(context, world_size=8)
-    with pytest.raises(SetupError, match=r"use flexshard\.two_tier, or flexshard\.joint"):
+    with pytest.raises(SetupError, match=r"Use flexshard\.two_tier or flexshard\.joint"):
         planned(ThreeTier, one)
     assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
 

@@ -35,9 +35,13 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     shown = words(result)
-    for part in ("32 ranks on cuda", "128 rows a rank; collectives: of the topology", "t_seq_0_0"):
+    for part in (
+        "32 ranks on cuda",
+        "128 rows per rank; speed of collectives: as measured",
+        "t_seq_0_0",
+    ):
         assert part in shown
-    assert "sharding[0] flexshard.three_tier: M = 6, c = 1, least time" in shown
+    assert "sharding[0] flexshard.three_tier: M = 6, c = 1, minimises time" in shown
     report = json.loads((folder / "tiers.json").read_text())
     assert report["batch_size"] == 128
     (entry,) = report["entries"]
@@ -50,9 +54,9 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     [
         (
             ["--batch-size", "auto"],
-            "--tiers are chosen for a number of rows: leave out --batch-size auto",
+            "--tiers plans for a fixed batch size",
         ),
-        (["--nodes", "1"], "sharding[0]: three tiers need several nodes"),
+        (["--nodes", "1"], "sharding[0]: flexshard.three_tier needs several nodes"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
@@ -66,4 +70,4 @@ def test_without_an_entry_that_has_tiers(make_registry: MakeRegistry) -> None:
     result = plan()
     assert result.exit_code == 1
     shown = words(result)
-    assert "add an entry to the section sharding that uses flexshard.two_tier" in shown
+    assert "Add an entry that uses flexshard.two_tier" in shown

@@ -47,4 +47,4 @@ def test_real_batches() -> None:
     assert "batches of registry.yaml" in entry["output"]
     # Deduplicated rows are not looked up twice.
     assert entry["tiered"]["lookups"]["mean"] < entry["row_wise"]["lookups"]["mean"] / 2
-    assert "play fewer steps" in simulate("--data", "--steps", "90").output
+    assert "Lower --steps" in simulate("--data", "--steps", "90").output

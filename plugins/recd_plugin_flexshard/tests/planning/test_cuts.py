@@ -53,7 +53,7 @@ def test_a_budget_below_row_wise_sharding(strategy):
     least = model.memory(Cuts(hot, hot))
     plan = plan_tiers([FLAT], CLUSTER, strategy, CostOptions(memory_bytes=least))
     assert plan.memory_bytes == pytest.approx(least)
-    with pytest.raises(SetupError, match=f"{least:,.0f} bytes of each rank"):
+    with pytest.raises(SetupError, match=f"{least:,.0f} bytes on each rank"):
         plan_tiers([FLAT], CLUSTER, strategy, CostOptions(memory_bytes=least * 0.999))
 
 

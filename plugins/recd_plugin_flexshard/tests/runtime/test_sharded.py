@@ -319,12 +319,12 @@ class Attempt(NamedTuple):
 
 
 REFUSED = [
-    Attempt("planned as table_wise", sharding="table_wise"),
-    Attempt("planned as data_parallel", sharding="data_parallel"),
+    Attempt("plan uses table_wise", sharding="table_wise"),
+    Attempt("plan uses data_parallel", sharding="data_parallel"),
     Attempt("kernel dense", sharding="dense"),
-    Attempt("feature f looks up tables t and u", tables=(table(), table("u"))),
-    Attempt("32-bit floats", tables=(table(data_type=DataType.FP16),)),
-    Attempt("have row 9", tiers={"t": RowTiers([], [9])}),
+    Attempt("feature 'f' is looked up in tables 't' and 'u'", tables=(table(), table("u"))),
+    Attempt("only FP32", tables=(table(data_type=DataType.FP16),)),
+    Attempt("contain row 9", tiers={"t": RowTiers([], [9])}),
     Attempt(
         "optimizer exact_adagrad",
         ExactnessError,
@@ -382,9 +382,9 @@ def test_what_is_refused() -> None:
     (errors,) = run_on_ranks(refusals, 1)
     expected: list[tuple[str, type[RecdError]]] = [
         *((each.message, each.error) for each in REFUSED),
-        ("without DTensors", SetupError),
-        ("call compute_and_output_dist", ExactnessError),
-        ("does not see which copies of tables with tiers have changed", SetupError),
+        ("does not support DTensors", SetupError),
+        ("Call compute_and_output_dist", ExactnessError),
+        ("ModelDeltaTracker cannot track changes of tables with tiers", SetupError),
         ("weight_decay=0.1", ExactnessError),
     ]
     *refused, allowed = errors
@@ -396,7 +396,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize(("hot", "flex"), [([3, 1, 3], []), ([3], [1, 3]), ([], [2, -1])])
 def test_rows_that_are_no_tiers(hot: list[int], flex: list[int]) -> None:
-    with pytest.raises(SetupError, match="negative, or in the tiers twice"):
+    with pytest.raises(SetupError, match="is negative or appears twice"):
         RowTiers(hot, flex)
 
 
@@ -418,5 +418,5 @@ def test_rows_travel_one_by_one(kind: CommType, width: int, num_rows: int) -> No
 
 def test_a_block_of_several_rows_is_refused() -> None:
     """TorchRec's int8 has one scale for 32 scalars, which may be those of two rows."""
-    with pytest.raises(SetupError, match=r"rows of tiers have 16 scalars, and .* blocks of 32"):
+    with pytest.raises(SetupError, match=r"embedding_dim 16, but .* blocks of 32"):
         Wire(codecs(CommType.INT8), 16)

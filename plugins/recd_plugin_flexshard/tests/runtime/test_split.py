@@ -115,7 +115,7 @@ def test_ids_outside_their_table_are_refused(bad: int) -> None:
     ]
     index = TierIndex(configs, {"t": RowTiers([5]), "u": RowTiers([8])}, 2, CPU)
     ids = KeyedJaggedTensor(["t", "u"], torch.tensor([3, 4, bad]), lengths=torch.tensor([1, 2]))
-    with pytest.raises(DataError, match=f"feature u has the id {bad}, .* rows 0 to 8"):
+    with pytest.raises(DataError, match=f"feature 'u' has the id {bad}, .* rows 0 to 8"):
         index.split(ids)
 
 
