@@ -194,9 +194,7 @@ def test_embeddings_come_once_for_each_distinct_id(kind: str) -> None:
 def test_names_that_are_taken_for_others() -> None:
     tables = sequences("clicks@7d", "other").embedding_configs()
     assert feature_groups(tables, []) is None
-    with pytest.raises(
-        SetupError, match=r"features clicks@7d have an @ .* is to be coalesced, for"
-    ):
+    with pytest.raises(SetupError, match=r"names clicks@7d contain '@', .* is coalesced"):
         feature_groups(tables, ["t_clicks@7d"])
 
 
@@ -314,27 +312,29 @@ def twice() -> nn.Module:
 
 
 REFUSED: dict[str, Callable[[], object]] = {
-    "table t0 is data-parallel or": lambda: coalesced_module(make("bags"), "data_parallel", ["t0"]),
-    "table t3 is data-par": lambda: coalesced_module(make("sequences"), "data_parallel", ["t3"]),
-    "feature s looks up tables": lambda: coalesced_module(make("bags"), "table_wise", ["t1"]),
-    "leave use_index_dedup away": lambda: coalesced_module(
+    "table 't0' is data-parallel or": lambda: coalesced_module(
+        make("bags"), "data_parallel", ["t0"]
+    ),
+    "table 't3' is data-par": lambda: coalesced_module(make("sequences"), "data_parallel", ["t3"]),
+    "feature 's' looks up the tables": lambda: coalesced_module(make("bags"), "table_wise", ["t1"]),
+    "Remove use_index_dedup": lambda: coalesced_module(
         make("sequences"), "table_wise", ["t1", "t2"], use_index_dedup=True
     ),
-    "table t3 is coalesced and has gradient_clipping": lambda: coalesced_module(
+    "table 't3' is coalesced and has gradient_clipping": lambda: coalesced_module(
         clipping(make("bags")), "table_wise", ["t3"]
     ),
-    "t3 is coalesced and has gradient_clipping, which": lambda: coalesced_module(
+    "'t3' is coalesced and has gradient_clipping, which": lambda: coalesced_module(
         clipping(make("sequences")), "table_wise", ["t3"]
     ),
-    "inverse indices of feature a are from 0 to 3, and it has 3 rows": lambda: ab(ab_bags(), True)(
+    "feature 'a': inverse_indices range from 0 to 3, but .* 3 rows": lambda: ab(ab_bags(), True)(
         ab_batch(inverse=[[0, 1, 3], [0, 1, 2]])
     ),
-    "inverse indices of feature b are from -1 to 2": lambda: ab(ab_bags(), True)(
+    "feature 'b': inverse_indices range from -1 to 2": lambda: ab(ab_bags(), True)(
         ab_batch(inverse=[[0, 1, 2], [0, -1, 2]])
     ),
-    "without inverse indices of features a, b": lambda: ab(ab_bags(), True)(ab_batch(stored=True)),
+    "no inverse_indices for the features a, b": lambda: ab(ab_bags(), True)(ab_batch(stored=True)),
     "got a batch without weights": lambda: ab(processed(), True)(ab_batch()).wait(),
-    "feature a looks up tables t_a, t_a": lambda: ab(twice(), True),
+    "feature 'a' looks up the tables t_a, t_a": lambda: ab(twice(), True),
 }
 
 

@@ -187,11 +187,11 @@ class OwnSharder(EmbeddingBagCollectionSharder):
 @pytest.mark.parametrize(
     ("base", "arguments", "message"),
     [
-        ([OwnSharder()], {}, "base has a OwnSharder, and only TorchRec"),
+        ([OwnSharder()], {}, "base contains a sharder of type OwnSharder"),
         (
             [EmbeddingCollectionSharder(qcomm_codecs_registry={"a": None})],  # type: ignore[dict-item]
             {"qcomm_codecs_registry": {"b": None}},
-            r"qcomm_codecs_registry is an argument of sharders\(\) and of a sharder",
+            r"qcomm_codecs_registry is set both in sharders\(\) and on a sharder",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def sharded_inside(rank: int, world_size: int) -> tuple[int, str]:
 def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
     for differ, text in run_on_ranks(sharded_inside, 2):
         assert differ > 0  # a collision map of its own on each rank
-        assert text.startswith("sparse is a ManagedCollisionEmbeddingBagCollection, and only the ")
+        assert text.startswith("module 'sparse' is a ManagedCollisionEmbeddingBagCollection, but")
 
 
 def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
@@ -154,12 +154,12 @@ CODECS = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16)
                 EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
             ),
             "fp32",
-            "optimizer: sgd, and the trainer's fused_params name",
+            "optimizer: sgd, but the trainer's fused_params set",
         ),
         (
             FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=CODECS),
             "fp16",
-            r"training.wire is fp16, and the sharders have a qcomm_",
+            r"training.wire is 'fp16', but the sharders also have a qcomm_",
         ),
     ],
     ids=["optimizer", "codecs"],
@@ -182,7 +182,7 @@ def test_processors_that_may_see_more_than_a_row_get_all_rows(by_dict: bool) -> 
         module._feature_processors["a"] = Mine(4)
     else:
         module._feature_processors = Mine({"a": 4, "b": 4})
-    assert why_plain(module) == "as its feature processors Mine may look at more than one row"
+    assert "feature processors Mine" in why_plain(module)
 
 
 def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
@@ -238,7 +238,7 @@ def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
     module, places = MADE[kind].build(), placed("table_wise", "table_wise")
     env = object.__new__(ShardingEnv2D)
     env.world_size = 2
-    with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection"):
+    with pytest.raises(SetupError, match=r"^module 'sparse' is sharded by DMPCollection"):
         sharder_of(module).shard(module, places, env, DEVICE, "sparse")
 
 

@@ -260,7 +260,7 @@ def test_an_id_out_of_its_table_is_not_one_of_the_table_beside_it(
         with pytest.raises(RuntimeError, match=f"out of bounds: {wrong}"):
             stock(features)
         with pytest.raises(
-            DataError, match=rf"table t1: id {wrong} of feature f1 was looked up, .* rows 0 to 6"
+            DataError, match=rf"table 't1': feature 'f1' has the id {wrong}, .* rows 0 to 6"
         ):
             mine(features)
 
@@ -315,7 +315,7 @@ def test_a_table_without_rows_here_refuses_ids_and_sends_the_type_that_others_se
     nothing = here(no_ids)
     assert nothing.dtype == there(one_id).dtype == dtype.as_dtype()
     nothing.sum().backward()
-    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
+    with pytest.raises(DataError, match=r"table 't0': feature 'f0' has the id 3, .* holds no rows"):
         here(one_id)
 
 

@@ -100,7 +100,7 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
     module = bags(a=optim.SGD)
     module.embedding_bags["a"].weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
-    with pytest.raises(SetupError, match=r"table a: .* do nothing with momentum"):
+    with pytest.raises(SetupError, match=r"table 'a': .* ignore the argument 'momentum'"):
         check_updates(module, params, None, torch.device("cuda"))
 
 

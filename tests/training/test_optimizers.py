@@ -113,7 +113,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
         (
             "momentum",
             RegistryError,
-            r"yaml:5 optimizers\[0\]: table t_momentum: .* nothing with mom",
+            r"yaml:5 optimizers\[0\]: table 't_momentum': .* ignore .*mom",
         ),
         ("refused", RegistryError, r"yaml:5 optimizers\[0\]: it is too wide"),
         (

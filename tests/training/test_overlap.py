@@ -168,7 +168,9 @@ def test_tables_that_are_looked_up_without_gradients_do_not_learn(kind: Pipeline
 
 def test_weights_that_come_too_late_are_refused() -> None:
     run_on_ranks(load_after_a_step, 2, 0)
-    with pytest.raises(ExactnessError, match=r"were loaded when rows .*training\.overlap: false"):
+    with pytest.raises(
+        ExactnessError, match=r"loaded weights while rows .*training\.overlap: false"
+    ):
         run_on_ranks(load_after_a_step, 2, 1)
     run_on_ranks(load_after_a_pipeline, 2)
 

@@ -198,9 +198,10 @@ def check_kernels(
         own = _of_table(table, kernels)
         if own is not None and own.compute_kernel != sharding.compute_kernel:
             raise SetupError(
-                f"table {table} has a cache, and its plan the kernel {sharding.compute_kernel} "
-                f"({sharding.sharding_type}), which has none: plan it with the kernel "
-                f"{own.compute_kernel}, or give it no cache"
+                f"table {table!r} has a cache, but its plan has the kernel "
+                f"{sharding.compute_kernel!r} ({sharding.sharding_type}), which does not use this "
+                f"cache. Plan the table with the kernel {own.compute_kernel!r}, or remove its "
+                "cache entry."
             )
 
 
@@ -278,9 +279,9 @@ def _of_group(
     own = {table.name: _of_table(table.name, kernels) for table in tables}
     if len(set(own.values())) > 1:
         raise SetupError(
-            f"tables {', '.join(own)} got one kernel, and some have a cache and others none or "
-            "another: let one entry cache them all, or plan cached tables with "
-            "CacheParams(prefetch_pipeline=True), by which TorchRec keeps them apart"
+            f"tables {', '.join(own)} share one lookup kernel but have different caches, or only "
+            "some have a cache. Cache all of them with one entry, or plan cached tables with "
+            "CacheParams(prefetch_pipeline=True)."
         )
     return own[tables[0].name]
 
@@ -325,8 +326,9 @@ def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise
         if len(set(of_tables.values())) > 1:
             told = ", ".join(f"{name} {step}" for name, step in of_tables.items())
             raise SetupError(
-                f"tables of one kernel have learned in different numbers of steps ({told}), and "
-                "it counts for all of them: plan them as in the run that trained them"
+                "tables of one lookup kernel were trained for different numbers of steps "
+                f"({told}), but the kernel has a single step count. Use the sharding plan of the "
+                "run that trained these tables."
             )
         found.append((kernel, of_tables[names[0]]))
     for kernel, step in found:

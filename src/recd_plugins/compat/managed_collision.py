@@ -39,15 +39,15 @@ from recd_plugins.sparse.index_select import jagged_index_select
 def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
     """Return why a managed collision module needs all rows; empty if unique rows suffice."""
     if isinstance(module, ManagedCollisionEmbeddingCollection):
-        return "as an EmbeddingCollection has rows for ids"
+        return "because an EmbeddingCollection returns one embedding per id"
     maps = module._managed_collision_collection._managed_collision_modules
     if not all(type(each) is MCHManagedCollisionModule for each in maps.values()):
         return (
-            "as a collision map other than TorchRec's MCHManagedCollisionModule may take in ids as "
-            "often as it looks them up"
+            "because collision maps other than TorchRec's MCHManagedCollisionModule may count "
+            "every lookup of an id"
         )
     if module._return_remapped_features:
-        return "as TorchRec returns no remapped features of a deduplicated batch"
+        return "because TorchRec does not return remapped features for deduplicated batches"
     return ""
 
 

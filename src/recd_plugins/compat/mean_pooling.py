@@ -44,8 +44,9 @@ def refuse_weighted_mean(tables: Sequence[str]) -> None:
     """
     if tables:
         raise ExactnessError(
-            f"tables {', '.join(tables)} have mean pooling of weighted ids, for which FBGEMM "
-            "computes wrong gradients: use sum pooling with normalised weights, or no weights"
+            f"tables {', '.join(tables)} use mean pooling with weighted ids, for which FBGEMM "
+            "computes wrong gradients. Use sum pooling with normalised weights, or remove the "
+            "weights."
         )
 
 
@@ -56,8 +57,8 @@ def refuse_means_in_grids(
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
-            f"tables {', '.join(grids)} have mean pooling and are sharded grid_shard, for which "
-            "TorchRec returns sums: shard them otherwise, or use sum pooling"
+            f"tables {', '.join(grids)} use mean pooling with grid_shard sharding, for which "
+            "TorchRec returns sums. Shard these tables another way, or use sum pooling."
         )
 
 
@@ -81,12 +82,13 @@ def divide_row_wise_tables_only(
         (divided if row_wise and mean else whole).update(config.feature_names)
     if not divided:
         return None
-    refuse_at_signs(divided | whole, "row-wise tables of their module have mean pooling")
+    refuse_at_signs(divided | whole, "row-wise tables of the module have mean pooling")
     if both := sorted(divided & whole):
         raise ExactnessError(
-            f"features {', '.join(both)} look up a row-wise table with mean pooling and another "
-            "table in one EmbeddingBagCollection, and TorchRec would divide both or neither: give "
-            "the tables the same pooling and sharding, or an EmbeddingBagCollection each"
+            f"features {', '.join(both)} look up a row-wise table with mean pooling and a "
+            "different table in one EmbeddingBagCollection, so TorchRec would divide wrongly. Use "
+            "the same pooling and sharding for both tables, or put each table into its own "
+            "EmbeddingBagCollection."
         )
     sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
     names, dims = sharded._embedding_names, sharded._embedding_dims

@@ -321,10 +321,10 @@ def refuse_outside(
     ):
         outside = own[(own < 0) | (own >= limit)]
         if len(outside):
-            here = f"its shard here has rows 0 to {limit - 1}" if limit else "it has no row here"
+            here = f"this rank holds rows 0 to {limit - 1}" if limit else "this rank holds no rows"
             raise DataError(
-                f"table {table(number)}: id {int(outside[0])} of feature {feature} was looked up, "
-                f"and {here}"
+                f"table {table(number)!r}: feature {feature!r} has the id {int(outside[0])}, but "
+                f"{here}. Fix the data, or give the table more rows."
             )
 
 

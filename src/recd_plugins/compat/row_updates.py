@@ -96,11 +96,11 @@ def unheeded_argument(
         if not arguments.get(name):
             continue
         if kind not in kinds:
-            return f"FBGEMM's kernels of {kind.value} do nothing with {name}: leave it out"
+            return f"FBGEMM's {kind.value} kernels ignore the argument {name!r}. Remove it."
         if device_type == "cpu":
             return (
-                f"FBGEMM's CPU kernels do nothing with {name} where they pool: leave it out, or "
-                "train on a GPU"
+                f"FBGEMM's pooled CPU kernels ignore the argument {name!r}. Remove it, or train on "
+                "a GPU."
             )
     return ""
 
@@ -142,7 +142,7 @@ def check_updates(
             dropped += [table] if classes else []
         elif sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
             if why := unheeded_argument(kind, given, device_type):
-                raise SetupError(f"table {table}: {why}")
+                raise SetupError(f"table {table!r}: {why}")
             shards = getattr(sharding.sharding_spec, "shards", None) or ()
             if kind not in ELEMENTWISE and any(shard.shard_offsets[1] for shard in shards):
                 columns.append(table)
@@ -200,11 +200,11 @@ def why_plain_kernels(
     for name, sharding in shardings.items():
         replicated = sharding.sharding_type == ShardingType.DATA_PARALLEL.value
         if not on_cpu if replicated else sharding.compute_kernel == dense:
-            return f"as dense kernels (table {name}) need plain batches"
+            return f"because dense kernels (table {name!r}) need plain batches"
         if not on_cpu:
             kind, _ = update_of_table(module, name, fused_params)
             if kind not in _VARIABLE_ON_CUDA:
-                return f"as CUDA kernels of {kind.value} (table {name}) need plain batches"
+                return f"because CUDA kernels of {kind.value} (table {name!r}) need plain batches"
     return ""
 
 
@@ -221,7 +221,7 @@ class ClippedTables:
     @property
     def why_plain(self) -> str:
         """Return why bags need plain batches, or an empty string."""
-        return f"as {_OPTION} clips the gradient of each row" if self.tables else ""
+        return f"because {_OPTION} clips the gradient of each row" if self.tables else ""
 
     def check_stored(self, features: Collection[str]) -> None:
         """Refuse features whose equal rows are looked up and pooled only once.
@@ -231,10 +231,10 @@ class ClippedTables:
         """
         if clipped := sorted(self.features.intersection(features)):
             raise ExactnessError(
-                f"features {shortened(clipped)} are deduplicated, and their tables "
-                f"{shortened(self.tables)} have {_OPTION}, which would clip sums of gradients: "
-                "leave these features out of the converter or of dedup, or clipping out of the "
-                "optimizer"
+                f"features {shortened(clipped)} are deduplicated, but their tables "
+                f"{shortened(self.tables)} have {_OPTION}, which would clip sums of gradients. "
+                f"Exclude these features from deduplication, or remove {_OPTION} from the "
+                "optimizer."
             )
 
 

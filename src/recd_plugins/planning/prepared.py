@@ -416,7 +416,7 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
     except ValueError as error:
         raise PluginError(f"{plugin.title}: {what} returned {error}") from None
     if why := unheeded_argument(kind, update.arguments, device_type):
-        raise SetupError(f"table {table.name}: {why}")
+        raise SetupError(f"table {table.name!r}: {why}")
     return update
 
 

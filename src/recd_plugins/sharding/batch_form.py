@@ -75,17 +75,18 @@ class BatchForm:
             return features
         if missing := [name for name in self._keys or self._features if name not in keys]:
             raise ExactnessError(
-                f"{self.name}: the batch has no feature {shortened(missing)}, which "
-                f"{'its first batch had' if self._keys else 'tables here look up'}; its features: "
-                f"{shortened(keys)}"
+                f"{self.name}: the batch lacks the features {shortened(missing)}. Pass every "
+                f"feature {'of the first batch' if self._keys else 'that the tables look up'}; the "
+                f"batch has {shortened(keys)}."
             )
         if not self._keys:
             self._keys = list(keys)
             return features
         if features.variable_stride_per_key():
             raise ExactnessError(
-                f"{self.name}: the features of its first batch were {shortened(self._keys)}, those "
-                f"of this one {shortened(keys)}, and it is deduplicated: give all batches one order"
+                f"{self.name}: the first batch has the features {shortened(self._keys)} in this "
+                f"order, but this deduplicated batch has {shortened(keys)}. Use the same feature "
+                "order in all batches."
             )
         return features.permute([keys.index(name) for name in self._keys])
 
@@ -105,14 +106,16 @@ class BatchForm:
             return _stored_once(features, self._order)
         if features.inverse_indices_or_none() is None:
             raise ExactnessError(
-                f"{self.name}: its batches are plain, and this one has stride_per_key_per_rank "
-                "without inverse_indices, which say what its B rows are: give it both, or neither"
+                f"{self.name}: the batch has stride_per_key_per_rank but no inverse_indices, so "
+                "its rows cannot be expanded. Pass both fields, or pass a plain batch."
             )
         if not self._told:
             self._told = True
-            first = "as its first batch was: let that be deduplicated, of an evaluation too"
+            first = (
+                "because the first batch was plain; deduplicate the first batch and evaluation too"
+            )
             why = self.plain_only or first
-            logger.warning("%s: deduplicated batches become plain, %s", self.name, why)
+            logger.warning("%s: deduplicated batches are expanded to all rows, %s", self.name, why)
         return repeat_rows(features)
 
     def _begin(self, features: KeyedJaggedTensor) -> None:
@@ -123,8 +126,8 @@ class BatchForm:
             variable = any(each for each, _ in forms)
             if len(types := {kind for _, kind in forms}) > 1:
                 raise SetupError(
-                    f"{self.name}: ids of the first batch are {' and '.join(map(str, types))} on "
-                    "different ranks, and would be read wrongly where they are sent"
+                    f"{self.name}: the dtype of the ids differs between ranks "
+                    f"({' and '.join(map(str, types))}). Use the same integer dtype on all ranks."
                 )
         self._variable = variable
         if variable:
@@ -140,8 +143,9 @@ class BatchForm:
             return features
         if missing := sorted({*self._order} - {*names}):
             raise ExactnessError(
-                f"{self.name}: the batch has no inverse_indices of features {shortened(missing)}, "
-                "which its first batch had"
+                f"{self.name}: the batch has no inverse_indices for the features "
+                f"{shortened(missing)}, but the first batch had. Pass inverse_indices for the same "
+                "features in all batches."
             )
         return with_inverse_indices_of(features, self._order)
 
@@ -195,8 +199,9 @@ def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> No
         return
     if weights.requires_grad:
         raise ExactnessError(
-            f"the weights of {', '.join(features.keys())} require a gradient, which TorchRec's "
-            "input dist drops: use a FeatureProcessedEmbeddingBagCollection, or detach the weights"
+            f"the weights of the features {', '.join(features.keys())} require a gradient, but "
+            "TorchRec's input dist drops this gradient. Use a "
+            "FeatureProcessedEmbeddingBagCollection, or detach the weights."
         )
     refuse_weighted_mean(means)
 
@@ -215,8 +220,8 @@ def refuse_inverse_indices(
     if variable or features.inverse_indices_or_none() is not None:
         raise ExactnessError(
             "an EmbeddingCollection got a deduplicated KeyedJaggedTensor and would lose its "
-            "gradient or inverse. Pass all rows, or use recd_plugins.PooledSequences. In a model "
-            "of recd run, pass batch.sequence_features"
+            "gradient or inverse_indices. Pass all rows, or use recd_plugins.PooledSequences. With "
+            "recd run, pass batch.sequence_features."
         )
 
 
@@ -252,8 +257,8 @@ def fit_batches(
                 refuse_lost_weights(features, means)
             if needs_rows and features.variable_stride_per_key() and not num_rows(features):
                 raise ExactnessError(
-                    f"{form.name}: the deduplicated batch has no row, which TorchRec's "
-                    f"{type(sharded).__name__} does not support: give every rank rows"
+                    f"{form.name}: the deduplicated batch has no rows, but TorchRec's "
+                    f"{type(sharded).__name__} needs rows. Pass at least one row on every rank."
                 )
             if remaps and features.values().dtype == torch.int32:
                 features = with_fields(features, values=features.values().long())

@@ -59,8 +59,8 @@ def _defaults(sharder: Any, other: SharderDefaults) -> SharderDefaults:
         own, given = getattr(sharder, name), getattr(other, name)
         if own and given:
             raise SetupError(
-                f"{name} is an argument of sharders() and of a sharder in base: leave one of the "
-                "two away"
+                f"{name} is set both in sharders() and on a sharder in base. Remove one of the two "
+                "arguments."
             )
         found[name] = own or given
     return SharderDefaults(use_index_dedup=getattr(sharder, "_use_index_dedup", False), **found)
@@ -126,7 +126,8 @@ def build_sharders(
                 if type(first) is not type(sharder):
                     raise SetupError(
                         f"{type(first).__name__} and {type(sharder).__name__} both shard "
-                        f"{sharder.module_type.__name__}; a plugin gives a module type of its own"
+                        f"{sharder.module_type.__name__}. Remove the registry entry of one of "
+                        "these sharders."
                     )
     if base:
         _warn_of_unsharded(prepared, found.keys())
@@ -138,9 +139,10 @@ def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(
-            f"base has a {type(found[-1]).__name__}, and only TorchRec's {stock.__name__} can be "
-            "replaced by the exact one: take it out of base, or put it in place of the exact one "
-            "in what sharders() returns"
+            f"base contains a sharder of type {type(found[-1]).__name__}, but only TorchRec's own "
+            f"{stock.__name__} can be replaced by the exact sharder. Remove "
+            f"{type(found[-1]).__name__} from base, or add it to the list that sharders() "
+            "returns."
         )
     return found[-1] if found else None
 
@@ -157,8 +159,8 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
     if where or file_counts:
         named = where[0] if where else f" training.optimizer: {registry.training.optimizer}"
         raise SetupError(
-            f"{registry.path}:{named}, and the trainer's fused_params name {optimizer}: leave one "
-            "of the two away"
+            f"{registry.path}:{named}, but the trainer's fused_params set an optimizer too "
+            f"({optimizer}). Remove one of these two settings."
         )
 
 
@@ -173,8 +175,8 @@ def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module
         named = [t.name for t in module.tables if any(each.matches(t.name) for each in entries)]
         if module.ours and named:
             logger.warning(
-                "registry entries name tables %s, but %s stays unsharded; add a sharder of %s to "
-                "base",
+                "registry entries select the tables %s, but module %s stays unsharded; add a "
+                "sharder of %s to base",
                 *(shortened(named), path, kind.__name__),
             )
         if not module.ours and any(type(child) in types for child in module.shardable.modules()):

@@ -100,7 +100,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func.namespace in ("c10d", "_c10d_functional") and name not in _SILENT:
             # Counting is no reason to end a training run, and a low figure needs a reason.
             warnings.warn(
-                f"CollectiveBytes leaves out {name}, which it does not know", stacklevel=3
+                f"CollectiveBytes does not support the collective {name!r}, so its bytes are "
+                "missing from the counts.",
+                stacklevel=3,
             )
         else:
             _OTHERS.add(func)

@@ -104,8 +104,8 @@ class _ExactCollection:
         self._groups = feature_groups(configs, coalesced)
         if self._groups is not None and arguments.get("use_index_dedup"):
             raise SetupError(
-                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
-                "use_index_dedup away, as coalescing does the same"
+                "an EmbeddingCollection has coalesced tables and use_index_dedup, which both "
+                "deduplicate ids. Remove use_index_dedup from its sharder."
             )
         self._device_type = "cpu" if device is None else device.type
         # Set before the base class creates the lookups.
@@ -181,8 +181,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
     ) -> None:
         """Refuse ``DistributedModelParallel.reshard``, which would rebuild the lookups."""
         raise SetupError(
-            f"{self.form.name}: DistributedModelParallel.reshard would undo exact sharding in "
-            "part; shard the model anew by the new plan, and load a checkpoint"
+            f"{self.form.name}: DistributedModelParallel.reshard is not supported with exact "
+            "sharding. Build the model again with the new plan, and load a checkpoint."
         )
 
     def create_context(self) -> ExactBagContext:
@@ -196,9 +196,9 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         else:
             if self._weighted and features.weights_or_none() is None:
                 raise ExactnessError(
-                    "a weighted EmbeddingBagCollection with coalesced tables got a batch without "
-                    "weights; a FeatureProcessedEmbeddingBagCollection makes them too late: leave "
-                    "its tables out of coalesced"
+                    f"{self.form.name}: a weighted EmbeddingBagCollection with coalesced tables "
+                    "got a batch without weights. Pass weights; inside a "
+                    "FeatureProcessedEmbeddingBagCollection, do not coalesce its tables."
                 )
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(features, self._groups)
@@ -219,8 +219,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         if variable != has_inverse and (has_inverse or self._groups is None):
             raise ExactnessError(
                 f"{self.form.name}: the batch has only one of stride_per_key_per_rank and "
-                f"inverse_indices, for {shortened(features.keys())}, and TorchRec would ignore it: "
-                "pass both, or neither"
+                f"inverse_indices for the features {shortened(features.keys())}. Pass both fields "
+                "or neither; TorchRec ignores a single one."
             )
         # A single row must not be padded to a whole block.
         if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
@@ -296,9 +296,9 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
 
     def _why_plain(self, *_: Any) -> str:
         if self._groups is not None:
-            return "from which unique ids are taken"
+            return "because the ids of coalesced tables are deduplicated from all rows"
         if self._device_type == "cpu":
-            return "as TorchRec loses their gradient on CPU"
+            return "because TorchRec loses the gradient of deduplicated batches on CPU"
         return self.clipped.why_plain
 
     def create_context(self) -> ExactSequenceContext:
@@ -330,9 +330,9 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
         """Look up rows and send embeddings; refuse TorchRec's synchronous collectives."""
         if self._device_type == "cpu" and comm_ops.get_use_sync_collectives():
             raise ExactnessError(
-                "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
-                "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
-                "alone, and do not compile the whole model, but its dense part"
+                "an EmbeddingCollection on CPU gets no gradient with TorchRec's synchronous "
+                "collectives. Do not call torchrec_use_sync_collectives() or "
+                "set_use_sync_collectives(), and compile only the dense part of the model."
             )
         return self._expanded(ctx, self.look_up(ctx, input))
 

@@ -50,9 +50,9 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
     ]
     if forgotten:
         raise ExactnessError(
-            f"no optimizer updates {', '.join(forgotten)}: give them to the dense optimizer (as "
-            "in_backward_optimizer_filter(model.named_parameters()) lists them), or give the "
-            'table a fused kernel (compute_kernel="fused")'
+            f"no optimizer updates the parameters {', '.join(forgotten)}. Pass them to the dense "
+            "optimizer with in_backward_optimizer_filter(model.named_parameters()), or shard the "
+            "table with compute_kernel='fused'."
         )
 
 
@@ -69,9 +69,9 @@ def check_sharded_as_wholes(model: nn.Module) -> None:
         if any(isinstance(child, ShardedModule) for child in left.shardable.modules()):
             kind = type(left.shardable).__name__
             raise ExactnessError(
-                f"{left.path} is a {kind}, and only the tables inside it are sharded, so that what "
-                "it does to ids or weights is each rank's own: give DistributedModelParallel a "
-                f"sharder of {kind}, as prepared.sharders() has TorchRec's defaults"
+                f"module {left.path!r} is a {kind}, but only its tables are sharded, so each rank "
+                "would train its own id map or weights. Pass DistributedModelParallel a sharder "
+                f"for {kind}, for example from prepared.sharders()."
             )
 
 

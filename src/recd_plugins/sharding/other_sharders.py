@@ -240,9 +240,9 @@ def _refuse_row_wise_means(
         return
     if tables := [table for table in means if params[table].sharding_type in _ROW_WISE]:
         raise SetupError(
-            f"{name}: tables {', '.join(tables)} of a {type(module).__name__} are row-wise and "
-            "mean-pooled, which TorchRec divides wrongly: shard them table-wise or column-wise, or "
-            "use sum pooling"
+            f"{name}: tables {', '.join(tables)} are sharded by rows and use mean pooling, which "
+            f"TorchRec divides wrongly in a {type(module).__name__}. Shard these tables table-wise "
+            "or column-wise, or use sum pooling."
         )
 
 
@@ -253,12 +253,12 @@ def why_plain(module: nn.Module) -> str:
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return why_all_rows_remapped(module)
     if isinstance(module, FusedEmbeddingCollection) or type(module).__name__ == _PRIORITIZED:
-        return "as an EmbeddingCollection has rows for ids"
+        return "because an EmbeddingCollection returns one embedding per id"
     if isinstance(module, _PRUNED):
-        return "as it prunes rows by how often they are looked up"
+        return "because the module prunes rows by their number of lookups"
     if isinstance(module, FusedEmbeddingBagCollection):
         clips = module.optimizer_kwargs().get("gradient_clipping")
-        return "as its gradient_clipping clips the gradient of each row" if clips else ""
+        return "because its gradient_clipping clips the gradient of each row" if clips else ""
     return ""
 
 
@@ -270,7 +270,7 @@ def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> s
     if not (others := found - {PositionWeightedModule, PositionWeightedModuleCollection}):
         return ""
     names = ", ".join(sorted(each.__name__ for each in others))
-    return f"as its feature processors {names} may look at more than one row"
+    return f"because its feature processors {names} may read several rows at once"
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:

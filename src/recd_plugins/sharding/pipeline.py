@@ -319,9 +319,9 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
     def _refuse_loading(self, module: nn.Module, _: Any) -> None:
         if any(isinstance(each, _RowsAheadContext) and each.rows for each in self.contexts):
             raise ExactnessError(
-                f"weights of a {type(module).__name__} were loaded when rows of the next batch had "
-                "been looked up: train until no batch is left, or reset() the pipeline, or say "
-                "training.overlap: false"
+                f"a {type(module).__name__} loaded weights while rows of the next batch were "
+                "already looked up. Finish all batches or call reset() on the pipeline first, or "
+                "set training.overlap: false."
             )
 
     def _backward(self, losses: Tensor) -> None:
@@ -375,8 +375,8 @@ def build_train_pipeline(
     if registry is not None:
         if registry.training.overlap and not overlapped:
             logger.warning(
-                "%s: training.overlap does nothing beside a pipeline entry or a cache that looks "
-                "ahead, or without a module whose rows can be looked up ahead",
+                "%s: training.overlap has no effect with a pipeline: entry, with a cache that "
+                "prefetches, or if no module's rows can be looked up ahead",
                 registry.path,
             )
         for entry in entries:

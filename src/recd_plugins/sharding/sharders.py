@@ -193,8 +193,8 @@ def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
     """Raise SetupError if DMPCollection shards the module, since its copies would diverge."""
     if isinstance(env, ShardingEnv2D):
         raise SetupError(
-            f"{name} is to be sharded by DMPCollection, whose copies of tables these sharders do "
-            "not know: take DistributedModelParallel"
+            f"module {name!r} is sharded by DMPCollection, but exact sharders do not support "
+            "copies of tables. Use DistributedModelParallel."
         )
 
 

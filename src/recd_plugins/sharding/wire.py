@@ -62,9 +62,9 @@ def block_of(tables: Iterable[Table]) -> int:
         block = gcd(block, table.embedding_dim)
         if block < _SMALLEST_BLOCK:
             raise SetupError(
-                f"training.wire is int8, which sends scalars in blocks of {_SMALLEST_BLOCK} or "
-                f"{_LARGEST_BLOCK}, and table {table.name} has an embedding_dim of "
-                f"{table.embedding_dim}: make it a multiple of {_SMALLEST_BLOCK}, or take fp16"
+                f"table {table.name!r}: embedding_dim {table.embedding_dim} does not fit "
+                f"training.wire: int8, which sends blocks of {_SMALLEST_BLOCK} or {_LARGEST_BLOCK} "
+                f"scalars. Use a multiple of {_SMALLEST_BLOCK}, or set training.wire: fp16."
             )
     return block
 
@@ -81,8 +81,8 @@ def wire_codecs(
         return _with_gradients(given)
     if given:
         raise SetupError(
-            f"training.wire is {training.wire}, and the sharders have a qcomm_codecs_registry: "
-            "remove one of them"
+            f"training.wire is {training.wire!r}, but the sharders also have a "
+            "qcomm_codecs_registry. Remove one of these two settings."
         )
     if training.wire == "int8":
         block = block_of(tables)
@@ -147,8 +147,8 @@ class Int8(QuantizedCommCodec):
         """Quantize to uint8 blocks, each followed by its scale and offset."""
         if ctx is None or (torch.is_grad_enabled() and input_tensor.requires_grad):
             raise SetupError(
-                "int8 has no gradient under TorchRec's synchronous collectives, and its numbers "
-                "cannot be added up on their way: take fp16 or bf16 for training.wire"
+                "training.wire: int8 does not support TorchRec's synchronous collectives or "
+                "collectives that add numbers. Set training.wire to fp16 or bf16."
             )
         encoded = super().encode(input_tensor * self._SCALE, ctx)
         blocks = encoded.view(-1, self.block + SCALE_BYTES)
@@ -171,16 +171,17 @@ def check_int8(
     for table, sharding in shardings.items():
         if pooled and sharding.sharding_type in ADDED_ON_THE_WAY:
             raise SetupError(
-                f"table {table} is pooled and {sharding.sharding_type}: its sums are added up on "
-                "their way, which int8 cannot: take fp16 or bf16 for training.wire, or another "
-                "sharding"
+                f"table {table!r} is pooled and sharded {sharding.sharding_type}, which adds sums "
+                "of several ranks; int8 numbers cannot be added. Set training.wire to fp16 or "
+                "bf16, or shard the table another way."
             )
         spec = sharding.sharding_spec
         for shard in spec.shards if isinstance(spec, EnumerableShardingSpec) else ():
             if (columns := shard.shard_sizes[1]) % codec.block:
                 raise SetupError(
-                    f"table {table} has a shard of {columns} columns, and training.wire int8 sends "
-                    f"blocks of {codec.block} scalars: give its shards a multiple (min_partition)"
+                    f"table {table!r} has a shard of {columns} columns, but training.wire: int8 "
+                    f"sends blocks of {codec.block} scalars. Set min_partition to a multiple of "
+                    f"{codec.block} for the table."
                 )
 
 
@@ -196,7 +197,7 @@ def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
             precision: SparseType | None = getattr(codec, "_comm_precision", None)
             in_blocks = precision in (SparseType.INT8, SparseType.MX4)
             if precision and in_blocks and not isinstance(codec, Int8):
-                return f"as codecs of {precision.name} send whole blocks of 32 numbers alone"
+                return f"because {precision.name} codecs only send whole blocks of 32 numbers"
     return ""
 
 

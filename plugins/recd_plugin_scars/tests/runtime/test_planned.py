@@ -102,12 +102,12 @@ def test_tables_of_different_widths_get_a_kernel_each() -> None:
 @pytest.mark.parametrize(
     ("caches", "plan", "options", "message"),
     [
-        ({"a": LRU}, {"a": CACHED, "b": FUSED}, {}, "got one kernel, and some have a cache"),
+        ({"a": LRU}, {"a": CACHED, "b": FUSED}, {}, "share one lookup kernel"),
         (
             {"a": LRU},
             {"a": CACHED, "b": CACHED},
             {"of_another": {"b": LRU}},
-            "got one kernel, and some have a cache",
+            "share one lookup kernel",
         ),
         (
             {"a": LRU, "b": LRU},

@@ -63,9 +63,9 @@ def feature_groups(
         chosen = [name for name in names if name in coalesced]
         if chosen and (len(chosen) < len(names) or len({*chosen}) < len(chosen)):
             raise SetupError(
-                f"feature {feature} looks up tables {', '.join(names)}, of which "
-                f"{', '.join(chosen)} are coalesced: coalesce all tables of a feature or none, and "
-                "name a feature once in a table"
+                f"feature {feature!r} looks up the tables {', '.join(names)}, but only "
+                f"{', '.join(chosen)} are coalesced, or a table lists the feature twice. Coalesce "
+                "all of these tables or none, and list a feature once per table."
             )
         if chosen:
             groups.setdefault(tuple(names), []).append(feature)
@@ -73,7 +73,7 @@ def feature_groups(
             others.append(feature)
     if not groups:
         return None
-    refuse_at_signs(tables, "a table of their module is to be coalesced")
+    refuse_at_signs(tables, "a table of the module is coalesced")
     return FeatureGroups(tuple(map(tuple, groups.values())), tuple(others))
 
 
@@ -97,14 +97,14 @@ def check_coalesced(
         )
         if names and dense and (pooled or name in coalesced):
             raise SetupError(
-                f"table {name} is data-parallel or has a dense kernel, and is coalesced or in one "
-                f"EmbeddingBagCollection with {names[0]}, which is: leave coalesce out, or shard "
-                "the table in another way with the kernel fused"
+                f"table {name!r} is data-parallel or has the dense kernel, but coalescing is set "
+                f"for its EmbeddingBagCollection or table ({names[0]!r}). Remove the coalesce "
+                f"entry, or shard {name!r} another way with a fused kernel."
             )
         if name in coalesced and name in clipped:
             raise SetupError(
-                f"table {name} is coalesced and has gradient_clipping, which would clip sums of "
-                "gradients: leave one of the two out"
+                f"table {name!r} is coalesced and has gradient_clipping, which would clip sums of "
+                "gradients. Remove coalescing or gradient_clipping for the table."
             )
 
 
@@ -115,8 +115,8 @@ def refuse_at_signs(features: Iterable[str], what: str) -> None:
     """
     if found := sorted({name for name in features if "@" in name}):
         raise SetupError(
-            f"features {shortened(found)} have an @ in their names, and {what}, for which TorchRec "
-            "takes what stands before an @ for the name of a feature: rename them"
+            f"feature names {shortened(found)} contain '@', but {what}, and TorchRec would cut "
+            "these names at '@'. Rename the features."
         )
 
 
@@ -339,16 +339,16 @@ def _inverse_indices(
     strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
     if missing := sorted(set(groups.keys) - set(names)):
         raise ExactnessError(
-            f"a variable batch without inverse indices of features {', '.join(missing)}: pass "
-            "inverse_indices of all features that have tables"
+            "the batch has variable strides (VBE) but no inverse_indices for the features "
+            f"{', '.join(missing)}. Pass inverse_indices for all features that look up tables."
         )
     if indices.device.type == "cpu" and indices.numel():  # CUDA checks by itself
         lowest, highest = (each.tolist() for each in indices.aminmax(dim=1))
         for name, low, high in zip(names, lowest, highest, strict=True):
             if low < 0 or high >= strides[name]:
                 raise ExactnessError(
-                    f"inverse indices of feature {name} are from {low} to {high}, and it has "
-                    f"{strides[name]} rows"
+                    f"feature {name!r}: inverse_indices range from {low} to {high}, but the "
+                    f"feature has {strides[name]} rows. Pass indices from 0 to {strides[name] - 1}."
                 )
     return dict(zip(names, indices, strict=True)), indices.shape[1]
 
