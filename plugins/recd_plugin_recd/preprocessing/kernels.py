@@ -1,4 +1,4 @@
-"""Numba kernel of ``recd.sigrid_hash``, for CPU tensors."""
+"""Numba kernels of the transforms in ``modules``, for CPU tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-u64 = np.uint64
+u32, u64 = np.uint32, np.uint64
 _CITY = 0x9DDFEA08EB382D69
+_LOW_63 = (1 << 63) - 1
+_BLOCK = 1024
 _NARROW = 1 << 31
 
 
@@ -20,6 +22,30 @@ def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
     hashed = np.empty_like(ids)
     (_hash_narrow if buckets <= _NARROW else _hash)(ids, salt, buckets, hashed)
     return torch.from_numpy(hashed)
+
+
+def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tensor:
+    """Copy the first values of each row. ``new_offsets`` gives the number per row."""
+    taken = values.new_empty(int(new_offsets[-1]))
+    rows = values.contiguous().numpy(), offsets.contiguous().numpy()
+    _take(*rows, new_offsets.numpy(), taken.numpy())
+    return taken
+
+
+def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, salt: int) -> Tensor:
+    """Return a 63-bit hash of each window of ``n`` ids in a row."""
+    hashes = values.new_empty(int(new_offsets[-1]))
+    rows = values.contiguous().numpy(), offsets.contiguous().numpy()
+    _hash_windows(*rows, new_offsets.numpy(), n, salt, hashes.numpy())
+    return hashes
+
+
+def count_below(values: Tensor, borders: Tensor) -> Tensor:
+    """Count the sorted ``borders`` below each value, in the dtype of both."""
+    numbers = values.contiguous().numpy()
+    counts = np.empty_like(numbers)
+    _count_below(numbers, borders.numpy(), counts)
+    return torch.from_numpy(counts)
 
 
 @numba.njit(inline="always")
@@ -75,3 +101,40 @@ def _hash(ids: Any, salt: Any, buckets: Any, out: Any) -> None:
         if rest >= buckets:
             rest -= buckets
         out[index] = rest
+
+
+@numba.njit(cache=True, nogil=True)
+def _take(values: Any, offsets: Any, new_offsets: Any, out: Any) -> None:
+    for row in range(len(new_offsets) - 1):
+        shift = np.int64(offsets[row]) - np.int64(new_offsets[row])
+        for at in range(new_offsets[row], new_offsets[row + 1]):
+            out[at] = values[at + shift]
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash_windows(values: Any, offsets: Any, new_offsets: Any, n: Any, salt: Any, out: Any) -> None:
+    for row in range(len(new_offsets) - 1):
+        shift = np.int64(offsets[row]) - np.int64(new_offsets[row])
+        for at in range(new_offsets[row], new_offsets[row + 1]):
+            key = u64(salt)
+            for index in range(at + shift, at + shift + n):
+                key = _combine(key, values[index])
+            out[at] = np.int64(key & u64(_LOW_63))
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_below(values: Any, borders: Any, out: Any) -> None:
+    """Binary search, a step for a block of values at a time: SIMD, and no branch to mispredict."""
+    counts = np.empty(_BLOCK, u32)
+    for start in range(0, len(values), _BLOCK):
+        block, counted = values[start : start + _BLOCK], out[start : start + _BLOCK]
+        counts[:] = 0
+        left = len(borders)
+        while left > 0:
+            half = u32(left - left // 2)
+            for at in range(len(block)):
+                below = not (block[at] <= borders[counts[at] + half - u32(1)])
+                counts[at] += half if below else u32(0)
+            left //= 2
+        for at in range(len(block)):
+            counted[at] = counts[at]

@@ -1,7 +1,8 @@
 """Transforms as scriptable modules that map (values, offsets) to (values, offsets).
 
 Each maps a feature of N rows, ``values`` (int64 ids, or float32 numbers) and ``offsets`` (int32 or
-int64 ``[N + 1]``, from 0), to the same form with N rows.
+int64 ``[N + 1]``, from 0), to the same form with N rows. In a script, and on other devices than the
+CPU, torch operations do the work; otherwise compiled kernels with the same results.
 """
 
 # Annotations are no strings here: torch.jit.script does not resolve those of attributes.
@@ -39,9 +40,14 @@ class FirstX(nn.Module):
         self.x = x
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        new_offsets = jagged.offsets_of(offsets.diff().clamp(max=self.x))
+        new_offsets = jagged.offsets_of(self.kept_lengths(offsets.diff()))
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            return kernels.first_of_rows(values, offsets, new_offsets), new_offsets
         places = jagged.positions_of_ranges(offsets[:-1], new_offsets.diff())
         return values.index_select(0, places), new_offsets
+
+    def kept_lengths(self, lengths: Tensor) -> Tensor:
+        return lengths.clamp(max=self.x)
 
 
 class Bucketize(nn.Module):
@@ -65,6 +71,8 @@ class Bucketize(nn.Module):
         if values.is_floating_point():
             borders = self.number_borders
             values = values.to(borders.dtype)
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            return kernels.count_below(values, borders).to(dtype), offsets
         return torch.bucketize(values, borders).to(dtype), offsets
 
 
@@ -78,6 +86,9 @@ class NGram(nn.Module):
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         new_offsets = jagged.offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            hashes = kernels.hash_windows(values, offsets, new_offsets, self.n, self.salt)
+            return hashes, new_offsets
         places = jagged.positions_of_ranges(offsets[:-1], new_offsets.diff())
         hashes = torch.full_like(places, self.salt)
         for at in range(self.n):

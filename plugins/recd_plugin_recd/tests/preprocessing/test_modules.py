@@ -83,7 +83,7 @@ def scripts():
 
 
 @pytest.mark.parametrize("name", MODULES)
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_script_and_kernel_agree(scripts, name, data):
     module, dtypes = MODULES[name]
@@ -112,15 +112,6 @@ def test_script_and_kernel_agree(scripts, name, data):
         (modules.MapId({9: 7, 3: LARGEST}, default=0), [[7, 3], [9]], [[0, LARGEST], [7]]),
         (modules.Onehot(3), [[0, 2], [], [3]], [[1, 0, 0, 0, 0, 1], [], [0, 0, 0]]),
         (modules.Onehot(2), [[1.0], [0.5], [-1.0]], [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]),
-        # functional.bucketize; rec/tests/BucketizeTest.cpp and test_bucketize_dense_to_sparse.py
-        (modules.Bucketize([2, 5, 10]), [[1, 2, 3, 5, 8, 10, 11]], [[0, 0, 1, 1, 2, 2, 3]]),
-        (modules.Bucketize([0.0, 2.0, 3.0, 5.0]), [[1, 2, 3, 4, 5, 6]], [[1, 1, 2, 3, 3, 4]]),
-        (modules.Bucketize([1.0, 10.0, 100.0]), [[1.5, 150.0, 10.0]], [[1.0, 3.0, 1.0]]),
-        (modules.Bucketize([1, 2, 2, 3]), [[1.5, 3.0]], [[1.0, 3.0]]),
-        # (y^lambda1 - 1) / lambda1 or log(y), with y = max(x + lambda2, 1e-6), as Caffe2's
-        (modules.BoxCox(0.5, 1.0), [[3.0, 0.0]], [[2.0, 0.0]]),
-        (modules.BoxCox(0.0), [[1.0, -3.0]], [[0.0, math.log(1e-6)]]),
-        (modules.BoxCox(1e-7), [[20.0]], [[math.log(20)]]),
         # log(x / (1 - x)) of x moved into [eps, 1 - eps], as Caffe2's
         (modules.Logit(0.01), [[0.5, 2.0]], [[0.0, math.log(99)]]),
     ],
@@ -131,6 +122,25 @@ def test_documented_examples(module, rows, expected):
     if floating:
         expected = [pytest.approx(row, rel=1e-5) for row in expected]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "borders", "expected"),
+    [
+        ([1, 2, 3, 5, 8, 10, 11], [2, 5, 10], [0, 0, 1, 1, 2, 2, 3]),
+        ([1, 2, 3, 4, 5, 6], [0.0, 2.0, 3.0, 5.0, 500.0, 1000.0], [1, 1, 2, 3, 3, 4]),
+        ([1.5, 2.5, 3.5, 4.5, 5.5, 6.5], [0, 2, 3, 5, 500, 1000], [1, 2, 3, 3, 4, 4]),
+        ([1.5], [1, 2, 2, 3, 3], [1]),
+        ([1.5, 2.5, 150.0, 10.0, 200.0], [1.0, 10.0, 100.0], [1, 1, 3, 1, 3]),
+        ([1, 2, 150, 10, 200], [1.0, 10.0, 100.0], [0, 1, 3, 1, 3]),
+        ([3.0, 4.0, 5.0, 6.0, 5.0, 8.0], [1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 4, 7]),
+    ],
+)
+def test_bucketize_gives_what_torcharrow_tests(values, borders, expected):
+    """functional.bucketize; rec/tests/BucketizeTest.cpp and test_bucketize_dense_to_sparse.py."""
+    dtype = torch.float32 if isinstance(values[0], float) else torch.int64
+    (result,) = apply(modules.Bucketize(borders), [values], dtype)
+    assert result == expected
 
 
 def test_sigrid_hash_gives_what_torcharrow_documents():
@@ -159,8 +169,18 @@ def test_bucketize_compares_ids_as_integers_and_numbers_as_float32():
     assert apply(borders, [[0.1, 0.11]], torch.float32) == [[0, 1]]
 
 
+def test_bucketize_does_not_depend_on_how_numbers_are_stored():
+    numbers = torch.arange(10).double() / 10
+    bucketize = modules.Bucketize([0.1, 0.3, 0.7])
+    buckets = {
+        tuple(bucketize(values, torch.tensor([0, 10]))[0].tolist())
+        for values in (numbers, numbers.float(), numbers.float().double())
+    }
+    assert buckets == {(0, 0, 1, 1, 2, 2, 2, 2, 3, 3)}
+
+
 @given(row=st.lists(IDS, max_size=7), n=st.integers(2, 4), salt=IDS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_ngram_hashes_windows_in_order(row, n, salt):
     expected = []
     for window in zip(*(row[at:] for at in range(n)), strict=False):
@@ -169,6 +189,21 @@ def test_ngram_hashes_windows_in_order(row, n, salt):
             key = combined(key, identifier)
         expected.append(key & LARGEST)
     assert apply(modules.NGram(n, salt), [row, []]) == [expected, []]
+
+
+@given(
+    number=st.floats(-5, 50, width=32),
+    lambda1=st.sampled_from([-1.0, 0.0, 1e-7, 0.5, 2.0]),
+    lambda2=st.sampled_from([0.0, 1.5]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_box_cox_is_that_of_caffe2(number, lambda1, lambda2):
+    """With y = max(x + lambda2, 1e-6): log(y), or (y^lambda1 - 1) / lambda1."""
+    shifted = max(number + lambda2, 1e-6)
+    power = lambda1 * math.log(shifted)
+    expected = math.log(shifted) if lambda1 == 0 else math.expm1(power) / lambda1
+    ((result,),) = apply(modules.BoxCox(lambda1, lambda2), [[number]], torch.float32)
+    assert result == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize(
