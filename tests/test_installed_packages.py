@@ -99,7 +99,7 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     listed = recd("plugins", "--json")
     assert listed.exit_code == 0
     assert "sound.keep" in {each["name"] for each in json.loads(listed.stdout)}
-    assert "acme cannot be used: acme-plugins 1.0" in listed.stderr
+    assert "Plugin package acme cannot be used: acme-plugins 1.0" in listed.stderr
     assert reason in " ".join(listed.stderr.split())
     (check,) = (
         each for each in json.loads(recd("doctor", "--json").stdout) if each["name"] == "plugins"

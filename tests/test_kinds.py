@@ -195,7 +195,10 @@ def test_the_lists_and_the_schema_have_them(site: Site) -> None:
     (found,) = json.loads(recd("plugins", "--kind", "audit", "--json").stdout)
     assert found["name"] == "other.count"
     assert found["from"] == "other-plugins 1.0"
-    assert "is none of dataset, converter" in recd("plugins", "--kind", "audits").stderr
+    assert (
+        "is not a plugin kind. Use one of dataset, converter"
+        in recd("plugins", "--kind", "audits").stderr
+    )
     kind = json.loads(recd("plugins", "--kinds", "--json").stdout)[-1]
     assert kind == {
         "kind": "audit",

@@ -61,8 +61,8 @@ def evaluate(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     if "test" not in read.dataset.splits():
         raise RecdError(
-            f"{registry}: {read.dataset.name} has no test split; give it one by its options "
-            "(recd plugins lists them)"
+            f"{registry}: dataset {read.dataset.name} has no test split. Configure a test split in "
+            "dataset.options."
         )
     chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
@@ -106,12 +106,12 @@ def evaluate(
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
 @cli_options.SETTINGS
-@click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="The file of scores.")
+@click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="Score file to write.")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["parquet", "csv", "jsonl"]),
-    help="Format of the score file; by default it follows from the suffix.",
+    help="Format of the score file. Default: the suffix of the output file.",
 )
 @click.option(
     "--keep",
@@ -152,16 +152,19 @@ def predict(
     """
     if (kind := kind or _FORMATS.get(output.suffix.lower())) is None:
         raise RecdError(
-            f"{output}: its suffix names no format of {', '.join(_FORMATS)}; name one with --format"
+            f"{output}: the suffix is not one of {', '.join(_FORMATS)}. Use one of these suffixes, "
+            "or set --format."
         )
     for name in keep:
         if name in (ROW, SCORE) or keep.count(name) > 1:
-            raise RecdError(f"--keep {name}: the file of scores has one such column already")
+            raise RecdError(
+                f"--keep {name}: the score file already has column {name!r}. Remove this --keep."
+            )
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     local = () if "://" in table else (Path(table),)
     if local and not local[0].exists():
-        raise DataError(f"{table}: no such file or folder")
+        raise DataError(f"{table}: this file or folder does not exist. Check the path.")
     cli_options.check_apart(output, read, *local, chosen)
     cli_options.check_output(output, force, ROW, SCORE)
     given = cli_options.overrides(ranks=ranks, workers=0)
@@ -243,7 +246,9 @@ def export(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     if not force and any((output / name).exists() for name in _FILES):
-        raise RecdError(f"{output}: holds an export; name another folder, or --force")
+        raise RecdError(
+            f"{output}: the folder already has an export. Use another folder or --force."
+        )
     cli_options.check_apart(output / "model.pt2", read, chosen)
     file_utils.check_writable(output / "model.pt2")
     from recd_plugin_runs.evaluate import say_absent
@@ -254,11 +259,11 @@ def export(
     read = trained_models.with_trained_columns(read, chosen)
     say_absent(read, chosen)
     error = export_to(read, chosen, output, int8=int8)
-    click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)
+    click.echo(f"{output / 'model.pt2'}: exported the model of {chosen}", err=True)
     if error is not None:
         click.echo(
-            f"{output / 'model_int8.pt2'}: scores of {error.rows:,} training rows differ by "
-            f"{error.mean:.2g} on average, {error.largest:.2g} at most",
+            f"{output / 'model_int8.pt2'}: on {error.rows:,} training rows, scores differ from "
+            f"model.pt2 by {error.mean:.2g} on average and by at most {error.largest:.2g}",
             err=True,
         )
 
@@ -294,7 +299,7 @@ def embeddings(
     recd embeddings registry.yaml t_item_id -o items.parquet
     """
     if output.suffix.lower() != ".parquet":
-        raise RecdError(f"{output}: is written as Parquet; name it .parquet")
+        raise RecdError(f"{output}: the output is Parquet. Use a name that ends in .parquet.")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     cli_options.check_apart(output, read, chosen)
@@ -305,7 +310,7 @@ def embeddings(
     read = trained_models.with_trained_columns(read, chosen, rows=False)
     say_absent(read, chosen)
     rows = write_embeddings(read, chosen, table, output)
-    click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)
+    click.echo(f"{output}: {rows:,} rows of table {table} from {chosen}", err=True)
 
 
 @click.command()
@@ -344,13 +349,13 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
 
 
 class RunPage(RunReport):
-    """A page of HTML."""
+    """The option ``--html`` of ``recd run``: writes an HTML page about the run."""
 
     flag = "--html"
-    help = "Write them as a page, as recd report does."
+    help = "Write an HTML page about the run to this file, as recd report does."
 
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        """The page of ``recd report``."""
+        """Write the page of ``recd report``."""
         from recd_plugin_runs.report import page, runs_of
 
         file_utils.write_text(path, page(runs_of(report)))

@@ -60,7 +60,7 @@ def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Eval
     unknown.say()
     lookup_kernels.close_kernels(trained.parts.dmp)
     if quality is None:
-        raise RecdError(f"{job.registry}: the test split has no row")
+        raise RecdError(f"{job.registry}: the test split has no rows. Check dataset.options.")
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
 
 
@@ -112,8 +112,8 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
     """Print why the training data is missing, if it is."""
     if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
-            "Without the data that it was trained on, which cannot be read "
-            f"({registry.dataset.error}): the columns are those of {checkpoint}",
+            f"The training data cannot be read ({registry.dataset.error}). Using the columns "
+            f"stored in {checkpoint}",
             err=True,
         )
 
@@ -148,6 +148,6 @@ class UnknownIds:
         ]
         if told and dist.get_rank() == 0:
             click.echo(
-                f"ids that training has not numbered, scored as unknown ones: {', '.join(told)}",
+                f"out-of-vocabulary ids per feature, scored as unknown ids: {', '.join(told)}",
                 err=True,
             )

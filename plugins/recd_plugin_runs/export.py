@@ -104,7 +104,10 @@ class PlainBags(nn.Module):
     def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
         if bags.is_weighted():
-            raise RecdError("tables of weighted features cannot be exported: weights would be lost")
+            raise RecdError(
+                "an EmbeddingBagCollection with is_weighted=True cannot be exported. Use a model "
+                "without per-id weights."
+            )
         self.modes = [config.pooling for config in bags.embedding_bag_configs()]
         self.outputs = list(_outputs(bags.embedding_bag_configs()))
         self.lengths = [config.embedding_dim for config in bags.embedding_bag_configs()]

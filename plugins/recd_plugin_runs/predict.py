@@ -102,8 +102,8 @@ class KeptColumns:
             table = parquet.ParquetTable(location if "://" in location else Path(location), storage)
         except DataError as error:
             raise DataError(
-                f"--keep: columns are kept of Parquet, and {location} cannot be read as that "
-                f"({error}); leave out --keep and join by column {ROW} of the scores"
+                f"--keep needs a Parquet table, but {location} cannot be read as Parquet "
+                f"({error}). Remove --keep, and join by column {ROW!r} of the score file."
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}
@@ -114,8 +114,8 @@ class KeptColumns:
                 kind = kind.field(field).type if has and kind.get_field_index(field) >= 0 else None
             if kind is None:
                 raise DataError(
-                    f"{location}: no column {name}, which --keep names; there are: "
-                    f"{', '.join(there)}"
+                    f"{location}: the table has no column {name!r} for --keep. Its columns are "
+                    f"{', '.join(there)}."
                 )
         read = dict.fromkeys(column for column, *_ in self._paths.values())
         schema = pa.schema([table.schema.field(column) for column in read])
@@ -144,8 +144,8 @@ class KeptColumns:
 
     def _other_rows(self) -> DataError:
         return DataError(
-            f"{self._location}: has other rows than there are scores; leave out --keep, and join "
-            "by the keys"
+            f"{self._location}: the rows of the table do not match the scored rows. Remove --keep, "
+            "and join the score file by its key columns."
         )
 
 
@@ -201,7 +201,7 @@ class PredictJob(trained_models.TrainedJob):
             if rows >= size:
                 break
         if not rows:
-            raise DataError(f"{self.table}: has no row")
+            raise DataError(f"{self.table}: the table has no rows")
         planned = replace(registry, dataset=dataset)
         return planned.with_training({"batch_size": min(size, rows)})
 

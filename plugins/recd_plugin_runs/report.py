@@ -54,9 +54,11 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         try:
             runs = runs_of(json.loads(path.read_bytes()))
         except ValueError as error:
-            raise RecdError(f"{path}: is no JSON ({error}); recd run --json writes it") from error
+            raise RecdError(
+                f"{path}: the file is not valid JSON ({error}). Pass a file of recd run --json."
+            ) from error
         if not runs:
-            raise RecdError(f"{path}: holds no run; a file is wanted that recd run --json wrote")
+            raise RecdError(f"{path}: the file contains no run. Pass a file of recd run --json.")
         for run in runs:
             of_file = path.stem if len(paths) > 1 or not run.name else ""
             found.append(replace(run, name=f"{of_file} {run.name}".strip()))
@@ -104,7 +106,9 @@ def page(runs: Sequence[Run]) -> str:
         html_page.element("ul", *(html_page.element("li", finding) for finding in findings(runs))),
         html_page.element("h2", "Figures"),
         _figures(runs),
-        *html_page.html_section("Losses", "Of each step, the mean over ranks, before it.", losses),
+        *html_page.html_section(
+            "Losses", "Mean loss over ranks at each step, before the update of the weights.", losses
+        ),
         *_validations(runs),
         *_sections(runs),
         *_registries(runs),
@@ -138,7 +142,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         named = f"{run.name}: " if len(runs) > 1 else ""
         stalls = run.values.get("stalls")
         if stalls and stalls["share"] > _WAITING:
-            yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
+            yield f"{named}{stalls['share']:.0%} of each step is spent waiting for data."
         whose = run.name if len(runs) > 1 else ""
         train = (run.values["train"] or {}).get("normalized_entropy")
         if train is not None and (told := run_results.worse_than_base_rate(train, "train", whose)):

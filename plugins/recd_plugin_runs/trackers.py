@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 def _local(path: object) -> object:
     if "://" in str(path):
-        raise ValueError(f"{path} is a URL; it is written to this machine: name a path")
+        raise ValueError(f"{path} is a URL, not a local path. Use a local path.")
     there = isinstance(path, str | Path) and Path(path).exists()
     if there and not (Path(str(path)).is_file() or Path(str(path)).is_dir()):
-        raise ValueError(f"{path} is a pipe or a device; name a file that can be read again")
+        raise ValueError(f"{path} is a pipe or a device. Use a regular file or a folder.")
     return path
 
 
@@ -202,9 +202,8 @@ class FileTracker(Tracker):
             number += 1
         if kept is not None and (aside or self._records):
             print(
-                f"{path}: has not the {self._records} records of before the checkpoint that the "
-                f"run goes on from{f'; it is {aside} now' if aside else ''}, and a new file begins "
-                "here",
+                f"{path}: the file lacks the {self._records} records written before the checkpoint"
+                f"{f' and was renamed to {aside}' if aside else ''}. A new file begins here.",
                 file=sys.stderr,
             )
         self._records = 0

@@ -66,7 +66,7 @@ def test_sets_of_packages(
     assert check.status == ("failed" if remedy else "ok")
     assert remedy in check.remedy
     missing = CliRunner().invoke(main, ["run", "missing.yaml"])
-    assert ("do not belong together: " in missing.stderr) == bool(remedy)
+    assert ("are not compatible: " in missing.stderr) == bool(remedy)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch: pytest.Monk
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1
     assert "undefined symbol" in " ".join(result.stdout.split())
-    assert "reinstall torch, fbgemm and torchrec" in result.stdout
+    assert "reinstall torch, fbgemm-gpu and torchrec" in result.stdout
 
 
 TRAINER = """

@@ -42,7 +42,7 @@ def program(folder: Path, **environment: str) -> subprocess.CompletedProcess[str
 def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     done = program(folder)
     assert done.returncode == 70
-    assert "this is a fault of recd-plugins" in done.stderr
+    assert "internal error in recd-plugins" in done.stderr
     assert "KeyError: 'no such key' (falters.py:6)" in done.stderr
     assert "Traceback" not in done.stderr
     kept = re.search(r"The whole traceback is in (\S+);", done.stderr)
@@ -54,7 +54,7 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     ("command", "said"),
     [
         (["validate", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
-        (["--plugins-dir", ".", "falter"], "this is a fault of recd-plugins"),
+        (["--plugins-dir", ".", "falter"], "internal error in recd-plugins"),
     ],
 )
 def test_torchrun_ends_with_the_message(folder: Path, command: list[str], said: str) -> None:
@@ -78,4 +78,4 @@ def test_the_traceback_is_shown_where_it_is_asked_for(folder):
     done = program(folder, RECD_TRACEBACK="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-    assert "this is a fault" not in done.stderr
+    assert "internal error" not in done.stderr

@@ -23,13 +23,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 REFUSED = {
     "profile zipf --table t --rows 9 --length -1 -o p": "-1.0 is not in the range",
-    "run registry.yaml --json -": "- is no file; name one",
+    "run registry.yaml --json -": "- is not a file",
     "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: cannot be written",
-    "generate .": ". is no name for something new; write one, as table",
-    "run registry.yaml --json registry.yaml": "registry.yaml exists and is no such report",
-    "run registry.yaml --html registry.yaml": "registry.yaml exists and is no such report",
-    "run registry.yaml --json s3://bucket/j": "s3://bucket/j is a URL; it is written to this",
-    "cluster registry.yaml file:///x": "file:///x is a URL; it is written to this machine",
+    "generate .": ". is not a new path. Use a new path, such as table",
+    "run registry.yaml --json registry.yaml": "exists and is not a report in JSON format",
+    "run registry.yaml --html registry.yaml": "exists and is not a report in HTML format",
+    "run registry.yaml --json s3://bucket/j": "s3://bucket/j is a URL, not a local path",
+    "cluster registry.yaml file:///x": "file:///x is a URL, not a local path",
     "run registry.yaml training.checkpoint.path=s3://bucket/x": "is a URL; checkpoints go into",
 }
 
@@ -47,7 +47,7 @@ def test_ranks_are_those_of_torchrun(folder: Path) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2"}
     result = CliRunner().invoke(main, ["evaluate", "registry.yaml", "--ranks", "1"], env=ranks)
     assert result.exit_code == 2, result.output
-    assert "torchrun says which ranks there are: leave out --ranks" in result.stderr
+    assert "torchrun sets the number of ranks. Remove --ranks." in result.stderr
 
 
 def test_files_are_replaced_by_force_alone(folder: Path) -> None:
@@ -55,10 +55,10 @@ def test_files_are_replaced_by_force_alone(folder: Path) -> None:
         CliRunner().invoke(main, [*ZIPF, "-o", "p", *more]) for more in ([], [], ["--force"])
     )
     assert (first.exit_code, refused.exit_code, forced.exit_code) == (0, 1, 0), refused.output
-    assert "p exists already" in refused.stderr
+    assert "p already exists" in refused.stderr
     read = CliRunner().invoke(main, ["profile", "merge", "p", "-o", "p", "--force"])
     assert read.exit_code == 1
-    assert "p is read as" in read.stderr
+    assert "p is also the input" in read.stderr
 
 
 @pytest.mark.parametrize("command", [ZIPF, ["report", "run.json"], ["trace", "profile", "ids.txt"]])
@@ -69,5 +69,5 @@ def test_force_replaces_no_file_of_another_kind(folder: Path, command: list[str]
         before = (folder / name).read_bytes()
         result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
         assert result.exit_code == 1, result.output
-        assert f"{name} exists and is no file of the kind" in " ".join(result.output.split())
+        assert f"{name} exists and is not a file of this command" in " ".join(result.output.split())
         assert (folder / name).read_bytes() == before

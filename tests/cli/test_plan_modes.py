@@ -91,12 +91,12 @@ def test_what_a_mode_does_wrong_is_said_of_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--copies", "2"], "--copies is for --replicas"),
-        (["--tiers", "--copies", "2"], "--copies is for --replicas"),
-        (["--replicas", "--tiers"], "--tiers and --replicas are two plans: make one after the ot"),
+        (["--copies", "2"], "--copies needs --replicas"),
+        (["--tiers", "--copies", "2"], "--copies needs --replicas"),
+        (["--replicas", "--tiers"], "--tiers and --replicas cannot be combined"),
         (
             ["--replicas", "--batch-size", "auto"],
-            "--replicas knows of no others: leave out --batch-size auto",
+            "--replicas knows of no others. Remove --batch-size auto",
         ),
         (["--replicas", "--copies", "0"], "--copies 0 is plain recd plan"),
     ],
@@ -110,9 +110,9 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('"--replicas"', '"--json"'), "Replicas has --json, which is that of recd plan itself"),
-        (('"--copies"', '"--copies", "topology"'), "Replicas has topology, which is that of recd "),
-        (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands"),
+        (('"--replicas"', '"--json"'), "Replicas adds --json, which recd plan itself already has"),
+        (('"--copies"', '"--copies", "topology"'), "Replicas adds topology, which recd plan "),
+        (('"--replicas"', '"--tiers"'), "which recd_plugin_flexshard.commands"),
         (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
     ],
 )

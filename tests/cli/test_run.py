@@ -167,7 +167,7 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     [
         (("missing.yaml",), "missing.yaml"),
         (("registry.yaml", "--resume"), "training.checkpoint.path"),
-        (("registry.yaml", "--resume", "--compare"), "leave out --resume"),
+        (("registry.yaml", "--resume", "--compare"), "Remove --resume"),
         (("registry.yaml", "--sharding=a", "--sharding=b", "--compare"), "one --sharding"),
         (("registry.yaml", "--sharding=torchrec.row_wize"), "did you mean torchrec.row_wise?"),
         (("registry.yaml", "--ranks", "0"), "--ranks"),

@@ -110,7 +110,10 @@ def test_a_stopped_rank_is_named_and_ends_the_run(tmp_path: Path) -> None:
             line,
         )
     assert "longer than hang_timeout, 3 s: the run is ended. The last checkpoint" in said[-1]
-    assert f"--resume goes on from it: recd run {tmp_path}/registry.yaml --resume" in said[-1]
+    assert (
+        f"To resume from this checkpoint, run: recd run {tmp_path}/registry.yaml --resume"
+        in said[-1]
+    )
     assert "Traceback" not in done.stderr
     assert ends(process)
 
@@ -170,4 +173,4 @@ def test_under_torchrun_the_other_rank_says_it(tmp_path: Path) -> None:
         re.M,
     )
     assert len(told) >= 2
-    assert "the same command with --resume goes on" in done.stderr
+    assert "To resume from this checkpoint, run" in done.stderr

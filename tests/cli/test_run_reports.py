@@ -63,7 +63,10 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--markdown", "run.md", "--dry-run"], "--markdown is about a run; leave out --dry-run"),
+        (
+            ["--markdown", "run.md", "--dry-run"],
+            "--markdown needs a training run. Remove --dry-run",
+        ),
         (["--markdown", "/proc/run.md"], "/proc/run.md: cannot be written"),
         (
             ["--markdon", "run.md"],
@@ -71,7 +74,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
         ),
         (
             ["--batch-size", "8"],
-            "No such option '--batch-size'. It is a value of the file: write "
+            "No such option '--batch-size'. To override this value of the registry file, add "
             "training.batch_size=VALUE after REGISTRY",
         ),
     ],

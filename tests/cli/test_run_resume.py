@@ -71,9 +71,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(folder: Path) -> Non
     checkpoints = folder / "checkpoints"
     flip(checkpoints / "step-000000004" / "__0_0.distcp")
     said = told(folder, "--resume")
-    assert "step-000000004 is damaged and now step-000000004.damaged-1" in said
-    assert "__0_0.distcp: its content is not what was written" in said
-    assert "going on from step-000000002" in said
+    assert "step-000000004 is damaged and was renamed to step-000000004.damaged-1" in said
+    assert "__0_0.distcp: the content of the file has changed" in said
+    assert "resuming from step-000000002" in said
     assert "resumed at step 2" in said
     names = sorted(path.name for path in checkpoints.iterdir())
     assert names == ["step-000000002", "step-000000004", "step-000000004.damaged-1"]
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(folder: Path) -> Non
         flip(checkpoints / name / "progress.json")
     refused = recd(folder, "--resume")
     assert refused.exit_code == 1
-    assert "no checkpoint is whole" in refused.stderr
+    assert "all checkpoints are damaged" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
@@ -91,13 +91,17 @@ def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> Non
     refused = recd(folder, "--resume", "--steps", "6")
     assert refused.exit_code == 1
     assert (
-        "step-000000004: is of another run: training.learning_rate was 0.1 and is 0.3; "
-        "training.dense_learning_rate was 0.1 and is 0.3" in refused.stderr
+        "step-000000004: the checkpoint belongs to another run: "
+        "training.learning_rate was 0.1 and is now 0.3; "
+        "training.dense_learning_rate was 0.1 and is now 0.3" in refused.stderr
     )
     fields = ["training.learning_rate", "training.dense_learning_rate"]
     said = told(folder, "--resume", "--steps", "6", *(f"--allow={field}" for field in fields))
-    assert "going on from step-000000004, where training.learning_rate was 0.1 and is 0.3" in said
-    assert "training.steps was 4 and is 6" in said
+    assert (
+        "resuming from step-000000004 with changed settings: "
+        "training.learning_rate was 0.1 and is now 0.3" in said
+    )
+    assert "training.steps was 4 and is now 6" in said
 
 
 def changed_progress(folder: Path, **fields: object) -> dict[str, Any]:

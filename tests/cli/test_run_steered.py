@@ -123,7 +123,7 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     step, said = ended(tmp_path, registry)
     assert step < STEPS, "it was over before"
     assert "SIGTERM: every rank finishes its step" in said
-    assert f"step-{step:09}. To go on: recd run {registry} --resume" in said
+    assert f"step-{step:09}. To resume, run: recd run {registry} --resume" in said
     assert "Traceback" not in said
     programs.report_of("run", registry, "--resume")
     now, before = progress(tmp_path, STEPS), progress(whole, STEPS)

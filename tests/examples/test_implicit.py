@@ -108,4 +108,4 @@ def test_a_sequence_model_finds_the_next_film(folder: Path) -> None:
     assert everything["mrr"] < drawn["mrr"]
     result = CliRunner().invoke(main, ["rank", "registry.yaml", *RANK])
     assert result.exit_code == 1
-    assert "holds no checkpoint" in result.output
+    assert "there is no checkpoint in this folder" in result.output

@@ -120,7 +120,9 @@ def test_a_folder_in_use_or_not_to_be_written(tmp_path: Path, whole: tuple[Path,
         pass
     (tmp_path / "file").write_text("", encoding="utf-8")
     with (
-        pytest.raises(RecdError, match=r"file: cannot be written .*training.checkpoint.path"),
+        pytest.raises(
+            RecdError, match=r"file: the folder cannot be written .*training.checkpoint.path"
+        ),
         Checkpoints(tmp_path / "file", keep=1).reserve(resume=False),
     ):
         pass
@@ -157,7 +159,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 def save_one(rank: int, world_size: int, folder: Path) -> None:
     trainer, checkpoints = Trainer(world_size), Checkpoints(folder, keep=1)
     checkpoints.save(trainer.dmp, trainer.optimizer, Progress(7))
-    with pytest.raises(RecdError, match="is of an earlier step than step-000000007, which would"):
+    with pytest.raises(RecdError, match="already has a checkpoint of a later step, step-000000007"):
         checkpoints.save(trainer.dmp, trainer.optimizer, Progress(3))
     checkpoints.save(trainer.dmp, trainer.optimizer, Progress(7))
 
@@ -227,7 +229,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
     assert len(failed) >= 3
     for step in failed:
         assert re.search(
-            rf"step-{step:09d}: cannot be written \(No space left on device\); --resume goes on",
+            rf"step-{step:09d}: the checkpoint cannot be written \(No space left on device\)",
             first[step - 1],
         )
     names = sorted(path.name for path in disk.iterdir() if path.name != "filler")

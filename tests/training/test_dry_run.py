@@ -55,20 +55,20 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
         "clicks": ("sparse", "recd.sigrid_hash, 50 rows of 4, recd.attention"),
         "price": ("dense", ""),
         "label": ("label", ""),
-        "session_id": ("sessions", "no input of the model"),
-        "ts": ("their order", "no input of the model"),
+        "session_id": ("sessions", "not a model input"),
+        "ts": ("order of a session", "not a model input"),
         "city": (None, "string: no option takes it"),
         "shop": (None, "int64: option sparse does not name it"),
         "age": (None, "double: option dense does not name it"),
     }
     assert unused_line(load_registry(registry)).startswith(
-        "columns that feed nothing: city (string: no option takes it), shop ("
+        "columns that the run does not use: city (string: no option takes it), shop ("
     )
     assert report["rows"] == {"train": 16}
     assert report["steps"] == 5
     assert report["table_bytes"] == 2 * 50 * 4 * 4
     assert report["plan"]
-    assert "columns of the data" in done.stdout
+    assert "data columns" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "figures.json",
         "registry.yaml",

@@ -258,9 +258,9 @@ def test_samples_of_all_ranks_count_and_faults_are_told(tmp_path: Path) -> None:
     (tmp_path / "plugins" / "acme.py").write_text(METRIC)
     said = {
         "": {"error_rate": 3 / 8},  # 2 of 4 on rank 0, 1 of 4 on rank 1
-        "taken": ":6 metrics[0]: acme.wrong: log_loss is measured already",
+        "taken": ":6 metrics[0]: metric 'log_loss' of acme.wrong",
         "results": "acme.wrong: results failed at ",
-        "twice": ":6 metrics[1]: acme.wrong: error_rate is measured already",
+        "twice": ":6 metrics[1]: metric 'error_rate' of acme.wrong",
     }
     for fault in said:
         entry = {"use": "acme.wrong", "options": {"fault": fault}}
@@ -406,7 +406,7 @@ def curve(*values: float | None, every: int = 2) -> ValidationCurve:
 @pytest.mark.parametrize(
     ("every", "known", "step", "taken", "said"),
     [
-        (2, curve(0.8, 0.7, 0.9), 6, 4, "the best is taken; --checkpoint newest"),
+        (2, curve(0.8, 0.7, 0.9), 6, 4, "; --checkpoint newest would use"),
         (None, curve(0.8, 0.7, 0.9), 9, 9, ""),
         (2, curve(0.8, 0.7, 0.6), 6, 6, ""),
         (1, curve(0.8, 0.9, every=1), 2, 2, ""),
@@ -479,5 +479,5 @@ def write_validated(folder: Path, validation: Any, test_rows: int = 4, **trainin
 
 def test_a_validation_needs_a_test_split(tmp_path: Path) -> None:
     path = write_validated(tmp_path, {"every": 2}, test_rows=0)
-    with pytest.raises(RegistryError, match=r"split, and dlrm\.random has no test split"):
+    with pytest.raises(RegistryError, match=r"split, but dataset dlrm\.random has no test split"):
         check_evaluation(load_registry(path))

@@ -74,8 +74,10 @@ def test_a_loss_of_one_rank_ends_the_run_and_leaves_its_good_checkpoints(tmp_pat
     figures = tmp_path / "figures.json"
     done = CliRunner().invoke(main, ["run", str(path), "--json", str(figures)])
     assert done.exit_code == 1
-    assert f"{path}: the loss of step 5 is nan, so the run ends here" in done.stderr
-    assert f"the newest checkpoint is {tmp_path}/checkpoints/step-000000004" in done.stderr
+    assert f"{path}: the loss of step 5 is nan, so the run stopped" in done.stderr
+    assert (
+        f"resume from the newest checkpoint, {tmp_path}/checkpoints/step-000000004" in done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert saved_steps(tmp_path) == ["step-000000002", "step-000000004"]
     assert not figures.exists()

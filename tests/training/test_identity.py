@@ -85,16 +85,16 @@ def test_what_is_spelled_out_is_the_same(
 
 
 REFUSED = {
-    "preprocessing[1].options.buckets was 1000 and is 500": ("buckets: 1000", "buckets: 500"),
-    "model.embedding_dim was 4 and is 8": ("embedding_dim: 4", "embedding_dim: 8"),
-    "training.learning_rate was 0.1 and is 0.2": ("learning_rate: 0.1", "learning_rate: 0.2"),
-    "training.seed was 0 and is 1": ("learning_rate: 0.1", "learning_rate: 0.1, seed: 1"),
-    'pooling[0].use was "recd.mean" and is "recd.attention"': ("recd.mean", "recd.attention"),
-    'converter.use was "recd.ikjt" and is "recd.kjt"': ("recd.ikjt", "recd.kjt"),
-    "dataset.options.shuffle was false and is true": (
+    "preprocessing[1].options.buckets was 1000 and is now 500": ("buckets: 1000", "buckets: 500"),
+    "model.embedding_dim was 4 and is now 8": ("embedding_dim: 4", "embedding_dim: 8"),
+    "training.learning_rate was 0.1 and is now 0.2": ("learning_rate: 0.1", "learning_rate: 0.2"),
+    "training.seed was 0 and is now 1": ("learning_rate: 0.1", "learning_rate: 0.1, seed: 1"),
+    'pooling[0].use was "recd.mean" and is now "recd.attention"': ("recd.mean", "recd.attention"),
+    'converter.use was "recd.ikjt" and is now "recd.kjt"': ("recd.ikjt", "recd.kjt"),
+    "dataset.options.shuffle was false and is now true": (
         "generate:", "shuffle: true\n    generate:",
     ),
-    'dataset.wrap[0].use was not there and is "scars.hot_batches"': (
+    'dataset.wrap[0].use was not set and is now "scars.hot_batches"': (
         "converter:", "  wrap: [{use: scars.hot_batches}]\nconverter:",
     ),
 }  # fmt: skip
@@ -107,7 +107,7 @@ def test_what_makes_it_another_run_is_refused(folder: Path, checkpoint: Path, wo
     with pytest.raises(RecdError) as caught:
         check_resumable(checkpoint, now, ())
     said = str(caught.value)
-    assert said.startswith(f"{checkpoint}: is of another run: ")
+    assert said.startswith(f"{checkpoint}: the checkpoint belongs to another run: ")
     assert words in said
     allowable = [name for name in ALLOWABLE if words.startswith(name)]
     for name in allowable:
@@ -121,10 +121,10 @@ def test_what_makes_it_another_run_is_refused(folder: Path, checkpoint: Path, wo
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("batch_size: 32", "batch_size: 32, ranks: 4", "training.ranks was 1 and is 4"),
+        ("batch_size: 32", "batch_size: 32, ranks: 4", "training.ranks was 1 and is now 4"),
         ("torchrec.row_wise", "torchrec.data_parallel", "sharding[0].use was"),
         ("sharding:", "cache: [{use: scars.cache, tables: [t_usr_0]}]\nsharding:",
-         'cache[0].use was not there and is "scars.cache"'),
+         'cache[0].use was not set and is now "scars.cache"'),
     ],
 )  # fmt: skip
 def test_what_no_result_depends_on_is_told(
@@ -154,7 +154,9 @@ def test_ids_of_another_kind_make_another_model(folder: Path, tmp_path: Path) ->
     mine = {**identity(folder), "kinds": {"user": "text", "item": "numbers"}}
     (tmp_path / IDENTITY).write_text(identity_text(mine), encoding="utf-8")
     assert check_same_model(tmp_path, {**mine, "kinds": {}})
-    with pytest.raises(RecdError, match=r'is of another model: kinds.user was "text" and is "num'):
+    with pytest.raises(
+        RecdError, match=r'belongs to another model: kinds.user was "text" and is now'
+    ):
         check_same_model(tmp_path, {**mine, "kinds": {"user": "numbers", "item": "numbers"}})
     (tmp_path / IDENTITY).write_text(identity_text({**mine, "kinds": {}}), encoding="utf-8")
     assert check_same_model(tmp_path, mine)

@@ -61,7 +61,9 @@ def test_a_strangers_measurement_is_planned_for(acme: Path) -> None:
     assert first is not None
     assert first == second
     assert first.inter_node_bandwidth == 12e6
-    assert said.startswith("measuring 2 nodes first\nmeasured 12.0 MB/s of a rank between them")
+    assert said.startswith(
+        "measuring the network between 2 nodes\nmeasured 12.0 MB/s per rank between nodes"
+    )
     assert not nothing
 
 

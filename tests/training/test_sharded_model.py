@@ -111,4 +111,4 @@ def test_a_model_that_uses_its_tables_is_made_whole(
     tensor = table.local_shards()[0].tensor if isinstance(table, ShardedTensor) else table
     assert on_meta == ([True] if use is None else [True, False])
     assert bool(tensor.any()) is (use is not _sets)
-    assert ("each rank makes the whole model" in caplog.text) is (use is not None)
+    assert ("each rank creates the unsharded model" in caplog.text) is (use is not None)

@@ -58,7 +58,7 @@ def test_measures_and_plans(folder):
     [
         (["--readers", "--topology", "dgx-h100"], "--topology"),
         (["--readers", "--batch-size", "auto"], "--batch-size auto"),
-        (["--stall-target", "0.1"], "--stall-target is for --readers"),
+        (["--stall-target", "0.1"], "--stall-target needs --readers"),
         (["--readers", "--stall-target", "1"], "--stall-target"),
     ],
 )

@@ -228,7 +228,7 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
     arguments = ["rank", str(path), context, "--checkpoint", str(checkpoint), *options]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    assert f"The data is not what {checkpoint} was trained on" in result.output
+    assert f"The dataset is not the training data of {checkpoint}" in result.output
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["num_items"] == ITEMS
     assert figures["hr_at_5"] == figures["recall_at_5"] == known / 4
@@ -247,7 +247,7 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
 
     kept = tmp_path / "users.parquet"
     pq.write_table(pa.table({"item": [1], "vector": [[1.0]]}), kept)
-    assert f"{kept} exists already" in output_of(tmp_path)
+    assert f"{kept} already exists" in output_of(tmp_path)
     assert not (tmp_path / "items.parquet").exists()
     output_of(tmp_path, "--force")
     assert pq.read_table(kept).column_names == ["item", "vector"]

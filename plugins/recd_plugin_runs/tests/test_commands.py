@@ -43,10 +43,12 @@ def test_without_a_checkpoint_they_say_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "kept: holds no checkpoint; train first: recd run r.yaml" in refusal(words)
+    assert "kept: there is no checkpoint in this folder. Train first: recd run r.yaml" in refusal(
+        words
+    )
     assert "training.checkpoint.path is not set" in refusal(words, checkpoint="")
     said = refusal([*words, "--checkpoint", "nothing"])
-    assert "nothing: holds no checkpoint" in said
+    assert "nothing: there is no checkpoint in this folder" in said
 
 
 RANK = ["rank", "r.yaml"]
@@ -60,7 +62,7 @@ def test_values_of_the_file_are_set_in_one_way(
     if words[0] not in main.list_commands(Context(main)):
         pytest.skip(f"no plugin has {words[0]}")
     said = refusal([*words, "training.checkpoint.path=elsewhere"])
-    assert "elsewhere: holds no checkpoint" in said
+    assert "elsewhere: there is no checkpoint in this folder" in said
     assert "did you mean batch_size" in refusal([*words, "training.batch_siz=3"])
 
 
@@ -69,21 +71,23 @@ def test_what_cannot_be_written_or_read_is_told_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "no test split" in refusal(EVALUATE, test="")
-    assert "names no format of .parquet, .csv, .jsonl" in refusal([*PREDICT[:-1], "scores.txt"])
+    assert "the suffix is not one of .parquet, .csv, .jsonl" in refusal(
+        [*PREDICT[:-1], "scores.txt"]
+    )
     assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
-    assert "rows.csv: is written as Parquet" in refusal([*ROWS[:-1], "rows.csv"])
+    assert "rows.csv: the output is Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     make_checkpoint(tmp_path)
-    assert "new.parquet: no such file or folder" in refusal(PREDICT)
+    assert "new.parquet: this file or folder does not exist" in refusal(PREDICT)
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
-        assert f"{output}: would be written over or into {table}" in said
+        assert f"{output}: the output would overwrite {table}" in said
     (tmp_path / "train").mkdir()
     for place in ("kept/step-000000001", "train", "test"):
         for words in (PREDICT[:-1], ROWS[:-1]):
             said = refusal([*words, f"{place}/a.parquet", "--force"])
-            assert f"a.parquet: would be written over or into {place}" in said
-        assert f"would be written over or into {place}" in refusal([*EXPORT[:-1], place, "--force"])
+            assert f"a.parquet: the output would overwrite {place}" in said
+        assert f"the output would overwrite {place}" in refusal([*EXPORT[:-1], place, "--force"])
 
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_the_data_of_the_training_need_not_be_there(
     finally:
         (folder / "train elsewhere").rename(folder / "train")
     said = capsys.readouterr().err
-    assert "Without the data that it was trained on, which cannot be read (" in said
+    assert "The training data cannot be read (" in said
     assert f"the columns are those of {checkpoint}" in said
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
@@ -162,7 +162,7 @@ def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
     assert rows["id"].to_pylist() == list(range(100))
     expected = table_weights(checkpoint, "t_item")
     assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
-    with pytest.raises(RecdError, match="no table t_itm; did you mean t_item"):
+    with pytest.raises(RecdError, match="no table 't_itm'; did you mean t_item"):
         write_embeddings(registry, checkpoint, "t_itm", output)
 
 
@@ -173,7 +173,10 @@ def test_another_model_is_refused(folder: Path) -> None:
     checkpoint = cases.newest(folder / "plain")
     table = str(folder / "new.parquet")
     (said,) = run_on_ranks(cases.refused, 1, other, checkpoint, table)
-    assert f"{checkpoint}: is of another model: preprocessing[0].options.buckets was 50" in said
+    assert (
+        f"{checkpoint}: the checkpoint belongs to another model: "
+        "preprocessing[0].options.buckets was 50" in said
+    )
     with pytest.raises(RecdError, match=r"another model: preprocessing.0..options.buckets was 50"):
         write_embeddings(load_registry(other), checkpoint, "t_item", folder / "other.parquet")
     assert not (folder / "other.parquet").exists()

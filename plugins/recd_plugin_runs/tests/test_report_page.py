@@ -103,8 +103,8 @@ def test_worse_than_the_base_rate_and_waiting_are_said() -> None:
     bad = {"normalized_entropy": 1.25, "auc": 0.5, "num_samples": 9}
     stalls = {"share": 0.4, "shares": {"fill": 0.3, "convert": 0.1}}
     said = " ".join(findings([Run("", a_run(test=bad, stalls=stalls))]))
-    assert "40% of a step is waiting for data" in said
-    assert "worse than predicting the base rate" in said
+    assert "40% of each step is spent waiting for data" in said
+    assert "worse than predicting the mean label" in said
 
 
 def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
@@ -122,9 +122,9 @@ def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
         "one (4)",
     ]
     for text, expected in (
-        ("{", "is no JSON"),
-        ("[]", "holds no run"),
-        ('{"baseline": {}, "plugins": {}}', "holds no run"),
+        ("{", "the file is not valid JSON"),
+        ("[]", "the file contains no run"),
+        ('{"baseline": {}, "plugins": {}}', "the file contains no run"),
     ):
         bad.write_text(text)
         with pytest.raises(RecdError, match=f"bad.json: {expected}"):

@@ -28,7 +28,7 @@ def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) 
             assert job.output.read_text().splitlines()[1:] == ['0,"x",0', '1,"y",0']
             job.output.unlink()
             continue
-        with pytest.raises(DataError, match=r"has other rows"), output:
+        with pytest.raises(DataError, match=r"do not match the scored rows"), output:
             output.write(keys, np.zeros(2))
         assert [each.name for each in tmp_path.iterdir()] == ["new.parquet"]
 

@@ -171,7 +171,7 @@ def test_a_state_of_an_earlier_version_goes_on(tmp_path: Path, name: str) -> Non
 
 
 def test_they_write_to_this_machine() -> None:
-    with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
+    with pytest.raises(ValueError, match=r"s3://bucket/x is a URL, not a local path"):
         Csv.Options.model_validate({"path": "s3://bucket/x"})
     with pytest.raises(ValueError, match="/dev/zero is a pipe or a device"):
         TensorBoard.Options.model_validate({"path": "/dev/zero"})

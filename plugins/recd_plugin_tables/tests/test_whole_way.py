@@ -77,7 +77,7 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # A process of its own: ranks write to its stderr.
     predict = [forked.RECD, "predict", "my.yaml", "unknown.parquet", "-o", "unknown_scores.parquet"]
     said = forked.run(predict, check=True).stderr
-    assert "ids that training has not numbered, scored as unknown ones: visitor 5\n" in said
+    assert "out-of-vocabulary ids per feature, scored as unknown ids: visitor 5\n" in said
 
     # On another machine, which has the registry and the checkpoint alone.
     new = Path("new") / Path(place).name
@@ -85,6 +85,6 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path(place).rename(new)
     rmtree(".recd")
     said = recd("predict", "my.yaml", new, "-o", "again.parquet")
-    assert "Without the data that it was trained on" in said
+    assert "The training data cannot be read" in said
     assert pq.read_table("again.parquet").equals(scores)
     recd("export", "my.yaml", "-o", "exported")

@@ -100,7 +100,7 @@ def test_the_command_writes_what_training_takes(
     assert written.model_dump(exclude_none=True) == measured.spec.model_dump(exclude_none=True)
     again = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml")
     assert again.exit_code == 1
-    assert "cluster.yaml exists already" in again.output
+    assert "cluster.yaml already exists" in again.output
     named = recd_calibrate(monkeypatch, measured, "-o", "cluster.txt")
     assert named.exit_code == 1
     assert "the file of a topology ends in .yaml" in named.output
@@ -113,7 +113,7 @@ def test_the_command_writes_what_training_takes(
     [
         (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
         (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
-        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
+        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun sets the number of ranks"),
         (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
         (["--device", "cuda"], {}, "--device cuda: "),
     ],

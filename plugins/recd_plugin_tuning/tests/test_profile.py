@@ -109,7 +109,7 @@ def test_merged(folder: Path) -> None:
     table = AccessProfile.load(folder / "b").tables["t"]
     assert (table.samples, table.length) == (3, pytest.approx(5))
     refused = profile("merge", "b", "a", "-o", "a", "--force")
-    assert "a is read as profiles; name another file" in refused.output
+    assert "a is also the input profiles. Use another output file" in refused.output
     assert profile(*ZIPF, "--rows", "51", "-o", "d").exit_code == 0
     assert "table t: its num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
     assert not (folder / "e").exists()
@@ -122,7 +122,7 @@ ZIPF = ["zipf", "--table", "t", "--rows", "50", "--length", "5"]
     ("arguments", "message"),
     [
         (["registry", "registry.yaml", "-o", "p", "--tables", "t_use_0"], "did you mean t_usr_0"),
-        (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml exists already"),
+        (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml already exists"),
         (
             ["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"],
             "mean usr_0?",

@@ -64,7 +64,7 @@ class PluginCommands(click.Group):
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         name = name or cmd.name
         if name in COMMANDS or name in self.commands:
-            raise PluginError(f"command {name} is there already; give it another name")
+            raise PluginError(f"a command {name!r} already exists. Rename the new command.")
         super().add_command(cmd, name)
 
 
@@ -95,7 +95,7 @@ class _Recd(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
         if failure is not None:
-            click.secho(f"Commands of plugins are missing: {failure}", fg="red", err=True)
+            click.secho(f"The commands of plugins are not available: {failure}", fg="red", err=True)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """See the base class."""
@@ -134,7 +134,9 @@ class _Recd(click.Group):
             number = error.signal if isinstance(error, Ended) else signal.SIGINT
             with suppress(OSError):  # of a terminal that has gone
                 name = signal.Signals(number).name
-                click.secho(f"{name}: ended before it was done", fg="red", err=True)
+                click.secho(
+                    f"{name}: the command was stopped before it finished", fg="red", err=True
+                )
             ctx.exit(128 + number)
         except (OSError, UnicodeEncodeError) as error:
             if os.environ.get("RECD_TRACEBACK") == "1" or (said := meant_by(error)) is None:
@@ -149,7 +151,8 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
     manager = PluginManager(ctx.params.get("plugins_dir"))
     manager.register_commands(commands)
     for broken in manager.broken:
-        click.secho(f"Commands of {broken.name} are missing: {broken.reason}", fg="red", err=True)
+        message = f"The commands of {broken.name} are not available: {broken.reason}"
+        click.secho(message, fg="red", err=True)
     return commands
 
 

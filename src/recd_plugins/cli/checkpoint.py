@@ -118,12 +118,12 @@ def show(path: Path, as_json: bool) -> None:
 def _found(path: Path) -> list[Path]:
     """Return the checkpoint at a path, or all checkpoints in a folder, oldest first."""
     if not path.is_dir():
-        raise RecdError(f"{path}: no such folder")
+        raise RecdError(f"{path}: the folder does not exist")
     found = checkpoints_in(path)
     if (path / MANIFEST).exists() or (path / METADATA).exists():
         found = [path]
     if not found:
-        raise RecdError(f"{path}: holds no checkpoint, nor is it one")
+        raise RecdError(f"{path}: the folder is not a checkpoint and contains no checkpoints")
     return found
 
 

@@ -26,7 +26,7 @@ from recd_plugins.runtime.versions import (
 )
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
-_MEND = "mend or uninstall the plugin named here"
+_FIX = "fix or uninstall the plugin in this message"
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,13 @@ def doctor(
     """Check this machine's installation, or a trainer's model.
 
     Checks versions, FBGEMM operators, CUDA and plugins. Exits with 1 if a check fails. A missing
-    CUDA device is no failure. With --model, plans the model
-    without training it.
+    CUDA device is not a failure. With --model, plans the model without training it.
     """
     if model is not None:
         _describe(model, ranks or 2, registry, ctx.obj, as_json)
         return
     if ranks is not None or registry is not None:
-        raise click.UsageError("--ranks and --registry are of --model: name one, or leave them out")
+        raise click.UsageError("--ranks and --registry need --model. Add --model, or remove them.")
     checks = list(examine(ctx.obj))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
@@ -108,7 +107,7 @@ def examine(plugins_dir: Path | None) -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} on {platform.machine()}")
     yield _versions()
     yield _one_fbgemm()
-    remedy = "reinstall torch, fbgemm and torchrec in versions that belong together"
+    remedy = "reinstall torch, fbgemm-gpu and torchrec in compatible versions"
     for name, check in (("fbgemm", _fbgemm_operators), ("cuda", _cuda)):
         try:
             yield check()
@@ -133,9 +132,11 @@ def _one_fbgemm() -> Check:
     return Check(
         "fbgemm build",
         "failed",
-        f"{detail} overwrite each other's files" if builds else "no FBGEMM is installed",
+        f"{detail} are both installed and overwrite each other's files"
+        if builds
+        else "no FBGEMM is installed",
         "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu, then install fbgemm-gpu (CUDA) or "
-        "fbgemm-gpu-cpu in the version that belongs to torch",
+        "fbgemm-gpu-cpu in the version for the installed torch",
     )
 
 
@@ -166,10 +167,10 @@ def _plugins(plugins_dir: Path | None) -> Check:
         check_contributions(manager)
         number = sum(len(by_name) for by_name in manager.plugins.values())
     except PluginError as error:
-        return Check("plugins", "failed", str(error), _MEND)
+        return Check("plugins", "failed", str(error), _FIX)
     if manager.broken:
         reasons = "; ".join(broken.reason for broken in manager.broken)
-        remedy = "mend or uninstall them; until then they stop only what needs them"
+        remedy = "fix or uninstall these packages; registry files and commands that use them fail"
         return Check("plugins", "failed", reasons, remedy)
     return Check(
         "plugins", "ok", f"{number} plugins from {', '.join(manager.origins) or 'nowhere'}"
@@ -185,9 +186,9 @@ def _internals(plugins_dir: Path | None) -> Check:
     try:
         manager.hand("register_internals", lambda internal, _: internals.append(internal))
     except PluginError as error:
-        return Check("internals", "failed", str(error), _MEND)
+        return Check("internals", "failed", str(error), _FIX)
     missing = [message for internal in internals for message in internal.missing()]
     if missing:
         return Check("internals", "failed", "; ".join(dict.fromkeys(missing)), one_of_the_sets())
     number = sum(len(internal.names) for internal in internals)
-    return Check("internals", "ok", f"all {number} private names are there")
+    return Check("internals", "ok", f"all {number} private names exist")

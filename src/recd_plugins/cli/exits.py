@@ -61,7 +61,7 @@ def fault_message(error: Exception) -> str:
     text = "".join(traceback.format_exception(error))
     said = error.what if isinstance(error, RankError) else in_a_line(error)
     return (
-        f"this is a fault of recd-plugins {__version__}, or of a library or plugin that it uses: "
+        f"internal error in recd-plugins {__version__}, or in a library or plugin that it uses: "
         f"{said}\n{_kept(text)}"
     )
 
@@ -82,12 +82,12 @@ def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"
         full = error.errno == errno.ENOSPC
-        return f"{error.strerror}, where files or standard output go" if full else None
+        return f"{error.strerror}. Free some space for output files." if full else None
     if error.reason != "surrogates not allowed":
         return None
     return (
-        f"{error.object}: the name is not UTF-8, and the libraries that read and write files here "
-        "take no other; rename the file or folder"
+        f"{error.object}: the name is not valid UTF-8, which the libraries that read and write "
+        "files require. Rename the file or folder."
     )
 
 
@@ -102,6 +102,6 @@ def _kept(text: str) -> str:
     except OSError:
         return text
     return (
-        f"The whole traceback is in {file.name}; please report it. With RECD_TRACEBACK=1 it is "
-        "shown at once."
+        f"The full traceback is in {file.name}. Please report this error and attach the file. Set "
+        "RECD_TRACEBACK=1 to print tracebacks instead."
     )

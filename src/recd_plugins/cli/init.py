@@ -20,7 +20,10 @@ class Starts(click.Group):
     def add(self, command: Any, where: str) -> None:
         """Add the command of a package. Raise ``PluginError`` if another package has its name."""
         if command.name in self.commands:
-            raise PluginError(f"{where}: recd init {command.name} is there already; rename one")
+            raise PluginError(
+                f"{where}: another package already adds recd init {command.name}. Rename the "
+                "command."
+            )
         self.add_command(command)
 
 
@@ -44,8 +47,8 @@ class _Init(Starts):
         if table is None or is_word:
             tell_broken(manager)
             names = ", ".join(sorted(set(starts.commands) - {TABLE}))
-            no_table = "there is no such file or folder, and it is" if table else "it is"
-            ctx.fail(f"{args[0]}: {no_table} none of the models {names}")
+            kinds = "a file, a folder or a model" if table else "a model"
+            ctx.fail(f"{args[0]!r} is not {kinds}. The models are {names}.")
         return "", table, args
 
 

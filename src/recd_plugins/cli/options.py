@@ -42,15 +42,20 @@ class OutputPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See the base class."""
         if "://" in str(value):
-            self.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
+            self.fail(f"{value} is a URL, not a local path. Use a local path.", param, ctx)
         if value == "-" and not self.allow_dash:
-            self.fail("- is no file; name one.", param, ctx)
+            self.fail("- is not a file. Use the path of a file.", param, ctx)
         if value != "-" and not self.dir_okay:
             check_writable(Path(value))
         for name in _REPORTS.keys() & {*(() if param is None else param.opts)}:
             beginning = Path(value).read_bytes()[: 1 << 12] if Path(value).is_file() else b""
             if beginning and not re.match(_REPORTS[name], beginning):
-                self.fail(f"{value} exists and is no such report; name another file.", param, ctx)
+                kind = name.removeprefix("--").upper()
+                self.fail(
+                    f"{value} exists and is not a report in {kind} format. Use another file.",
+                    param,
+                    ctx,
+                )
         return super().convert(value, param, ctx)
 
 
@@ -86,7 +91,7 @@ def new_place(_: click.Context, __: click.Parameter, value: Path | None) -> Path
     """Refuse ``.`` and ``..`` as an output path (click callback)."""
     if value is not None and value.name in ("", ".."):
         like = value / "table"
-        raise click.BadParameter(f"{value} is no name for something new; write one, as {like}")
+        raise click.BadParameter(f"{value} is not a new path. Use a new path, such as {like}.")
     return value
 
 
@@ -94,7 +99,7 @@ def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None
     from recd_plugins.runtime.launch import torchrun_rank
 
     if value is not None and torchrun_rank() is not None:
-        raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
+        raise click.UsageError("torchrun sets the number of ranks. Remove --ranks.")
     return value
 
 
@@ -137,12 +142,12 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
     if not output.exists():
         return
     if not force:
-        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
+        raise RecdError(f"{output} already exists. Use another file, or replace it with --force.")
     for name, value in click.get_current_context().params.items():
         for path in value if isinstance(value, tuple) else (value,):
             is_input = isinstance(path, Path) and path is not output and path.exists()
             if is_input and path.samefile(output):
-                raise RecdError(f"{output} is read as {name}; name another file")
+                raise RecdError(f"{output} is also the input {name}. Use another output file.")
     with output.open("rb") as file:
         beginning = file.read(1 << 16)
     found = {*re.findall(r"\w+", beginning.partition(b"\n")[0].decode(errors="replace"))}
@@ -152,7 +157,8 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
         found = {*pq.read_schema(output).names}
     if beginning and not (re.match(begins, beginning) and {*columns} <= found):
         raise RecdError(
-            f"{output} exists and is no file of the kind that this command writes; name another"
+            f"{output} exists and is not a file of this command, so --force does not replace it. "
+            "Use another file."
         )
 
 
@@ -165,7 +171,7 @@ def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
     options = (value for _, value in registry.dataset.options)
     for path in (*made_from, *(value for value in options if isinstance(value, Path))):
         if output.resolve().is_relative_to(path.resolve()):
-            raise RecdError(f"{output}: would be written over or into {path}; name another file")
+            raise RecdError(f"{output}: the output would overwrite {path}. Use another file.")
 
 
 def topology_options(command: _Command) -> _Command:
@@ -236,4 +242,6 @@ def contributed(
 def tell_broken(manager: PluginManager) -> None:
     """Print installed plugin packages that failed to load."""
     for broken in manager.broken:
-        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
+        click.secho(
+            f"Plugin package {broken.name} cannot be used: {broken.reason}", fg="red", err=True
+        )

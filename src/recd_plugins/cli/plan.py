@@ -52,7 +52,9 @@ class PlanModes:
         names = [name for each in params for name in _names(each)]
         for name in names:
             if owner := self._owners.get(name):
-                raise PluginError(f"{what} has {name}, which is that of {owner}; rename it")
+                raise PluginError(
+                    f"{what} adds {name}, which {owner} already has. Rename the option."
+                )
         self._owners |= dict.fromkeys(names, qualified(cls))
         self._modes.append((mode, options))
         self.params += params
@@ -67,7 +69,7 @@ class PlanModes:
         flags = [mode.flag for mode, _ in self._modes if mode.flag in given]
         if len(flags) > 1:
             raise click.UsageError(
-                f"{flags[0]} and {flags[1]} are two plans: make one after the other"
+                f"{flags[0]} and {flags[1]} cannot be combined. Run recd plan once for each."
             )
         chosen, values = None, {}
         for mode, options in self._modes:
@@ -75,8 +77,10 @@ class PlanModes:
                 chosen = mode
                 values = {str(each.name): ctx.params[str(each.name)] for each in options}
             elif alone := [each.opts[0] for each in options if given & {*each.opts}]:
-                are = "are" if len(alone) > 1 else "is"
-                raise click.UsageError(f"{' and '.join(alone)} {are} for {mode.flag}")
+                named = " and ".join(alone)
+                raise click.UsageError(
+                    f"{named} needs {mode.flag}. Add {mode.flag}, or remove {named}."
+                )
         return chosen, values
 
 
@@ -95,7 +99,7 @@ def _batch_size(value: str) -> int | str:
     if value == "auto":
         return value
     if not value.isdecimal() or int(value) == 0:
-        raise click.BadParameter(f"{value!r} is neither a number of rows nor auto")
+        raise click.BadParameter(f"{value!r} is neither a positive number of rows nor auto")
     return int(value)
 
 
@@ -173,7 +177,7 @@ def plan(
     if others := [
         name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
     ]:
-        raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")
+        raise click.UsageError(f"{mode.flag} {mode.because}. Remove {' and '.join(others)}.")
     with part_call(mode, "check"):
         mode.check(options, largest)
     silence_upstream()

@@ -64,16 +64,18 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
     is_table = named or names_table(given) or Path(given).is_dir()
     if given.lower().endswith((".yaml", ".yml")) or not is_table:
         if named:
+            option = f"--{next(iter(named))}"
             raise click.UsageError(
-                f"--{next(iter(named))} is about a table, and {given} is a registry file, which "
-                "says so itself"
+                f"{option} needs a table, but {given} is a registry file. Remove {option}."
             )
         return Path(given)
     starts, manager = contributed(ctx, "register_starts", Starts)
     start = starts.commands.get(TABLE)
     if start is None:
         tell_broken(manager)
-        raise RecdError(f"{given}: nothing installed makes a registry of a table")
+        raise RecdError(
+            f"{given}: no installed plugin can train from a table. Pass a registry file."
+        )
     file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
     # None: an existing file must equal the file that would be written.
     ctx.invoke(start, table=given, file=file, force=None, **named)
@@ -101,8 +103,8 @@ class RunReports:
         flag = cls.flag
         if flag in self._taken:
             raise PluginError(
-                f"{where}: {qualified(cls)} has {flag}, which recd run has already; rename it, or "
-                "leave one package out (--without NAME)"
+                f"{where}: {qualified(cls)} adds {flag}, which recd run already has. Rename the "
+                "option, or exclude one package with --without NAME."
             )
         self._taken.add(flag)
         name = f"report_{len(self.params)}"
@@ -138,8 +140,8 @@ class RunCommand(click.Command):
             name = error.option_name.removeprefix("--").replace("-", "_")
             if name in TrainingSpec.model_fields:
                 raise click.UsageError(
-                    f"No such option '{error.option_name}'. It is a value of the file: write "
-                    f"training.{name}=VALUE after REGISTRY",
+                    f"No such option '{error.option_name}'. To override this value of the registry "
+                    f"file, add training.{name}=VALUE after REGISTRY.",
                     ctx,
                 ) from error
             raise
@@ -295,14 +297,16 @@ def run(
     several = len(shardings) > 1
     many = compare or several
     mistakes = {
-        "a comparison starts every run at the first step; leave out --resume": resume and many,
-        "--allow is about going on from a checkpoint; it takes --resume": allowed and not resume,
-        "--dry-run is of one run up to its first step; leave out torchrun, --compare, --resume, "
-        "--breakdown and all but one --sharding": dry_run
+        "a comparison trains from the first step. Remove --resume.": resume and many,
+        "--allow needs --resume. Add --resume, or remove --allow.": allowed and not resume,
+        "--dry-run shows one run without training. Remove torchrun, --compare, --resume, "
+        "--breakdown and all but one --sharding.": dry_run
         and (many or resume or breakdown or torchrun_rank() is not None),
-        "--rounds is about a comparison; it takes --compare": rounds > 1 and not many,
-        "--compare takes one --sharding": compare and several,
-        f"--sharding names one twice: {', '.join(shardings)}": len({*shardings}) < len(shardings),
+        "--rounds needs a comparison. Add --compare, or remove --rounds.": rounds > 1 and not many,
+        "--compare supports only one --sharding. Remove the others.": compare and several,
+        f"--sharding has duplicates: {', '.join(shardings)}. Remove the duplicates.": (
+            len({*shardings}) < len(shardings)
+        ),
     }
     for message, made in mistakes.items():
         if made:
@@ -310,7 +314,8 @@ def run(
     found: RunReports | None = ctx.meta.get(RunCommand.__module__)
     reports = [] if found is None else [*found.asked_for(of_reports)]
     if reports and dry_run:
-        raise click.UsageError(f"{reports[0][0].flag} is about a run; leave out --dry-run")
+        flag = reports[0][0].flag
+        raise click.UsageError(f"{flag} needs a training run. Remove --dry-run or {flag}.")
     registry = registry_of(ctx, given, columns)
     loaded, *_ = [
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
@@ -450,7 +455,7 @@ def _goes_on_with_resume(registry: Path) -> Iterator[None]:
             from recd_plugins.training.session import this_command
 
             command = this_command(registry, resume=True)
-            error.args = (f"{error.args[0]}. To go on: {command}",)
+            error.args = (f"{error.args[0]}. To resume, run: {command}",)
         raise
 
 
@@ -459,7 +464,7 @@ def _warn_of_mismatch() -> None:
     remedy = mismatch()
     if remedy and torchrun_rank() in (None, 0):
         click.secho(
-            f"{installed_set()} do not belong together: {remedy}. See recd doctor",
+            f"{installed_set()} are not compatible: {remedy}. Run recd doctor for details.",
             fg="yellow",
             err=True,
         )

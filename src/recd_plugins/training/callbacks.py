@@ -115,7 +115,10 @@ class Callbacks:
                     break
         if gone and self.rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
-            click.echo(f"the state of {names} is dropped: no entry fits it", err=True)
+            click.echo(
+                f"ignored the saved state of {names}: the registry file has no such callback",
+                err=True,
+            )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
         """Yield the batches. If a callback reads batches, keep each until it is trained on."""

@@ -104,8 +104,8 @@ class CheckpointState:
         for name, value in model.items():
             if (common := common_name(name)) in document["model"]:
                 raise SetupError(
-                    f"two parameters of the model are named {common} in checkpoints, which drop "
-                    "replicated_: rename one of the tables, or one of their modules"
+                    f"two parameters of the model are named {common!r} in checkpoints, which "
+                    "remove the prefix 'replicated_'. Rename a table or a module."
                 )
             document["model"][common] = value
         if optimizer is None:
@@ -189,16 +189,16 @@ class Checkpoints:
                 stack.enter_context(locked_folder(self._folder))
             except OSError as error:
                 raise RecdError(
-                    f"{self._folder}: cannot be written ({error.strerror or error}); set "
-                    "training.checkpoint.path to another folder"
+                    f"{self._folder}: the folder cannot be written ({error.strerror or error}). "
+                    "Set training.checkpoint.path to another folder."
                 ) from error
             clean(self._folder)
             newest = self.newest()
             if newest is not None and not resume:
                 raise RecdError(
-                    f"{self._folder}: holds checkpoints of an earlier run (the newest is "
-                    f"{newest.name}); go on from it with --resume, or set training.checkpoint.path "
-                    "to another folder"
+                    f"{self._folder}: the folder has checkpoints of an earlier run (newest: "
+                    f"{newest.name}). Resume that run with --resume, or set "
+                    "training.checkpoint.path to another folder."
                 )
             yield
 
@@ -225,8 +225,8 @@ class Checkpoints:
         newest = from_rank_0(self.newest())
         if newest is not None and final.name < newest.name:  # a resume would load the newest
             raise RecdError(
-                f"{final}: is of an earlier step than {newest.name}, which would be resumed: count "
-                "steps from the progress that load returned, or set another folder"
+                f"{final}: the folder already has a checkpoint of a later step, {newest.name}. "
+                "Count steps from the Progress that load() returned, or use another folder."
             )
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
         partial = from_rank_0(hidden(final, "partial"))
@@ -273,14 +273,14 @@ class Checkpoints:
             for each, reason in broken.items() if dist.get_rank() == 0 else ():
                 aside = set_aside(each)
                 _say(
-                    f"{each.name} is damaged and now {aside.name} ({reason}); "
-                    f"going on from {path.name}"
+                    f"{each.name} is damaged and was renamed to {aside.name} ({reason}); "
+                    f"resuming from {path.name}"
                 )
             return progress
         if broken:
             raise RecdError(
-                f"{self._folder}: no checkpoint is whole ({'; '.join(broken.values())}); put back "
-                "a copy of one, or start anew in another folder"
+                f"{self._folder}: all checkpoints are damaged ({'; '.join(broken.values())}). "
+                "Restore an undamaged copy, or train from the start in another folder."
             )
         return Progress()
 
@@ -303,7 +303,7 @@ class Checkpoints:
             lambda: [] if identity is None else check_resumable(path, identity, self._allowed)
         )
         if told:
-            _say(f"going on from {path.name}, where {'; '.join(told)}")
+            _say(f"resuming from {path.name} with changed settings: {'; '.join(told)}")
         try:
             metadata = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
             stored = metadata.state_dict_metadata.keys()
@@ -327,9 +327,9 @@ class Checkpoints:
             if isinstance(refused := _own(error), RecdError):
                 raise refused from error
             raise RecdError(
-                f"{path}: cannot be loaded into this model and optimizer ({_reason(error)}); "
-                "resume with the registry that the run was started with, or remove this "
-                "checkpoint to go on from the one before"
+                f"{path}: the checkpoint does not fit this model and optimizer ({_reason(error)}). "
+                "Resume with the registry file that started the run, or delete this checkpoint to "
+                "resume from the previous checkpoint."
             ) from error
         if optimizer is not None:
             together(lambda: put_back(dmp, read_rank_state(path)))
@@ -359,8 +359,8 @@ class Checkpoints:
             files[name] = digest_of(partial / name)
         if damage := misfits(partial, files)[0]:
             raise RecdError(
-                f"{damage[0]}, as this process sees it; training.checkpoint.path has to be a "
-                "folder that all ranks share"
+                f"{damage[0]}, but a rank has written this file. Set training.checkpoint.path to a "
+                "folder that all ranks share."
             )
         read_metadata(partial)  # fails now if loading would refuse these classes
         (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
@@ -381,8 +381,8 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
     """Refuse an optimizer whose state would be missing from checkpoints. Collective."""
     if not hasattr(optimizer, "params"):
         raise SetupError(
-            f"checkpoints name state by parameters, which {type(optimizer).__name__} does not "
-            "know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
+            f"{type(optimizer).__name__} has no parameter names, which checkpoints need. Wrap the "
+            "optimizer in KeyedOptimizerWrapper of torchrec.optim.keyed."
         )
     saved: Any = optimizer
     while isinstance(saved, OptimizerWrapper):
@@ -390,10 +390,9 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
     state = optimizer.state
     if unsaved := [n for n, p in optimizer.params.items() if p in state and p not in saved.state]:
         raise SetupError(
-            f"no state dict of the optimizer has the state of {shortened(unsaved)}, which a "
-            "resumed run would lose: put wrappers, such as WarmupOptimizer, inside of "
-            "CombinedOptimizer([...]), one around dmp.fused_optimizer and one around each of "
-            "yours, with a param_name of its own"
+            f"the optimizer's state_dict() lacks the state of {shortened(unsaved)}, so a resumed "
+            "run would lose this state. Put wrappers, such as WarmupOptimizer, inside "
+            "CombinedOptimizer([...]): one per optimizer, each with its own param_name."
         )
     known = {id(parameter) for parameter in optimizer.params.values()}
     fused = dmp.fused_optimizer
@@ -404,8 +403,8 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
     lost = together(lambda: [name for name, each in lacking.items() if state.get(each)])
     if names := sorted({name for of_rank in lost for name in of_rank}):
         raise SetupError(
-            f"the optimizer lacks the state that {shortened(names)} learn by in the backward "
-            "pass: give CombinedOptimizer([dmp.fused_optimizer, yours]) of torchrec.optim.keyed"
+            f"the optimizer lacks the fused optimizer state of {shortened(names)}. Use "
+            "CombinedOptimizer([dmp.fused_optimizer, your_optimizer]) of torchrec.optim.keyed."
         )
 
 
@@ -488,8 +487,8 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
         return cause
     reason = cause.strerror if isinstance(cause, OSError) else _reason(error)
     return RecdError(
-        f"{path}: cannot be written ({reason}); --resume goes on from the checkpoint before it, if "
-        "there is one"
+        f"{path}: the checkpoint cannot be written ({reason}). Fix the cause, then resume from the "
+        "previous checkpoint with --resume."
     )
 
 
@@ -519,15 +518,15 @@ class FiniteRun:
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
         """Check the state before it is saved in the checkpoint of ``step``."""
         if (name := _not_finite(dmp, optimizer)) is not None:
-            raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
+            raise self._ended(f"{name} has a NaN or infinite value after step {step}")
 
     def _ended(self, what: str) -> RecdError:
-        ends = f"{self.name}: {what}, so the run ends here and saves nothing more"
+        ends = f"{self.name}: {what}, so the run stopped without saving a checkpoint"
         newest = None if self.checkpoints is None else self.checkpoints.newest()
         if newest is None:
-            return RecdError(f"{ends}; no checkpoint was saved. {_ADVICE}")
+            return RecdError(f"{ends}. {_ADVICE}.")
         return RecdError(
-            f"{ends}; the newest checkpoint is {newest}. {_ADVICE}, and go on from it with --resume"
+            f"{ends}. {_ADVICE}. Then resume from the newest checkpoint, {newest}, with --resume."
         )
 
 

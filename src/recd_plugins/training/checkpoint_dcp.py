@@ -116,9 +116,11 @@ def read_metadata(checkpoint: Path) -> Metadata:
     try:
         return _metadata(_Records(path.read_bytes()).load().state)
     except _RefusedError as error:
-        raise DamagedError(_refusal(path, str(error))) from error
+        raise DamagedError(_refusal(path, f"class {error}")) from error
     except Exception as error:  # a damaged pickle can raise any of these
-        raise DamagedError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
+        raise DamagedError(
+            f"{path}: the file is damaged ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _metadata(fields: dict[str, Any]) -> Metadata:
@@ -128,7 +130,7 @@ def _metadata(fields: dict[str, Any]) -> Metadata:
         key, place = index.state, info.state
         file = place["relative_path"]
         if "/" in file or file in ("", ".", ".."):
-            raise ValueError(f"{key['fqn']} is in {file!r}, outside of the checkpoint")
+            raise ValueError(f"{key['fqn']} is stored in {file!r}, outside of the checkpoint")
         offset = key.get("offset")
         where = MetadataIndex(key["fqn"], offset and _size(offset), key.get("index"))
         places[where] = _StorageInfo(file, place["offset"], place["length"])
@@ -141,7 +143,7 @@ def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     fields = record.state
     dtype = fields["properties"].state[0]
     if dtype not in DTYPES:
-        raise ValueError(f"{dtype!r} is no dtype")
+        raise ValueError(f"{dtype!r} is not a dtype")
     chunks = [
         ChunkStorageMetadata(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
         for chunk in fields["chunks"]
@@ -203,8 +205,8 @@ class SafeReader(FileSystemReader):
         try:
             return super().read_data(plan, planner)
         except pickle.UnpicklingError as error:
-            first = str(error).splitlines()[0]
-            raise DamagedError(_refusal(Path(self.path), f"a value ({first})")) from error
+            what = "an object that torch.load(weights_only=True) rejects"
+            raise DamagedError(_refusal(Path(self.path), what)) from error
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
@@ -228,7 +230,10 @@ class SafeLoadPlanner(DefaultLoadPlanner):
                 None,
                 stored.properties.dtype,
             ):
-                raise ValueError(f"{name} is {stored.properties.dtype} there and {dtype} here")
+                raise ValueError(
+                    f"{name} is {stored.properties.dtype} in the checkpoint, but {dtype} in the "
+                    "model"
+                )
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -236,7 +241,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         for name in self.metadata.state_dict_metadata if self.metadata else ():
             if name.startswith(self._trained) and name not in read:
-                raise ValueError(f"{name} is there, and the optimizer has no such state")
+                raise ValueError(f"the checkpoint has {name}, but the optimizer has no such state")
         return super().create_global_plan(global_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -278,8 +283,8 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
             tables[parts[-2]] = name.removeprefix(_MODEL)
     if table not in tables:
         raise RecdError(
-            f"{checkpoint}: no table {table}"
-            + (did_you_mean(table, tables) or f"; the tables: {shortened(list(tables))}")
+            f"{checkpoint}: the checkpoint has no table {table!r}"
+            + (did_you_mean(table, tables) or f"; its tables are {shortened(list(tables))}")
         )
     wanted = tables[table]
     check_whole(checkpoint)
@@ -296,15 +301,15 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     weights = read_weights(checkpoint, lambda n: n in own or not n.startswith(kept), own)
     for name in own.keys() ^ weights.keys():
         raise RecdError(
-            f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
-            f"registry has {'it' if name in own else 'no such parameter'}; take the registry that "
-            "it was trained by"
+            f"{checkpoint}: parameter {name!r} exists only in the "
+            f"{'model of the registry file' if name in own else 'checkpoint'}. Use the registry "
+            "file that trained the checkpoint."
         )
     model.load_state_dict(weights)
 
 
 def _refusal(path: Path, name: str) -> str:
     return (
-        f"{path}: names {name}, which no checkpoint needs; no code of it was run. Do not use "
-        "checkpoints from this source"
+        f"{path}: the file contains {name}, which checkpoints must not contain. No code from the "
+        "file was run. Do not use checkpoints from this source."
     )

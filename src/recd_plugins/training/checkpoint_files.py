@@ -67,7 +67,9 @@ class DamagedError(RecdError):
 
 def damaged(problems: Sequence[str]) -> DamagedError:
     """Return a ``DamagedError`` for the first problem."""
-    return DamagedError(f"{problems[0]}; name another checkpoint (recd checkpoint verify)")
+    return DamagedError(
+        f"{problems[0]}. Use another checkpoint, and check it with recd checkpoint verify."
+    )
 
 
 # The folder.
@@ -188,15 +190,15 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
-        raise DamagedError(f"{path}: is damaged")
+        raise DamagedError(f"{path}: the file is damaged")
     if document.get("format") != FORMAT:
         raise RecdError(
-            f"{path}: is of format {document.get('format')!r}, and this version reads {FORMAT}; "
-            "take the version of recd-plugins that wrote it"
+            f"{path}: the checkpoint has format {document.get('format')!r}, but this version reads "
+            f"format {FORMAT}. Use the version of recd-plugins that wrote the checkpoint."
         )
     files = {name: FileDigest(**entry) for name, entry in document["files"].items()}
     if any("/" in name for name in files):
-        raise DamagedError(f"{path}: names a file outside of the checkpoint")
+        raise DamagedError(f"{path}: the manifest lists a file outside of the checkpoint")
     return files
 
 
@@ -211,10 +213,12 @@ def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str
             damage.append(_unreadable(path, error))
         else:
             if size != digest.bytes:
-                damage.append(f"{path}: has {size} bytes, and had {digest.bytes}")
+                damage.append(f"{path}: the file has {size} bytes instead of {digest.bytes}")
     names = sorted(path.name for path in checkpoint.iterdir())
     extra = [name for name in names if name not in {MANIFEST, *files}]
-    return damage, [f"{checkpoint / name}: is no file of this checkpoint" for name in extra]
+    return damage, [
+        f"{checkpoint / name}: the file is not part of this checkpoint" for name in extra
+    ]
 
 
 def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
@@ -224,7 +228,7 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
         path = checkpoint / name
         try:
             if digest_of(path) != digest:
-                damage.append(f"{path}: its content is not what was written (by its SHA-256)")
+                damage.append(f"{path}: the content of the file has changed (SHA-256 differs)")
         except OSError as error:
             damage.append(_unreadable(path, error))
     return damage
@@ -259,13 +263,13 @@ def check_whole(checkpoint: Path) -> None:
 
 def _unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return f"{path}: is missing"
-    return f"{path}: cannot be read ({error.strerror or error})"
+        return f"{path}: the file is missing"
+    return f"{path}: the file cannot be read ({error.strerror or error})"
 
 
 def _regular(path: Path) -> Path:
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError("no plain file")
+        raise OSError("not a regular file")
     return path
 
 
@@ -340,7 +344,9 @@ def progress_text(progress: Progress) -> str:
     try:
         _parsed(text)
     except ValueError as error:
-        raise RecdError(f"this step cannot be saved: {error}") from error
+        raise RecdError(
+            f"this step cannot be saved, because its progress is invalid: {error}"
+        ) from error
     return text
 
 
@@ -350,10 +356,11 @@ def read_progress(checkpoint: Path) -> Progress:
     try:
         progress = _parsed(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DamagedError(f"{path}: {shorten(str(error), 200)}") from error
+        raise DamagedError(f"{path}: the file is invalid: {shorten(str(error), 200)}") from error
     if checkpoint.name != step_name(progress.step):
         raise DamagedError(
-            f"{path}: step: is {progress.step}; name its folder {step_name(progress.step)}"
+            f"{path}: the file has step {progress.step}, but its folder is {checkpoint.name!r}. "
+            f"Rename the folder to {step_name(progress.step)}."
         )
     return progress
 
@@ -361,7 +368,7 @@ def read_progress(checkpoint: Path) -> Progress:
 def _parsed(text: str | bytes) -> Progress:
     progress = TypeAdapter(Progress).validate_json(text)
     if progress.losses and len(progress.losses) != progress.step:
-        raise ValueError(f"losses has {len(progress.losses)} values for {progress.step} steps")
+        raise ValueError(f"losses has {len(progress.losses)} values, but step is {progress.step}")
     return progress
 
 
@@ -405,14 +412,14 @@ def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
         path = Path(wanted)
         if (path / MANIFEST).exists():
             return path
-        return _newest(path, f"name a checkpoint, or a folder of some; recd checkpoint list {path}")
+        return _newest(path, "Pass a checkpoint, or a folder of checkpoints, to --checkpoint.")
     folder = registry.training.checkpoint.path
     if folder is None:
         raise RecdError(
-            f"{registry.path}: training.checkpoint.path is not set, so no run leaves a trained "
-            "model; set it and train, or name a checkpoint with --checkpoint"
+            f"{registry.path}: training.checkpoint.path is not set, so recd run saves no model. "
+            "Set the path and train again, or pass a checkpoint with --checkpoint."
         )
-    newest = _newest(Path(folder), f"train first: recd run {registry.path}")
+    newest = _newest(Path(folder), f"Train first: recd run {registry.path}")
     if wanted == "newest":
         return newest
     progress = read_progress(newest)
@@ -421,21 +428,24 @@ def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
         if wanted is None:
             return newest
         raise RecdError(
-            f"{newest}: its run was not validated, so there is no best checkpoint; use "
-            "--checkpoint newest"
+            f"{newest}: the run was not validated, so it has no best checkpoint. Use "
+            "--checkpoint newest."
         )
     best = newest.with_name(step_name(curve.best_step))
     went_on = registry.training.validation is None and progress.step > curve.steps[-1]
     if wanted is None and (went_on or not best.exists()):
         return newest
     if not best.exists():
-        raise RecdError(f"{best}: the best checkpoint is gone; use --checkpoint newest")
+        raise RecdError(f"{best}: the best checkpoint was deleted. Use --checkpoint newest.")
     if wanted is None and best != newest and torchrun_rank() in (None, 0):
-        click.echo(f"{best}: the best is taken; --checkpoint newest takes {newest.name}", err=True)
+        click.echo(
+            f"using the best checkpoint {best}; --checkpoint newest would use {newest.name}",
+            err=True,
+        )
     return best
 
 
 def _newest(folder: Path, remedy: str) -> Path:
     if not (found := checkpoints_in(folder)):
-        raise RecdError(f"{folder}: holds no checkpoint; {remedy}")
+        raise RecdError(f"{folder}: there is no checkpoint in this folder. {remedy}")
     return found[-1]

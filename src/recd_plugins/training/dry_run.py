@@ -55,7 +55,7 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
     }
     rows = ", ".join(f"{count:,} rows of {split}" for split, count in found["rows"].items())
     table = RichTable(
-        title="columns of the data, and their use",
+        title="data columns and their use",
         caption=f"{rows}; {found['steps']:,} steps; the model's tables take "
         f"{bytes_text(of_tables)}, its layers {bytes_text(num_bytes - of_tables)}",
     )
@@ -76,7 +76,7 @@ def unused_line(registry: RunConfig) -> str:
     if not left_out:
         return ""
     named = shortened([f"{name} ({why})" for name, why in left_out.items()])
-    return f"columns that feed nothing: {named}"
+    return f"columns that the run does not use: {named}"
 
 
 def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
@@ -88,7 +88,7 @@ def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
         names = [step.name for step in steps.get(feature, ())]
         table = by_feature.get(feature)
         if table is None:
-            yield Column(feature, None, "the model has no table for it")
+            yield Column(feature, None, "the model has no table for this feature")
             continue
         size = f"{table.num_embeddings:,} rows of {table.embedding_dim}"
         named = size if table.name == f"t_{feature}" else f"{table.name}, {size}"
@@ -99,7 +99,7 @@ def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
         yield Column(feature, "dense", ", ".join(step.name for step in steps.get(feature, ())))
     yield Column(schema.label, "label", "")
     if (keys := dataset.session_keys()) is not None:
-        yield Column(keys.session, "sessions", "no input of the model")
-        yield Column(keys.timestamp, "their order", "no input of the model")
+        yield Column(keys.session, "sessions", "not a model input")
+        yield Column(keys.timestamp, "order of a session", "not a model input")
     for name, why in dataset.left_out().items():
         yield Column(name, None, why)

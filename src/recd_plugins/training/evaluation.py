@@ -173,8 +173,8 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
         raise RecdError(
-            f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, though its loss "
-            "is a number"
+            f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, but its loss is "
+            "finite. Return the logits from which forward() computes the loss."
         )
     probabilities = torch.sigmoid(logits).clamp(_ETA, 1 - _ETA)
     log_loss = float(F.binary_cross_entropy(probabilities, labels))
@@ -264,9 +264,17 @@ class Metrics:
             where = f"{self._path}:{entry.line} {entry.field}"
             for name, value in results.items():
                 if name in found or name in _OF_QUALITY:
-                    raise PluginError(f"{where}: {entry.plugin.name}: {name} is measured already")
+                    raise PluginError(
+                        f"{where}: metric {name!r} of {entry.plugin.name} has the name of a "
+                        "built-in metric or of another plugin's metric. Return another name from "
+                        "results()."
+                    )
                 if not math.isfinite(value):
-                    click.echo(f"{where}: {entry.plugin.name}: {name} is {value}", err=True)
+                    click.echo(
+                        f"{where}: metric {name!r} of {entry.plugin.name} is {value}, not a finite "
+                        "number",
+                        err=True,
+                    )
                 found[name] = float(value)
         return found
 
@@ -274,20 +282,29 @@ class Metrics:
 def check_evaluation(registry: RunConfig) -> None:
     """Refuse metrics or a validation if there is no split to evaluate."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
-    why = f"{registry.dataset.name} has no test split"
+    why = f"dataset {registry.dataset.name} has no test split"
+    remedy = "configure a test split in dataset.options"
     if not registry.training.evaluate:
-        why = "training.evaluate is false"
+        why, remedy = "training.evaluate is false", "set training.evaluate to true"
     wrong = [
-        (entry.line, entry.field, f"{entry.plugin.name} measures the test split, and {why}")
+        (
+            entry.line,
+            entry.field,
+            f"{entry.plugin.name} needs a test split, but {why}. Remove this entry, or {remedy}.",
+        )
         for entry in metrics
         if not has_test
     ]
     if (spec := registry.training.validation) is not None:
         known = [field.name for field in fields(Quality) if field.name != "num_samples"]
         if not has_test:
-            wrong.append((0, "training.validation", f"measures the test split, and {why}"))
+            text = f"validation needs a test split, but {why}. Remove this section, or {remedy}."
+            wrong.append((0, "training.validation", text))
         elif spec.metric not in known and not metrics:
-            text = f"metric {spec.metric} is none of {', '.join(known)}, and there is no other"
+            text = (
+                f"metric {spec.metric!r} is not a built-in metric ({', '.join(known)}), and the "
+                "section metrics: is empty. Use a built-in metric, or add a metric plugin."
+            )
             wrong.append((0, "training.validation", text))
     if wrong:
         raise RegistryError([Problem(str(registry.path), *each) for each in wrong])
@@ -329,8 +346,8 @@ class Validation:
         values = _figures(measured)
         if self._spec.metric not in values:
             raise RecdError(
-                f"training.validation.metric: nothing measures {self._spec.metric} of the test "
-                f"split; there are {', '.join(values) or 'no rows in it'}"
+                f"training.validation.metric: no metric is named {self._spec.metric!r}. "
+                + (f"Use one of {', '.join(values)}." if values else "The test split has no rows.")
             )
         value = float(values[self._spec.metric])
         self.curve = self.curve.with_value(step, value if math.isfinite(value) else None)
@@ -342,7 +359,7 @@ class Validation:
         figures = _figures(measured)
         rows = figures.pop("num_samples")
         shown = ", ".join(f"{name} {value:.5f}" for name, value in figures.items())
-        best = "" if self.curve.best is None else f"; the best was after {self.curve.best_step}"
+        best = "" if self.curve.best is None else f"; best after step {self.curve.best_step}"
         if self.curve.best_step == step:
             best = " (the best so far)"
         return f"step {step}, {rows:,} rows of the test split: {shown}{best}"

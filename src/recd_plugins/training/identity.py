@@ -139,13 +139,16 @@ def read_identity(checkpoint: Path) -> dict[str, Any]:
         known = identity["format"] == FORMAT
     except FileNotFoundError:
         raise DamagedError(
-            f"{path}: is missing: no run of a registry file wrote this checkpoint, so it cannot be "
-            "compared"
+            f"{path}: the file is missing, because recd run did not write this checkpoint. Use a "
+            "checkpoint of recd run."
         ) from None
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-        raise DamagedError(f"{path}: cannot be read ({error})") from error
+        raise DamagedError(f"{path}: the file cannot be read ({error})") from error
     if not known:
-        raise DamagedError(f"{path}: is not of format {FORMAT}, which this version reads")
+        raise DamagedError(
+            f"{path}: the file does not have format {FORMAT}, the only format of this version. Use "
+            "the version of recd-plugins that wrote the checkpoint."
+        )
     return identity
 
 
@@ -179,11 +182,13 @@ def check_resumable(
         remedies.append({name for name in ALLOWABLE if _within(field, [name])})
     if not refused:
         return told
-    remedy = "go on with the former values, or start anew in another folder"
+    remedy = "Restore the previous values, or set training.checkpoint.path to another folder."
     if all(remedies):
         options = " ".join(f"--allow {name}" for name in sorted(set().union(*remedies)))
-        remedy += f"; {options} allows a change on purpose"
-    raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused)}; {remedy}")
+        remedy += f" To allow the change, add {options}."
+    raise RecdError(
+        f"{checkpoint}: the checkpoint belongs to another run: {'; '.join(refused)}. {remedy}"
+    )
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
@@ -214,8 +219,8 @@ def check_same_model(
     ]
     if wrong:
         raise RecdError(
-            f"{checkpoint}: is of another model: {'; '.join(wrong)}; use the registry "
-            "that it was trained with, or a checkpoint of this one (--checkpoint)"
+            f"{checkpoint}: the checkpoint belongs to another model: {'; '.join(wrong)}. Use the "
+            "registry file that trained the checkpoint, or another --checkpoint."
         )
     return not any(_within(field, ["data"]) for field in differing)
 
@@ -362,8 +367,8 @@ def _within(field: str, names: Collection[str]) -> bool:
 
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     shown = [
-        f"{json.dumps(values[field]):.60}" if field in values else "not there"
+        f"{json.dumps(values[field]):.60}" if field in values else "not set"
         for values in (before, now)
     ]
     name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
-    return f"{name} was {shown[0]} and is {shown[1]}"
+    return f"{name} was {shown[0]} and is now {shown[1]}"

@@ -59,7 +59,7 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
             continue
         buffer = buffers.get(name.removeprefix(_BUFFER))
         if buffer is None or buffer.nbytes != array.nbytes:
-            raise DamagedError(f"{RANKS}: {name} does not fit the model")
+            raise DamagedError(f"{RANKS}: the size of {name} differs from the model")
         _set(buffer, torch.from_numpy(array.copy()))
 
 
@@ -128,8 +128,8 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
             continue
         if isinstance(tensor, ShardedTensor):
             raise SetupError(
-                f"{name} is sharded already: call first_weights(model) before "
-                "DistributedModelParallel"
+                f"{name} is already sharded. Call first_weights(model) before "
+                "DistributedModelParallel."
             )
         if (first := first_values_of(tensor)) is not None:
             first.check(tensor)
@@ -153,7 +153,10 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
                 continue
             if name not in whole:
                 if isinstance(target, ShardedTensor):
-                    raise SetupError(f"the model has no table {name}, and the sharded model does")
+                    raise SetupError(
+                        f"table {name!r} of the sharded model is missing from the unsharded "
+                        "weights. Pass the first_weights() of the same model."
+                    )
                 continue
             source = whole[name]
             shards = [(target.detach(), [0] * target.dim())]

@@ -101,12 +101,12 @@ class StallReport:
         if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
             return ""
         cause = max(worst.seconds, key=lambda name: worst.seconds[name])
-        waits = f"The trainer waits {worst.share:.0%} of a step for data, most for {cause}. "
+        waits = f"The trainer waits {worst.share:.0%} of a step for data, mostly for {cause}. "
         if readers is None:
             return waits + "More readers do not help; use larger batches or fewer features"
         return waits + (
-            f"{readers} readers for each rank would do if each has a core (this machine has "
-            f"{available_cores()}): set training.workers: {readers}, or use an ingestion plugin"
+            f"Set training.workers: {readers}, which suffices if each reader of each rank has a "
+            f"core (this machine has {available_cores()}), or use an ingestion plugin"
         )
 
 
@@ -185,8 +185,8 @@ class Result:
             table.add_row(figure_words(name), figure_text(value, unit))
         if self.first_step:
             table.caption = (
-                f"resumed at step {self.first_step}: train figures and speed are of the "
-                f"{len(self.losses) - self.first_step} steps since"
+                f"resumed at step {self.first_step}: training metrics and speed cover the "
+                f"{len(self.losses) - self.first_step} steps after it"
             )
         return table
 
@@ -254,8 +254,8 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
         advice.append(told)
     if auc > _BEST_AUC:
         advice.append(
-            f"The test AUC{f' of {whose}' if whose else ''}, {auc:.4f}, is suspiciously high: is a "
-            "feature known only after the label, or are test rows among the training rows?"
+            f"The test AUC{f' of {whose}' if whose else ''}, {auc:.4f}, is suspiciously high. "
+            "Check for features that leak the label, and for test rows in the training data"
         )
     return advice
 
@@ -269,18 +269,18 @@ def worse_than_base_rate(
     """
     if entropy <= 1:
         return ""
-    whose = f"of {whose} " if whose else ""
+    whose = f" of {whose}" if whose else ""
     if math.isnan(entropy):
         return (
-            f"All labels {whose}of the {split} split are the same: normalized entropy and AUC say "
-            "nothing. Evaluate a log of positives by a ranking of all items"
+            f"All labels of the {split} split{whose} are equal, so normalized entropy and AUC are "
+            "undefined. If the data has only positives, use a ranking metric instead"
         )
-    advice = "Train longer, or with another training.learning_rate"
+    advice = "Train longer, or change training.learning_rate"
     if train is not None and train < 1:
         advice = "The model overfits: use more data, fewer epochs or regularisation"
     return (
-        f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
-        f"than predicting the base rate, the mean label, for every row. {advice}"
+        f"The normalized entropy{whose} on the {split} split is {entropy:.5f}. A value above 1 is "
+        f"worse than predicting the mean label for every row. {advice}"
     )
 
 
@@ -404,16 +404,16 @@ class Comparison:
         if self.shardings:
             _, *differ = (f"{each:.1e}" for each in apart.values())
             table.add_row("losses differ by at most", "", *differ)
-        table.caption = f"x: over {self.first}, where that is not 1"
+        table.caption = f"x: ratio to {self.first}, shown if it is not 1"
         if len(self.rounds) > 1:
             table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
         if not self.shardings:
             steps = len(results["plugins"].losses)
             told = f"losses of {steps} steps agree within {apart['plugins']:.1e}"
             if self.wire != "fp32":
-                told += f": the plugins send by training.wire {self.wire}, the baseline by fp32"
+                told += f": the plugins use training.wire: {self.wire}, the baseline uses fp32"
             elif not apart["plugins"] <= _GROWN:
-                told += ": training amplifies rounding, or something computes otherwise"
+                told += ": training amplifies rounding, or the plugins compute other values"
             table.caption = f"{told}; {table.caption}"
         return table
 

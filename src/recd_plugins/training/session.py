@@ -145,7 +145,7 @@ def session(
         if training.ranks_per_node not in (None, ranks_per_node):
             raise SetupError(
                 f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun "
-                f"starts {ranks_per_node} ranks a node; leave it out (null) under torchrun"
+                f"starts {ranks_per_node} ranks per node. Set training.ranks_per_node to null."
             )
         if training.topology is not None:
             machine_of(training, world_size, ranks_per_node, torch.device(device))
@@ -179,11 +179,8 @@ def hang_limits(registry: RunConfig) -> HangLimits:
         newest = None if checkpoints is None else checkpoints.newest()
         command = this_command(registry.path, resume=newest is not None)
         if newest is None:
-            return f"There is no checkpoint: start anew by {command}"
-        return (
-            f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
-            f"{command}"
-        )
+            return f"There is no checkpoint. To start again, run: {command}"
+        return f"The newest checkpoint is {newest}. To resume from this checkpoint, run: {command}"
 
     return HangLimits(training.hang_notice, training.hang_timeout, advice)
 
@@ -192,7 +189,10 @@ def hang_limits(registry: RunConfig) -> HangLimits:
 def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[None]:
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
-        raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
+        raise RecdError(
+            f"{registry.path}: --resume needs training.checkpoint.path, which is not set. Set the "
+            "path, or remove --resume."
+        )
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
         with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
             check_dataset(registry)
@@ -232,23 +232,23 @@ def topology_at_start(
     if first and resume and path is not None and path.exists():
         kept = read_topology(path)
         if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
-            click.echo(f"planned for the nodes as {path} has them, as before", err=True)
+            click.echo(f"using the topology in {path}, which the earlier run measured", err=True)
             spec = kept
     if (found := from_rank_0(spec)) is not None:
         return found
     measured_by = measurement(plugins_dir)
     by = None if measured_by is None else qualified(type(measured_by))
-    check_agreement("measuring the nodes", {"what measures them": by})
+    check_agreement("measuring the nodes", {"the plugin that measures": by})
     if measured_by is None:
         return None
     if first:
-        click.echo(f"measuring {nodes} nodes first", err=True)
+        click.echo(f"measuring the network between {nodes} nodes", err=True)
     with doing("measuring the cluster"):
         spec = measured_by.cluster(device_of_rank(device))
     if first:
         click.echo(
-            f"measured {spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. Set "
-            "training.topology to a file of recd calibrate, or to machine, to measure nothing",
+            f"measured {spec.inter_node_bandwidth / 1e6:,.1f} MB/s per rank between nodes. To skip "
+            "this measurement, set training.topology to machine or to a file of recd calibrate.",
             err=True,
         )
         if path is not None:

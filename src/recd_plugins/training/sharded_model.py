@@ -111,8 +111,8 @@ def build_sharded_model(
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     if extra := [name for name in model.state_dict() if name.endswith("_extra_state")]:
         raise PluginError(
-            f"{registry.path}: the model has {shortened(extra)}, extra state (get_extra_state), "
-            "which checkpoints do not hold: keep it in buffers"
+            f"{registry.path}: the model has extra state {shortened(extra)} (get_extra_state), "
+            "which checkpoints do not store. Keep the state in buffers."
         )
     weights = first_weights(model)
     # Ranks measure slightly different costs: rank 0 decides.
@@ -159,7 +159,7 @@ def _prepared(
     if not why:
         return made
     made = _whole(registry, schema, variant, device, topology)
-    logger.warning("each rank makes the whole model before it is sharded: %s", why)
+    logger.warning("each rank creates the unsharded model before sharding: %s", why)
     return made
 
 
@@ -213,7 +213,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         installed = {each["use"] for each in chosen} <= {cls.name for cls in registry.offering}
         fits = same and installed and read_schema(checkpoint).sparse == sparse
         if not quiet:
-            verb = "takes" if fits else "chooses anew and cannot take"
+            verb = "reuses" if fits else "chooses again and cannot reuse"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
             click.echo(
                 f"{chooser.plugin.name} {verb} the sharding of {checkpoint}: {uses}", err=True

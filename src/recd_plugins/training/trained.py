@@ -160,7 +160,7 @@ def on_ranks(
         )[0]
     torchrun_ranks_per_node()  # refused before ranks wait for each other
     # No timeout, because the time to write a table is unknown.
-    limits = HangLimits(training.hang_notice, None, lambda: "Start the command anew")
+    limits = HangLimits(training.hang_notice, None, lambda: "Run the command again")
     with (
         join_torchrun(backend) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
@@ -201,7 +201,7 @@ def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
 def say_other_data(checkpoint: Path) -> None:
     """Print that the data is not the training data of a checkpoint."""
     click.echo(
-        f"The data is not what {checkpoint} was trained on: the test split may contain its "
+        f"The dataset is not the training data of {checkpoint}, so the test split may contain "
         "training rows",
         err=True,
     )
@@ -224,8 +224,8 @@ def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
     for name, limit in id_limits(registry, tables).items():
         if limit != rows[name]:
             raise SetupError(
-                f"{registry.path}: the sharding plugin of table {name} maps its ids, so the model "
-                "cannot run unsharded; use recd predict or recd evaluate"
+                f"{registry.path}: the sharding plugin of table {name!r} remaps ids, so the model "
+                "cannot run unsharded. Use recd predict or recd evaluate."
             )
     load_weights(checkpoint, model)
     return same_data

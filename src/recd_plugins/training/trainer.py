@@ -316,7 +316,7 @@ class Trainer:
         self.callbacks.interrupted(self.progress.step, signal.Signals(number).name)
         close_kernels(self.dmp)
         newest = None if self.checkpoints is None else self.checkpoints.newest()
-        saved = "none is kept, as training.checkpoint.path is not set"
+        saved = "no checkpoint was saved, because training.checkpoint.path is not set"
         if newest is not None:
             saved = f"its checkpoint is {newest}"
         dist.barrier()  # a rank that ends takes the others along
@@ -385,10 +385,10 @@ class Trainer:
         folder = Checkpoints(best.parent, keep=1)  # the identity was compared before
         try:
             if not from_rank_0(best.is_dir()):
-                raise RecdError(f"{best}: the best checkpoint is gone")
+                raise RecdError(f"{best}: the best checkpoint was deleted")
             folder.load_one(best, self.dmp)
         except RecdError as error:
-            self._say(f"{error}; test figures are of the last step")
+            self._say(f"the test metrics are those of the last step, because of an error: {error}")
             measured = None
         else:
             measured = self._evaluate()

@@ -184,7 +184,7 @@ def test_wrong_text(folder: Path, text: str, columns: list[str], said: str) -> N
 def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
     write_ids(folder / "ids.txt", [1, 2, 1])
     done("profile", "ids.txt", "-o", "p.parquet")
-    assert "exists already" in failed("profile", "ids.txt", "-o", "p.parquet")
+    assert "already exists" in failed("profile", "ids.txt", "-o", "p.parquet")
     assert "no table" in failed("generate", "p.parquet", "-o", "s.txt", "--tables", "t_x")
     assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--min-new", 1)
     assert "no readable Parquet file" in failed("generate", "ids.txt", "-o", "s.txt")

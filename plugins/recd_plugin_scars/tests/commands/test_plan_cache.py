@@ -90,7 +90,7 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tiers"], "--tiers and --cache are two plans"),
+        (["--tiers"], "--tiers and --cache cannot be combined"),
         (["--memory", "much"], "'much' is no number of bytes; write 256MB"),
         (["--batch-size", "auto"], "Set the memory"),
         (["--profile", "none.parquet"], "none.parquet"),
