@@ -85,7 +85,13 @@ class ServingModel(nn.Module):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Stored rows of a feature, readable as a JaggedTensor, and the index of each batch row."""
+    """Deduplicated rows of one feature, with ``values`` and ``lengths`` like a JaggedTensor.
+
+    Attributes:
+        ids: int64 ``[num_ids]``, the ids of all stored rows.
+        counts: int64 ``[num_stored]``, the number of ids in each stored row.
+        rows: int64 ``[B]``, the stored row of each batch row.
+    """
 
     ids: Tensor
     counts: Tensor
@@ -99,7 +105,7 @@ class StoredRows:
 
 
 class PlainBags(nn.Module):
-    """An unsharded EmbeddingBagCollection over stored rows."""
+    """An exportable EmbeddingBagCollection that takes ``StoredRows`` per feature."""
 
     def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
@@ -133,7 +139,7 @@ class PlainBags(nn.Module):
 
 
 class PlainSequences(nn.Module):
-    """An unsharded EmbeddingCollection over stored rows."""
+    """An exportable EmbeddingCollection that takes ``StoredRows`` per feature."""
 
     def __init__(self, sequences: EmbeddingCollection, int8: bool) -> None:
         super().__init__()
@@ -153,7 +159,7 @@ class PlainSequences(nn.Module):
 
 
 def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
-    """Replace TorchRec's embedding modules in place by unsharded ones."""
+    """Replace TorchRec's embedding modules in place by exportable modules."""
     for name, module in list(model.named_children()):
         if isinstance(module, EmbeddingBagCollection):
             setattr(model, name, PlainBags(module, int8))

@@ -161,7 +161,7 @@ def _of(rows: Rows, column: str) -> pa.Array:
 class PredictJob(trained_models.TrainedJob):
     """A table to score, pickled to each rank.
 
-    ``batch_size`` is the number of rows that a rank scores at a time; None for that of training.
+    ``batch_size`` is the number of rows that a rank scores at once; None means training.batch_size.
     """
 
     table: str = ""
@@ -173,7 +173,7 @@ class PredictJob(trained_models.TrainedJob):
     replaces: bool = False
 
     def load(self) -> RunConfig:
-        """Load the registry; also return an AbsentData if the training data is missing."""
+        """Load the registry. Its dataset is ``AbsentData`` if the training data is missing."""
         return trained_models.with_trained_columns(super().load(), self.checkpoint)
 
     def prepare(self) -> None:
@@ -191,7 +191,7 @@ class PredictJob(trained_models.TrainedJob):
         return KeptColumns(self.table, self.keep, size, dataset.storage())
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Plan with the table to score if the training data is missing."""
+        """Return the registry to plan with. Without training data, it reads the table to score."""
         if not isinstance(registry.dataset, trained_models.AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
@@ -326,12 +326,12 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 @dataclass(frozen=True)
 class Turn:
-    """One step of all ranks.
+    """The batches that all ranks score at the same time.
 
     Attributes:
         rows: the batch of this rank, filled up with a repeated row.
-        counts: number of rows of each rank's batch that count, in the order of ranks.
-        keys: key columns of those rows by rank; only on rank 0.
+        counts: number of table rows in the batch of each rank; the other rows are padding.
+        keys: key columns of the table rows, one batch per rank; empty except on rank 0.
     """
 
     rows: Rows
@@ -356,7 +356,7 @@ def turns(
 
 
 def scanned(dataset: Dataset) -> Iterator[Rows]:
-    """Yield every row of a dataset of ``to_score``, in stored order."""
+    """Yield all rows of a dataset that ``Dataset.to_score`` returned, in stored order."""
     with plugin_call(dataset, "scan"):
         rows = dataset.scan("train")
     return plugin_items(dataset, "scan", rows)

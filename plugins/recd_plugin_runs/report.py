@@ -20,7 +20,7 @@ _EQUAL_LOSSES = 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """A run: ``Result.as_json``, and the report of its comparison if it has one."""
+    """A run in a report file: name, ``Result.as_json`` values, and the whole report."""
 
     name: str
     values: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Run:
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return the ratio of a figure to that of another run; per round if the runs took turns."""
+        """Return a figure divided by the same figure of ``first``, with its spread over rounds."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return run_results.Spread(**spread)
@@ -251,7 +251,7 @@ def loss_plot(runs: Sequence[Run]) -> html_page.Html:
 
 @plots.plot_style()
 def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> html_page.Html:
-    """Plot a figure of each step; None if no value is finite."""
+    """Plot a metric by training step. None values leave gaps."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
     axes.set(xlabel="step", ylabel=name.replace("_", " "))

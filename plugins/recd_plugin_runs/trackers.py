@@ -167,7 +167,7 @@ class Tracker(Callback):
 
 
 class FileTracker(Tracker):
-    """Writes a file: a head line, and a line per record."""
+    """Writes a file with a header line and one line per record."""
 
     free_options = frozenset({"path", "every"})
 
@@ -181,9 +181,9 @@ class FileTracker(Tracker):
         """Return the first line of a new file."""
 
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
-        """Cut the file after the checkpoint's records. Rename the file of another run.
+        """Truncate the file to the records of the checkpoint. Rename the file of another run.
 
-        The first figure of the last record tells whether the file is of this run.
+        The first value of the last record shows whether the file belongs to this run.
         """
         path = self.options.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -419,7 +419,7 @@ class MlFlow(Tracker):
         self._client.set_terminated(self._id, "FINISHED" if completed else "KILLED")
 
 
-#: Characters that every MLflow store accepts in a parameter and its name.
+#: Maximum length of a parameter name or value in every MLflow store.
 _LONGEST = 250
 
 

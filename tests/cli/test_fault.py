@@ -45,7 +45,7 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     assert "internal error in recd-plugins" in done.stderr
     assert "KeyError: 'no such key' (falters.py:6)" in done.stderr
     assert "Traceback" not in done.stderr
-    kept = re.search(r"The whole traceback is in (\S+);", done.stderr)
+    kept = re.search(r"The full traceback is in (\S+)\.", done.stderr)
     assert kept
     assert "Traceback" in Path(kept[1]).read_text()
 

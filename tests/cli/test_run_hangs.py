@@ -109,7 +109,7 @@ def test_a_stopped_rank_is_named_and_ends_the_run(tmp_path: Path) -> None:
             rf"rank 1, which gives no sign of life \(process {process} of ",
             line,
         )
-    assert "longer than hang_timeout, 3 s: the run is ended. The last checkpoint" in said[-1]
+    assert "longer than hang_timeout, 3 s: the run is ended. The newest checkpoint" in said[-1]
     assert (
         f"To resume from this checkpoint, run: recd run {tmp_path}/registry.yaml --resume"
         in said[-1]

@@ -110,7 +110,7 @@ def test_the_data_of_the_training_need_not_be_there(
         (folder / "train elsewhere").rename(folder / "train")
     said = capsys.readouterr().err
     assert "The training data cannot be read (" in said
-    assert f"the columns are those of {checkpoint}" in said
+    assert f"Using the columns stored in {checkpoint}" in said
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
@@ -195,7 +195,7 @@ def test_rows_of_a_checkpoint_that_says_nothing_of_its_run(folder: Path, tmp_pat
     plain.write_text("".join(line for line in lines if not line.startswith("preprocessing")))
     output = tmp_path / "rows.parquet"
     assert write_embeddings(load_registry(plain), checkpoint, "t_item", output) == 100
-    with pytest.raises(RecdError, match="no run of a registry file wrote this checkpoint"):
+    with pytest.raises(RecdError, match="recd run did not write this checkpoint"):
         write_embeddings(load_registry(folder / "plain.yaml"), checkpoint, "t_item", output)
 
 

@@ -113,7 +113,7 @@ def test_the_command_writes_what_training_takes(
     [
         (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
         (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
-        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun sets the number of ranks"),
+        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
         (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
         (["--device", "cuda"], {}, "--device cuda: "),
     ],

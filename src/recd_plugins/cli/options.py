@@ -163,7 +163,7 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
-    """Refuse an output that would replace, or lie in a folder of, its inputs or training data.
+    """Refuse an output that would overwrite, or lie inside, an input or the training data.
 
     Raises:
         RecdError: names the input.
@@ -217,12 +217,12 @@ def chosen_topology(
 
 
 def overrides(**values: Any) -> dict[str, Any]:
-    """Return the fields of the ``training`` section that command-line options override."""
+    """Return the given options (not None), as overrides of the ``training:`` section."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def manager_of(ctx: click.Context) -> PluginManager:
-    """Return the plugin manager for the installed plugins and those in ``--plugins-dir``."""
+    """Return the manager of installed plugins and of plugins in ``--plugins-dir``."""
     return PluginManager(ctx.find_root().params.get("plugins_dir"))
 
 

@@ -21,7 +21,7 @@ from recd_plugins.report.output import output_console
 
 
 def check_contributions(manager: PluginManager) -> None:
-    """Call all hooks, so that the manager records packages with unusable contributions.
+    """Call all hooks, so that the manager records packages whose hooks fail.
 
     Raises:
         PluginError: a file of ``--plugins-dir`` is unusable.

@@ -102,7 +102,7 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
 def _put_entry(
     definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
 ) -> str:
-    """Add the options of ``plugins`` to the entries of a section. Return the old one's name."""
+    """Add the options of ``plugins`` to the entries of a section. Return the old $ref."""
     # The section is a list of entries, an optional entry, or a required entry.
     holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]

@@ -116,9 +116,9 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def persistent_output() -> Iterator[None]:
-    """Redirect output to /dev/null in this context if the process that reads it has ended.
+    """Keep printing from failing after the process that reads the output has ended.
 
-    A Ctrl-C that ends a run also ends ``tee``. Printing would then fail.
+    For example, Ctrl-C also ends ``tee``. Later output then goes to /dev/null.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_persistent, before, (sys.__stdout__, sys.__stderr__))

@@ -35,7 +35,7 @@ from recd_plugins.training.evaluation import Measured
 
 @dataclass(frozen=True)
 class Called:
-    """A callback with its name in errors and checkpoints."""
+    """A callback, its key in checkpoints, and the features or tables that it claims."""
 
     entry: Entry[Callback]
     key: str
@@ -43,7 +43,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Return all plugins, of any kind, that are callbacks, in the order of the registry file."""
+    """Return the plugins of a registry that are callbacks, in the order of the file."""
     schema = registry.dataset.schema()
     names = {
         "feature": (*schema.sparse, *schema.dense),

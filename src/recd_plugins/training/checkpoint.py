@@ -216,7 +216,7 @@ class Checkpoints:
 
         Raises:
             SetupError: ``optimizer`` lacks state of the tables.
-            RecdError: it cannot be written, or a checkpoint of a later step exists. Existing
+            RecdError: the checkpoint cannot be written, or one of a later step exists. Existing
                 checkpoints stay.
         """
         check_optimizer(dmp, optimizer)
@@ -327,9 +327,9 @@ class Checkpoints:
             if isinstance(refused := _own(error), RecdError):
                 raise refused from error
             raise RecdError(
-                f"{path}: the checkpoint does not fit this model and optimizer ({_reason(error)}). "
-                "Resume with the registry file that started the run, or delete this checkpoint to "
-                "resume from the previous checkpoint."
+                f"{path}: the checkpoint cannot be loaded into this model and optimizer "
+                f"({_reason(error)}). Resume with the registry file that started the run, or "
+                "delete this checkpoint to resume from the previous checkpoint."
             ) from error
         if optimizer is not None:
             together(lambda: put_back(dmp, read_rank_state(path)))
@@ -373,12 +373,12 @@ class Checkpoints:
 
 
 def common_name(name: str) -> str:
-    """Return the name of a parameter in checkpoints."""
+    """Return the checkpoint name of a parameter, the same for replicated and sharded tables."""
     return _REPLICATED.sub(r"\1\2", name)
 
 
 def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose state would be missing from checkpoints. Collective."""
+    """Raise ``SetupError`` if checkpoints would lack state of the optimizer. Collective."""
     if not hasattr(optimizer, "params"):
         raise SetupError(
             f"{type(optimizer).__name__} has no parameter names, which checkpoints need. Wrap the "
@@ -494,7 +494,7 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
 
 @dataclass(frozen=True)
 class FiniteRun:
-    """Ends a run before it saves losses or weights that are NaN or infinite.
+    """Stops a run with an error before it saves NaN or infinite losses or weights.
 
     All calls are collective: either all ranks continue or all raise.
     """
@@ -503,7 +503,7 @@ class FiniteRun:
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Return the mean loss over ranks of each step, and empty the list."""
+        """Return the mean loss over ranks of each pending step, and empty ``pending``."""
         if not pending:
             return []
         stacked = torch.stack(pending).double().cpu()

@@ -88,7 +88,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def clean(folder: Path) -> None:
-    """Remove leftovers of earlier runs. Restore the name of a complete checkpoint."""
+    """Remove incomplete checkpoints of killed runs, and restore the names of complete ones."""
     for path in folder.iterdir():
         if not (found := _LEFTOVER.fullmatch(path.name)):
             continue
@@ -100,7 +100,7 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Rename a damaged checkpoint, so that nothing loads it."""
+    """Rename a damaged checkpoint, so that no run loads it. Return the new path."""
     number = 1
     while (aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")).exists():
         number += 1
@@ -142,7 +142,7 @@ def sync(path: Path) -> None:
 
 
 def hidden(checkpoint: Path, suffix: str) -> Path:
-    """Return a new hidden name, which leftover ranks of a killed run cannot know."""
+    """Return a hidden path next to a checkpoint. It is random, so no other process uses it."""
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{suffix}")
 
 
@@ -203,7 +203,7 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
 
 
 def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
-    """Return files that are missing or have a wrong size, and unknown files. Reads no contents."""
+    """Describe files that are missing or have a wrong size, and unknown files."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -222,7 +222,7 @@ def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str
 
 
 def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
-    """Return the files whose contents differ from the digests. Sizes were checked before."""
+    """Describe files whose contents differ from their digests."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -235,7 +235,7 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
 
 
 def check_file(checkpoint: Path, name: str) -> bool:
-    """Return whether the checkpoint has a file. Refuse it if it was changed."""
+    """Return whether the checkpoint has a file. Raise ``DamagedError`` if the file changed."""
     files = read_manifest(checkpoint)
     if name not in files:
         return False
@@ -246,7 +246,7 @@ def check_file(checkpoint: Path, name: str) -> bool:
 
 
 def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
-    """Read every file, and return the damaged and the unknown files."""
+    """Read every file of a checkpoint. Describe damaged files, and unknown files."""
     try:
         files = read_manifest(checkpoint)
     except DamagedError as error:

@@ -1,4 +1,4 @@
-"""``recd run --dry-run``: show what a run would do, without training."""
+"""Implements ``recd run --dry-run``, which shows a run without training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recd_plugins.training.evaluation import splits_of
 
 
 class Column(NamedTuple):
-    """A data column, how the run uses it, and details or the reason if it is unused."""
+    """A data column: its role in the run, and details or the reason why it is unused."""
 
     name: str
     feeds: str | None
@@ -28,7 +28,10 @@ class Column(NamedTuple):
 
 
 def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichTable]:
-    """Return columns, rows, steps and model size of a run whose data is prepared."""
+    """Return columns, rows, steps and model size of a run, as JSON values and as a table.
+
+    The data must be prepared.
+    """
     training = registry.training
     schema = registry.dataset.schema()
     with torch.random.fork_rng([]), torch.device("meta"):
@@ -71,7 +74,7 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
 
 
 def unused_line(registry: RunConfig) -> str:
-    """Return a line that names unused columns; empty if there are none or they are unknown."""
+    """Return a line that lists the unused columns; empty if there are none."""
     left_out = registry.dataset.left_out()
     if not left_out:
         return ""

@@ -56,7 +56,7 @@ def splits_of(registry: RunConfig) -> tuple[Split, ...]:
 def steps(
     pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Run the pipeline and yield loss, logits and labels of each batch."""
+    """Run the pipeline and yield the loss (scalar), logits and labels (``[B]``) of each batch."""
     entry = next(iter(registry.entries("pipeline")), None)
     while True:
         try:
@@ -149,7 +149,7 @@ class Predictions:
             self.num_samples -= self._kept.popleft().shape[1]
 
     def summarize(self) -> Quality | None:
-        """Return the quality over all ranks, on every rank; None without any row. Collective."""
+        """Return the quality over all ranks, or None if no rank has rows. Collective."""
         mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
         everyone = _gathered(mine.numpy())
         return together(lambda: None if everyone is None else _of_all(everyone))[0]
@@ -229,7 +229,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 class Metrics:
-    """Updates the registry's metrics for one evaluated split on one rank."""
+    """Computes the metric plugins of a registry file for one split; one object per rank."""
 
     def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
         self._path = path
@@ -248,7 +248,7 @@ class Metrics:
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
     def results(self) -> dict[str, float]:
-        """Return metric values over all ranks, keyed by name; empty without any row. Collective."""
+        """Return metrics over all ranks, keyed by name; empty if no rank has rows. Collective."""
         if not self._entries:
             return {}
         everyone = _gathered((self._num_samples, self._states))
@@ -280,7 +280,7 @@ class Metrics:
 
 
 def check_evaluation(registry: RunConfig) -> None:
-    """Refuse metrics or a validation if there is no split to evaluate."""
+    """Raise ``RegistryError`` if metrics or validation are configured without a test split."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
     why = f"dataset {registry.dataset.name} has no test split"
     remedy = "configure a test split in dataset.options"
@@ -332,7 +332,7 @@ class Validation:
 
     @property
     def stops(self) -> bool:
-        """Whether the run has to end here."""
+        """Whether early stopping ends the run: ``patience`` validations without improvement."""
         patience, curve = self._spec.patience, self.curve
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False

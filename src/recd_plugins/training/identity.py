@@ -57,9 +57,9 @@ _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 
 
 def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
-    """Return the identity of a run.
+    """Return the identity of a run: the values that checkpoints are compared by.
 
-    The registry has the effective training section and prepared data.
+    ``registry`` must have its overrides applied and its data prepared.
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
@@ -119,7 +119,7 @@ def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[s
 
 
 def identity_of_data(dataset: Dataset) -> dict[str, Any]:
-    """Return an identity for the rows of a dataset."""
+    """Return JSON values that identify the rows of a dataset."""
     with plugin_call(dataset, "identity"):
         return dict(_own_identity(dataset))
 
@@ -159,7 +159,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Read ``Dataset.kinds`` of the training data; None for an early checkpoint."""
+    """Read the kind of each training column, keyed by column; None for an early checkpoint."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -167,7 +167,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Refuse to resume from a checkpoint of another run; return the allowed differences."""
+    """Raise ``RecdError`` if the run cannot resume from a checkpoint. Describe allowed changes."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
@@ -192,7 +192,7 @@ def check_resumable(
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
-    """Refuse a checkpoint whose model would score differently. Wrappers and rows may differ.
+    """Raise ``RecdError`` if a checkpoint belongs to another model. Rows may differ.
 
     Returns:
         Whether the data is the training data.
@@ -208,7 +208,7 @@ def check_same_model(
     fields: Collection[str] = SCORES,
     free: Collection[str] = FREE,
 ) -> bool:
-    """Refuse a checkpoint of another model; return whether the data is the same."""
+    """Raise ``RecdError`` for a checkpoint of another model. Return whether the data is equal."""
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)
     wrong = [
@@ -226,7 +226,7 @@ def check_same_model(
 
 
 def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
-    """Refuse a checkpoint whose preprocessing maps ids to other table rows."""
+    """Raise ``RecdError`` if the checkpoint's preprocessing maps ids to other table rows."""
     if not registry.preprocessing and not (checkpoint / IDENTITY).exists():
         return  # from a custom training loop, where ids of the data are row numbers
     schema = registry.dataset.schema()
@@ -257,7 +257,7 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
 
 
 def resume_fitted(registry: RunConfig) -> None:
-    """Restore the fitted preprocessing of the newest whole checkpoint."""
+    """Restore the fitted preprocessing of the newest intact checkpoint."""
     for checkpoint in newest_first(registry):
         try:
             load_fitted(registry, checkpoint)
@@ -340,7 +340,7 @@ def _fields(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of the registry file. A list of plain values is one field."""
+    """Yield the dotted name and value of each field. A list of plain values is one field."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _leaves(item, f"{field}.{name}" if field else str(name))

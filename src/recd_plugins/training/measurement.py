@@ -311,7 +311,7 @@ class StepCounts:
 
 
 class Meter:
-    """Measures steps: the first fills the pipeline, a few are counted, the rest are timed."""
+    """Counts bytes and ids in steps 2 to 5, and times later steps. Step 1 fills the pipeline."""
 
     COUNTED_STEPS = 4
 
@@ -356,7 +356,7 @@ class Meter:
             self._read_spans(_UNREAD)
 
     def ran_dry(self) -> None:
-        """Give up counting if the drained pipeline interrupted it."""
+        """Discard the counts if the pipeline was drained during the counted steps."""
         if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             self._counts, self._step = False, 1 + self.COUNTED_STEPS
 
@@ -467,7 +467,7 @@ class Measurement:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak memory."""
+    """Reset the peak memory that ``peak_bytes`` returns."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -488,7 +488,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum values over ranks, per kind."""
+    """Sum the values of all ranks, keyed by kind."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 
@@ -496,7 +496,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return a map from name to report section of the table plugins."""
+    """Return the report sections of the table plugins, keyed by section name."""
     return {
         section.name: section
         for cls, some in by_class(parts).items()

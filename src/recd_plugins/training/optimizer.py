@@ -105,11 +105,14 @@ def factor(schedule: ScheduleSpec, step: int) -> float:
 
 
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
-    """Wrap dense layers so that every step sums gradients in the same order.
+    """Return a wrapper of dense layers that sums gradients in the same order in every step.
 
     DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
     its bucket determines the order in which three or more ranks sum it, so a resumed run would
     differ by rounding from an uninterrupted one.
+
+    Args:
+        always_trained: whether every dense parameter gets a gradient in every step.
     """
     if always_trained:
         return _FixedBuckets(static_graph=False, find_unused_parameters=False)

@@ -24,6 +24,15 @@ class ProgressLine:
     """Shows the progress of a run. Call it with the loss of each step.
 
     Prints log lines, or updates the only task of a live bar, at most every ``every`` seconds.
+
+    Args:
+        name: text before each line.
+        done: number of steps before this run.
+        total: step at which the run ends.
+        samples: rows per step over all ranks, to show the speed; None hides the speed.
+        waiting: returns recent data stalls.
+        every: minimum seconds between updates.
+        bar: live bar to update; None prints lines.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ def broadcast_state(tensors: Iterable[Tensor]) -> None:
 
 
 def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:
-    """Restore this rank's buffers and generators."""
+    """Restore this rank's buffers and random generators from ``state``."""
     put_back_generators(state)
     buffers = dict(_dense_buffers(dmp.module))
     for name, array in state.items():
@@ -64,7 +64,7 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
 
 
 def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
-    """Restore this rank's generators, if ``state`` has any."""
+    """Restore this rank's random generators, if ``state`` has any."""
     if arrays := {
         name.removeprefix(_GENERATOR): array
         for name, array in state.items()
@@ -75,7 +75,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Copy rank 0's buffers to all ranks, because checkpoints store only those. Collective."""
+    """Use rank 0's buffers on all ranks in this context, as checkpoints store. Collective."""
     own = dict(_dense_buffers(dmp.module))
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)

@@ -1,4 +1,7 @@
-"""Results of runs: figures, data stalls, validations, comparisons, output tables and advice."""
+"""Results of runs: figures, data stalls, comparisons, output tables and advice.
+
+A figure is one reported number, such as the step time or the test AUC.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class StallReport:
 
     @classmethod
     def of(cls, ranks: Sequence[Stalls | None]) -> StallReport | None:
-        """Return the report, or None if the run was too short."""
+        """Return the report for the stalls of all ranks, or None if the run was too short."""
         known = tuple(rank for rank in ranks if rank is not None)
         return cls(known) if len(known) == len(ranks) else None
 
@@ -177,7 +180,7 @@ class Result:
         return {**values, **shown}
 
     def table(self) -> Table:
-        """Show the figures."""
+        """Return a table of the figures, such as step time, bytes sent and AUC."""
         table = Table(title=f"{len(self.losses)} steps")
         table.add_column("", overflow="fold")
         table.add_column("value", justify="right", overflow="fold")
@@ -242,7 +245,10 @@ def figure_text(value: float | None, unit: str) -> str:
 
 
 def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
-    """Return advice on the test figures in ``Result.as_json``; ``whose`` names one of several."""
+    """Return advice on the test metrics in ``Result.as_json``.
+
+    ``whose`` is the name of the run in the text; empty if there is only one run.
+    """
     test = values["test"]
     if test is None:
         return []

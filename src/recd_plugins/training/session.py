@@ -1,4 +1,4 @@
-"""Run jobs on ranks: new processes, or the ranks of torchrun."""
+"""Runs training jobs in new processes, or on the ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KEPT = "topology.yaml"
 
 @dataclass(frozen=True)
 class Session:
-    """Trains on prepared data, any number of times."""
+    """A registry with prepared data. ``train`` can be called any number of times."""
 
     registry: RunConfig
     job: Job
@@ -101,9 +101,10 @@ def session(
     Other arguments are those of ``Job``.
 
     Args:
-        registry: the file, loaded with the first of ``shardings`` and the ``settings``.
-        shardings: plugins to replace that of the first sharding entry. A run uses the first unless
-            it names another.
+        registry: the loaded file, with the first of ``shardings`` and ``settings`` applied; None
+            loads ``path``.
+        shardings: names of plugins that replace the plugin of the first ``sharding:`` entry.
+            ``Session.train`` uses the first name by default.
         alike: further options that all ranks of torchrun must share.
     """
     first = shardings[0] if shardings else None

@@ -149,7 +149,7 @@ def _prepared(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
-    """Build and prepare the model. Tables are allocated at sharding unless a plugin needs them."""
+    """Build and prepare the model. Allocate tables only at sharding, unless a plugin reads them."""
     try:
         with deferred_tables() as deferred:
             made = _whole(registry, schema, variant, device, topology)
@@ -190,9 +190,10 @@ def _whole(
 
 
 def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
-    """Replace a chooser by the entries in the newest intact checkpoint.
+    """Replace a sharding chooser by the plugins that it chose before the newest checkpoint.
 
-    A chooser measures candidates, so it could choose differently after each start.
+    A chooser measures candidates, so it could choose differently after each start. Returns the
+    registry unchanged if it has no chooser, or if the earlier choice does not fit.
     """
     chooser = chooser_of(registry)
     if chooser is None:

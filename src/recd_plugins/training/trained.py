@@ -141,7 +141,7 @@ def on_ranks(
     job: J,
     alike: Mapping[str, Any] | None = None,
 ) -> T:
-    """Call ``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
+    """Call ``function(rank, world_size, job)`` in new processes, or on the ranks of torchrun.
 
     Ranks of torchrun use rank 0's checkpoint, because each rank could find a different newest one.
     They must share the options in ``alike``.
@@ -190,7 +190,7 @@ def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
 
 
 def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
-    """Return the same model without checks of its batches, for tracing."""
+    """Return an unsharded trained model that does not validate its input, for tracing."""
     whole = _as_fitted(registry, checkpoint)
     model = build_model(whole, whole.dataset.schema())
     put_poolings(whole, model)
@@ -278,7 +278,7 @@ class AbsentData(NoDataset):
 def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) -> R:
     """Return the registry with its data prepared, or with ``AbsentData`` if that is missing.
 
-    Without ``rows``, known columns suffice.
+    With ``rows=False``, only the columns must be known, not the rows.
     """
     try:
         if rows:

@@ -1,4 +1,4 @@
-"""The training loop of one rank, from the registry to the figures of the run."""
+"""The training loop of one rank."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The run's name in errors: its file, and the variant if that is not the file's."""
+        """The run's name in errors: the registry file, with the variant in a comparison."""
         plain = self.variant == "plugins" and self.sharding is None
         return str(self.registry) if plain else f"{self.registry}, {self.sharding or self.variant}"
 
@@ -125,8 +125,8 @@ def checkpoints_of(
 class BatchSource:
     """Batches of one run, epoch after epoch, up to a number of steps.
 
-    A pipeline takes batches before it trains on them. A checkpoint holds the position after the
-    last batch that was *trained* on, so positions wait here until ``trained`` is called.
+    A pipeline reads ahead, but a checkpoint stores the reader position after the last batch that
+    was trained on. So this class queues positions until ``trained`` is called.
 
     Args:
         loader: the data loader, positioned at ``start``.
@@ -175,7 +175,7 @@ class BatchSource:
 
 
 class Trainer:
-    """A run on one rank. All its calls are collective."""
+    """Trains the model of a ``Job`` on one rank. All methods are collective."""
 
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
         self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
