@@ -85,15 +85,15 @@ def test_a_place_is_tried_and_nothing_left_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check_writable(tmp_path / "new" / "folder" / "report.json")
     check_writable(tmp_path / "file")
-    for place, why in (("report", "a directory"), ("file/report", "Not a directory")):
-        with pytest.raises(RecdError, match=rf"{place}: cannot be written \({why}\)"):
+    for place, why in (("report", "the path is a directory"), ("file/report", "Not a directory")):
+        with pytest.raises(RecdError, match=rf"{place}: the file cannot be written \({why}\)"):
             check_writable(tmp_path / place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "report"]
 
 
 def test_a_file_that_another_program_wrote_meanwhile_stays(tmp_path: Path) -> None:
     path = tmp_path / "scores.csv"
-    told = pytest.raises(RecdError, match="another program has written it meanwhile; it stays")
+    told = pytest.raises(RecdError, match="another program wrote this file")
     with told, new_file(path, replaces=False) as temporary:
         temporary.write_text("mine")
         path.write_text("theirs")
@@ -138,7 +138,7 @@ def test_who_holds_it_is_named_and_a_kill_frees_it(tmp_path: Path) -> None:
         with locked_folder(tmp_path) as works:
             assert works
             (tmp_path / LOCK).read_bytes()  # closing it must not free the lock, as POSIX locks are
-            with pytest.raises(RecdError, match="is writing there"), locked_folder(tmp_path):
+            with pytest.raises(RecdError, match="is writing to this"), locked_folder(tmp_path):
                 pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_another_is_waited_for(tmp_path: Path, fails: bool) -> None:
                 second = threads.submit(made_by, "second", target, waiting)
                 assert waiting.wait(10)
                 assert not second.done()
-                refused = pytest.raises(RecdError, match="is writing there")
+                refused = pytest.raises(RecdError, match="is writing to this")
                 with refused, work_folder(target, "test", {}, lambda _: None):
                     pass
                 if fails:
@@ -192,7 +192,7 @@ def published(target: Path, meanwhile: str = "") -> bool:
 
 def test_a_table_that_cannot_be_put_in_its_place_stays(tmp_path: Path) -> None:
     target = tmp_path / "made"
-    with pytest.raises(DataError, match=r"table stays in .*/\.made\.test/table"):
+    with pytest.raises(DataError, match=r"table is in .*/\.made\.test/table"):
         published(target, meanwhile="what another program wrote")
     target.unlink()
     assert published(target), "the next run goes on from it"

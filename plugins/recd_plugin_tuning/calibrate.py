@@ -82,14 +82,16 @@ def calibrate(
 
     def check_files() -> None:
         if not topologies.is_file_name(output.name):
-            raise RecdError(f"{output}: the file of a topology ends in .yaml; name another")
+            raise RecdError(
+                f"{output}: the name of a topology file must end in .yaml. Use another file name."
+            )
         cli_options.check_output(output, force, begins=rb"(?ms).*^device *:")
 
     limits = watch.HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
     rank = launcher.torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError(
-            "torchrun says which ranks there are: leave out --ranks and --ranks-per-node"
+            "torchrun sets the number of ranks. Remove --ranks and --ranks-per-node."
         )
     imports.silence_upstream()
     if rank is None:
@@ -98,8 +100,8 @@ def calibrate(
         ranks_per_node = ranks_per_node or ranks
         if ranks % ranks_per_node:
             raise click.UsageError(
-                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
-                "many"
+                f"--ranks {ranks} cannot be divided into nodes of {ranks_per_node} ranks. Use a "
+                f"multiple of {ranks_per_node}."
             )
         found = launcher.launch(
             _measure,
@@ -138,7 +140,7 @@ def _kind(device: str, ranks: int) -> str:
 
     lack = "" if device == "cpu" else devices.lack_for_cuda(ranks)
     if lack and device == "cuda":
-        raise SetupError(f"--device cuda: {lack}; cpu measures without CUDA")
+        raise SetupError(f"--device cuda: {lack}. Use --device cpu to measure without CUDA.")
     return "cpu" if device == "cpu" or lack else "cuda"
 
 

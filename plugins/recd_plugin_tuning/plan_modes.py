@@ -72,8 +72,8 @@ class ScalingPlan(plan_modes.PlanMode):
         """Plan each registry for each number of nodes."""
         if question.options["global_batch"] < (ranks := question.spec.world_size):
             raise click.UsageError(
-                f"--global-batch {question.options['global_batch']}: no row for each of {ranks:,} "
-                "ranks"
+                f"--global-batch {question.options['global_batch']} is too small for {ranks:,} "
+                f"ranks. Use at least {ranks:,} rows."
             )
         from recd_plugin_tuning.scaling import STOCK, plot, render, study_scaling
 
@@ -82,7 +82,8 @@ class ScalingPlan(plan_modes.PlanMode):
         for path in (first.path, *question.options["beside"]):
             if path.stem in {STOCK, *registries}:
                 raise click.UsageError(
-                    f"{path}: there is a line named {path.stem}; rename the file"
+                    f"{path}: another registry or baseline is already named {path.stem!r} in the "
+                    "plot. Rename the file."
                 )
             loaded = load_registry(path, plugins_dir=question.plugins_dir) if registries else first
             registries[path.stem] = loaded

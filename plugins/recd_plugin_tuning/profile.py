@@ -223,8 +223,8 @@ def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Ta
         ]
     if not registry.has_model:
         raise RecdError(
-            f"{registry.path}: no model: section says the tables; add one, or name the tables of "
-            "your own model with --table NAME ROWS FEATURES"
+            f"{registry.path}: the registry has no model: section, so its tables are unknown. Add "
+            "a model: section, or describe each table with --table NAME ROWS FEATURES."
         )
     import torch
 
@@ -240,9 +240,9 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = (
                 text_utils.did_you_mean(pattern, names)
-                or f"; the tables: {text_utils.shortened(names)}"
+                or f". The model has the tables {text_utils.shortened(names)}."
             )
-            raise click.UsageError(f"--tables {pattern} matches no table{near}")
+            raise click.UsageError(f"--tables {pattern!r} matches no table{near}")
     if not patterns:
         return tables
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
@@ -280,16 +280,16 @@ def render(profile: AccessProfile) -> RenderableType:
             f"{table.error:.4g}" if table.error else "exact",
         )
     legend = (
-        "rows: of the table; unread: never read; L: accesses of a sample; "
+        "rows: rows of the table; unread: rows never read; L: mean accesses per sample; "
         f"{', '.join(_TOPS)}: share of accesses of the most read rows."
     )
     if deduplicated:
         legend += (
-            f" Counted are {' and '.join(sorted(deduplicated))}, which alone are sent (L is of all "
-            "rows); f: accesses of all rows over these."
+            f" Only {' and '.join(sorted(deduplicated))} are counted, since only these are sent (L "
+            "counts all rows); f: accesses of all rows divided by counted accesses."
         )
     if any(table.error for table in tables.values()):
-        legend += " error: most that a count may be too low; --bound raises the rows counted."
+        legend += " error: maximum by which a count is too low; a larger --bound counts more rows."
     return Group(f"Access profile of {profile.source}", lines, legend)
 
 

@@ -139,7 +139,7 @@ def study_scaling(
 def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> dict[str, _Side]:
     variants = {}
     for name, registry in registries.items():
-        say(f"counting what the model of {name} computes")
+        say(f"counting the operations of the model in {name}")
         prepared_data.wrapped_dataset(registry).prepare()
         variants[name] = _Side(registry, study.data_of_model(registry), measure_compute(registry))
     first = next(iter(variants.values()))

@@ -182,7 +182,9 @@ def test_validate_reads_the_file_of_the_topology(folder):
     assert {"cluster.yaml"} == {problem["path"] for problem in problems}
     (folder / "registry.yaml").write_text(text.replace("cluster.yaml", "dgx-h10"))
     line = len(text.splitlines())
-    said = f"registry.yaml:{line} training.topology: no topology is named dgx-h10; did you mean dgx"
+    said = (
+        f"registry.yaml:{line} training.topology: no topology is named 'dgx-h10'; did you mean dgx"
+    )
     assert said in recd("validate", expect=1).stderr
     (problem,) = json.loads(recd("validate", "--json", expect=1).stdout)["problems"]
     assert (problem["line"], problem["field"]) == (line, "training.topology")

@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 REFUSED = {
     "profile zipf --table t --rows 9 --length -1 -o p": "-1.0 is not in the range",
     "run registry.yaml --json -": "- is not a file",
-    "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: cannot be written",
+    "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: the file cannot be written",
     "generate .": ". is not a new path. Use a new path, such as table",
     "run registry.yaml --json registry.yaml": "exists and is not a report in JSON format",
     "run registry.yaml --html registry.yaml": "exists and is not a report in HTML format",

@@ -67,7 +67,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
             ["--markdown", "run.md", "--dry-run"],
             "--markdown needs a training run. Remove --dry-run",
         ),
-        (["--markdown", "/proc/run.md"], "/proc/run.md: cannot be written"),
+        (["--markdown", "/proc/run.md"], "/proc/run.md: the file cannot be written"),
         (
             ["--markdon", "run.md"],
             "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'",

@@ -220,7 +220,7 @@ def test_means_of_batches_with_weights_are_refused(
 
 def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
     assert _run(weights_that_learn, STOCK) == [None, None]
-    with pytest.raises(ExactnessError, match="the weights of a require a gradient"):
+    with pytest.raises(ExactnessError, match="the weights of the features a require a gradient"):
         _run(weights_that_learn, EXACT)
 
 

@@ -67,8 +67,8 @@ def test_nothing_is_said_while_one_rank_moves() -> None:
     [
         (
             READING | {"waits_for": ["reader worker 3 (process 77)"]},
-            "nothing has moved for 101 s: ranks 0 and 1 wait in all_to_all of step 12 for rank 2, "
-            "which is reading data in step 12 and waits for reader worker 3 (process 77)",
+            "the run makes no progress for 101 s: ranks 0 and 1 wait in all_to_all of step 12 for "
+            "rank 2, which is reading data in step 12 and waits for reader worker 3 (process 77)",
         ),
         (
             {"what": "saving a checkpoint", "long": True, "step": 20},
@@ -89,7 +89,7 @@ def test_those_in_a_collective_wait_for_those_that_are_not(
 def test_a_hang_ends_the_run_with_the_way_to_go_on() -> None:
     ranks = Watched(timeout=100)
     ranks.beats(101, READING, WAITING, WAITING)
-    with pytest.raises(HangError, match=r"hang_timeout, 100 s: the run is ended. This is how"):
+    with pytest.raises(HangError, match=r"hang_timeout \(100 s\), so the run ends. This is how"):
         ranks.watch.look()
     assert ranks.said == []
 
@@ -101,9 +101,7 @@ def test_a_rank_on_another_machine_is_known_by_its_silence() -> None:
         ranks.beat(0, 1.0, **WAITING)
         ranks.beat(2, 1.0, **WAITING)
         ranks.watch.look()
-    assert ranks.said[0].endswith(
-        "for rank 1, which gives no sign of life (process 5 of elsewhere)"
-    )
+    assert ranks.said[0].endswith("for rank 1, which sends no heartbeats (process 5 of elsewhere)")
 
 
 STORE_LIMITS = HangLimits(0.2, None, lambda: "")
@@ -130,7 +128,7 @@ def test_it_beats_on_and_looks_on_when_the_store_is_back(
     monkeypatch.setenv("MASTER_PORT", str(port))
 
     def says_that_nothing_moves() -> bool:
-        return "nothing has moved" in capsys.readouterr().err
+        return "makes no progress" in capsys.readouterr().err
 
     with watched_by_each_other(0, 2, STORE_LIMITS):
         wait_for(says_that_nothing_moves)
@@ -176,11 +174,11 @@ def test_the_rank_that_no_longer_beats_is_named_and_all_say_the_same() -> None:
     ranks = Lost(alive={0, 2})
     said = ranks.said_by(0)
     assert said == (
-        "rank 1 gives no sign of life (process 71 of node1, last seen in step 12): it was killed, "
-        "or its node is lost"
+        "rank 1 sends no heartbeats (process 71 of node1, last seen in step 12): it was killed, "
+        "or its node failed"
     )
     # By then the first may have gone, too.
-    assert Lost(alive=set()).said_by(2).startswith("rank 0 gives no sign of life")
+    assert Lost(alive=set()).said_by(2).startswith("rank 0 sends no heartbeats")
     ranks._alive = set()
     assert ranks.said_by(2) == said
 
@@ -191,7 +189,7 @@ def test_a_store_that_is_gone_names_the_node_of_rank_0(monkeypatch: pytest.Monke
 
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     said = who_is_lost(1, 2, LIMITS, connect)  # type: ignore[arg-type]
-    assert said.startswith("the ranks' store on the node of rank 0 (10.0.0.1) does not answer")
+    assert said.startswith("the node of rank 0 (10.0.0.1) does not answer")
 
 
 def test_which_errors_are_lost_connections() -> None:

@@ -239,7 +239,7 @@ def test_a_profile_is_of_its_tables(folder: Path) -> None:
 
 def test_a_plan_has_tables_by_name(folder: Path) -> None:
     path = write(folder, ("dim: 8", "dim: 8, fault: one_name"))
-    message = r"modules have tables of one name, ids_of_\w+"
+    message = r"several modules have tables with the same name \(ids_of_\w+"
     with pytest.raises(SetupError, match=message):
         with_plugins(load_registry(path, plugins_dir=PLUGINS))
 

@@ -222,10 +222,12 @@ def test_no_plan_fits() -> None:
 
 def test_no_option_is_left() -> None:
     reg = registry(cache=[(make(Uvm), ["b"])])
-    with pytest.raises(SetupError, match=r"table b cannot be sharded .*, fused_uvm_caching on cpu"):
+    with pytest.raises(
+        SetupError, match=r"table 'b' cannot be sharded .*, fused_uvm_caching on cpu"
+    ):
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
-    with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
+    with pytest.raises(SetupError, match="table 'a' cannot be sharded row_wise on cpu"):
         prepared(reg).planner(world_size=2, profile=profile()).plan(
             Model(), stock_sharders(reg.training)
         )
@@ -253,14 +255,14 @@ def test_contradicting_plugins() -> None:
     wide.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
     reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
     message = (
-        r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.constrains set "
+        r"registry.yaml:10 cache\[0\]: table 'b': torchrec.uvm and test.constrains set "
         "different compute_kernels"
     )
     with pytest.raises(RecdError, match=message):
         prepared(reg).planner(world_size=2, profile=profile())
     message = (
-        r"^table a: planner\(constraints=...\) and torchrec.row_wise set different "
-        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); leave the table to one"
+        r"^table 'a': planner\(constraints=...\) and torchrec.row_wise set different "
+        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); Remove the table from one"
     )
     wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}
     with pytest.raises(SetupError, match=message):
@@ -345,8 +347,8 @@ def test_replicating_a_table_that_brings_an_optimizer_is_refused(plugin: bool) -
     asked = {"a": ParameterConstraints(sharding_types=["data_parallel"])}
     reg = registry((make(DataParallel), ["a"])) if plugin else registry()
     message = (
-        "table a is to be data-parallel, and its parameter brings RowWiseAdagrad "
-        r"\(apply_optimizer_in_backward\), which DistributedModelParallel drops"
+        "table 'a' is data-parallel, but DistributedModelParallel would drop its optimizer "
+        r"RowWiseAdagrad \(apply_optimizer_in_backward\)"
     )
     with pytest.raises(SetupError, match=message):
         kinds_of_a(reg, bringing(RowWiseAdagrad), wishes=None if plugin else asked)
@@ -392,6 +394,6 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     model = nn.ModuleDict({"own": OwnProcessed(bags, processors)})
     ready = prepared(registry())
     planner = ready.planner(world_size=2, profile=profile())
-    message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
+    message = "own is a OwnProcessed, which .*, but no sharder supports this type"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())

@@ -109,7 +109,7 @@ def test_entries_for_tables_that_are_left_alone_are_refused(
         prepare(registry, model(kind))
     problem = raised.value.problems[-1]
     assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
-    assert problem.message.startswith(f"table t_b is left alone: {why}")
+    assert problem.message.startswith(f"table 't_b' cannot be used in this entry: {why}")
 
 
 def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(tmp_path: Path) ->
     registry = with_part(tmp_path, {}).with_training(
         {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
     )
-    with pytest.raises(SetupError, match="dgx-h100 is of ranks on cuda, and this run trains on cp"):
+    with pytest.raises(SetupError, match="dgx-h100' has ranks on cuda, but this run trains on cp"):
         prepare(registry, model("EmbeddingBagCollection"))
     prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
     assert prepared.context is not None

@@ -53,7 +53,7 @@ def test_torchrec_gets_its_units(name: str) -> None:
 def test_nodes_and_ranks_stand_in_for_the_topologys_own(own: Path) -> None:
     assert load_topology("zionex-a100-40g").nodes == 4
     assert load_topology("zionex-a100-40g", nodes=16, ranks_per_node=4).world_size == 64
-    with pytest.raises(RecdError, match=r"a node of dgx-h100 has 8 GPUs.* 9 ranks"):
+    with pytest.raises(RecdError, match=r"a node of topology 'dgx-h100' has 8 GPUs.* 9 ranks"):
         load_topology("dgx-h100", ranks_per_node=9)
     # Ranks of a CPU share what their node has.
     half = load_topology(str(own), ranks_per_node=8)
@@ -62,9 +62,13 @@ def test_nodes_and_ranks_stand_in_for_the_topologys_own(own: Path) -> None:
 
 
 def test_a_name_that_nobody_knows() -> None:
-    with pytest.raises(RecdError, match=r"no topology is named dgx-h1000; did you mean dgx-h100\?"):
+    with pytest.raises(
+        RecdError, match=r"no topology is named 'dgx-h1000'; did you mean dgx-h100\?"
+    ):
         load_topology("dgx-h1000")
-    with pytest.raises(RecdError, match=r"nothing; there are dgx-a100-80g, .*ends in \.yaml"):
+    with pytest.raises(
+        RecdError, match=r"'nothing'\. Known topologies: dgx-a100-80g, .* end in \.yaml"
+    ):
         load_topology("nothing")
 
 
@@ -73,9 +77,13 @@ def test_a_name_that_nobody_knows() -> None:
     [
         ("nodes: 2", "nodes: two", r"own.yaml:4 nodes: .*integer, got 'two'"),
         ("nodes: 2", "node: 2", r"own.yaml:4 node: unknown key of a topology; did you mean nodes"),
-        ("device: cpu", "device: cuda", r"device cuda needs hbm_bytes, hbm_bandwidth, hbm_to"),
+        (
+            "device: cpu",
+            "device: cuda",
+            r"device: cuda needs the keys hbm_bytes, hbm_bandwidth, hbm_to",
+        ),
         ("nodes: 2", "nodes: [", r"own.yaml:\d+: is not YAML"),
-        ("nodes: 2", "costs: {gemm: {steps: 0}}", "all costs are 0; measure them"),
+        ("nodes: 2", "costs: {gemm: {steps: 0}}", "all costs are 0. Measure costs"),
         ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
     ],
 )
@@ -138,7 +146,7 @@ def test_ranks_that_run_have_the_figures_of_the_named_file(own: Path) -> None:
     found = machine_of(training)  # a description without measurements holds for any ranks
     assert (found.nodes, found.ranks_per_node, found.ddr_bytes) == (2, 2, 2_000_000)
     assert found.inter_node_bandwidth == 1e9
-    with pytest.raises(SetupError, match="is of ranks on cuda, and this run trains on cpu"):
+    with pytest.raises(SetupError, match="has ranks on cuda, but this run trains on cpu"):
         machine_of(TrainingSpec(ranks=8, topology="dgx-h100"))
     assert machine_of(TrainingSpec(ranks=2, topology=MACHINE)) == machine_of(TrainingSpec(ranks=2))
 

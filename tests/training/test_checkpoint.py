@@ -149,7 +149,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, keep=1).reserve(resume=False):
         being_written.mkdir()
         with (
-            pytest.raises(RecdError, match=rf"process {os.getpid()} on .* is writing there"),
+            pytest.raises(RecdError, match=rf"process {os.getpid()} on .* is writing to this"),
             Checkpoints(tmp_path, keep=1).reserve(resume=True),
         ):
             pass

@@ -64,7 +64,7 @@ def test_readers_that_wait_are_taken_away_one_by_one():
         ),
         ({"readers": 2, "max_readers": 4}, "readers cannot be combined with min_readers"),
         ({"cpus": 4, "address": "auto"}, "cpus and address are both set"),
-        ({"memory": "lots"}, "'lots' is no number of bytes"),
+        ({"memory": "lots"}, "'lots' is not a positive number of bytes"),
     ],
 )
 def test_options_that_cannot_be(options, message):

@@ -210,9 +210,9 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
         (
             [*AUTO, {"use": "torchrec.row_wise", "tables": ["*"]}],
             {},
-            r"sharding\[0\]: other entries name every table",
+            r"sharding\[0\]: the other entries select every table",
         ),
-        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto finds no candidate that fits"),
+        (AUTO, {"ddr_bytes": 100_000}, r"sharding\[0\]: auto found no plan that fits"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -103,7 +103,7 @@ def test_the_command_writes_what_training_takes(
     assert "cluster.yaml already exists" in again.output
     named = recd_calibrate(monkeypatch, measured, "-o", "cluster.txt")
     assert named.exit_code == 1
-    assert "the file of a topology ends in .yaml" in named.output
+    assert "topology file must end in .yaml" in named.output
     assert not Path("cluster.txt").exists()
     assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
 
@@ -111,9 +111,13 @@ def test_the_command_writes_what_training_takes(
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
-        (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
-        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
+        (
+            ["--ranks", "3", "--ranks-per-node", "2"],
+            {},
+            "--ranks 3 cannot be divided into nodes of 2",
+        ),
+        (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: the file cannot be written"),
+        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun sets the number of ranks"),
         (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
         (["--device", "cuda"], {}, "--device cuda: "),
     ],
@@ -166,8 +170,8 @@ def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
     done = forked.torchrun([sys.executable, "-c", _STOPS, output], ranks=2)
     assert done.returncode == 1
     assert re.search(
-        r"nothing has moved for \d s: rank 0 waits .* for rank 1, which gives no sign of life "
-        r"\(process \d+ of .*\)\. That is longer than hang_timeout, 3 s: the run is ended\. "
+        r"the run makes no progress for \d s: rank 0 waits .* for rank 1, which sends no "
+        r"heartbeats \(process \d+ of .*\)\. This exceeds hang_timeout \(3 s\), so the run ends\. "
         "Nothing was written",
         done.stderr,
     )

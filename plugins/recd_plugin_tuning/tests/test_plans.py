@@ -39,14 +39,14 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
     few = plan("--scaling", "--topology", "ndv4", "--nodes", "2", "--global-batch", "15")
     assert few.exit_code == 2
-    assert "--global-batch 15: no row for each of 16 ranks" in few.output
+    assert "--global-batch 15 is too small for 16 ranks" in few.output
     again = plan("--scaling", "--beside", "registry.yaml")
-    assert "there is a line named registry; rename the file" in again.output
+    assert "already named 'registry' in the plot" in again.output
 
 
 def test_the_line_of_plain_torchrec_is_no_registrys(folder: Path) -> None:
     (folder / "stock.yaml").write_text((folder / "registry.yaml").read_text())
-    said = "stock.yaml: there is a line named stock"
+    said = "stock.yaml: another registry or baseline is already named 'stock'"
     alone = CliRunner().invoke(main, ["plan", "stock.yaml", "--scaling"])
     for refused in (alone, plan("--scaling", "--beside", "stock.yaml")):
         assert refused.exit_code == 2
@@ -61,5 +61,5 @@ def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) ->
     largest = study(registry, "machine", spec, None, lambda _: None, nothing).plugins
     assert largest.largest_batch_size == largest.batch_size < 256
     more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}
-    with pytest.raises(NoPlanError, match="auto finds no candidate that fits"):
+    with pytest.raises(NoPlanError, match="auto found no plan that fits"):
         with_plugins(registry.with_training(more), spec)

@@ -182,11 +182,11 @@ def choose(
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     problem = ""
     if others and not tables:
-        problem = "other entries name every table; remove it"
+        problem = "the other entries select every table. Remove this entry."
     elif twice := names_of_several(tables):
         problem = (
-            f"several modules have tables named {shortened(twice)}; rename them, or name them in "
-            "another entry"
+            f"several modules have tables named {shortened(twice)}. Rename these tables, or select "
+            "them in another entry."
         )
     if problem:
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
@@ -388,14 +388,14 @@ def _find(
     known = replace(context, data=DataOfChoices(context.data, tables, profile))
     costs = _costs(context, plugin.name)
     question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
-    said = f"{plugin.name} still tries plans, of tables: {len(tables)}"
+    said = f"{plugin.name} is still searching plans for {len(tables)} tables"
     try:
         with log_if_slow(_LONG_CHOICE, said), plugin_call(plugin, "choose"):
             choice = plugin.choose(question)
     except NoPlanError as error:
         raise NoPlanError(
-            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} finds no candidate "
-            f"that fits; with all tables left to the planner: {error}"
+            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} found no plan that "
+            f"fits into memory. TorchRec's planner for all tables: {error}"
         ) from error
     except RecdError:
         with at_entry(registry.path, chooser):
@@ -425,7 +425,8 @@ def _costs(context: PlanContext, name: str) -> StageCosts:
     """Return the context's costs, with assumed values for those that were not measured."""
     if context.costs is None:
         raise SetupError(
-            f"{name} needs the costs of a step, which the plan context does not have; pass none"
+            f"{name} needs measured or assumed step costs, but the PlanContext has costs=None. Set "
+            "its costs, or call prepare() without a context."
         )
     all_to_all, other = context.costs.all_to_all, context.costs.other
     if not all_to_all.collectives:

@@ -43,7 +43,10 @@ def measure_compute(registry: RunConfig) -> Compute:
         DataError: the data is missing or wrong.
     """
     if not registry.has_model:
-        raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
+        raise RecdError(
+            f"{registry.path}: the registry has no model: section, so the operations of a model "
+            "cannot be counted. Add a model: section."
+        )
     together = smallest_batch(wrapped_dataset(registry))
     size = min(registry.training.batch_size, max(together, _ROWS - _ROWS % together))
     plain = PlainConverter(PlainConverter.Options())

@@ -181,9 +181,10 @@ def feasible(
             if not kinds:
                 of = f", {', '.join(wanted.compute_kernels)}" if wanted.compute_kernels else ""
                 raise SetupError(
-                    f"table {name} cannot be sharded {', '.join(wanted.sharding_types or [])}{of} "
-                    f"on {device_type}: {type(sharder).__name__} offers {', '.join(offered)} with "
-                    f"the kernels {', '.join(every)}; name another sharding or cache for it"
+                    f"table {name!r} cannot be sharded "
+                    f"{', '.join(wanted.sharding_types or [])}{of} on {device_type}. "
+                    f"{type(sharder).__name__} supports {', '.join(offered)} with the kernels "
+                    f"{', '.join(every)}; use one of these in the table's entry."
                 )
             if wanted.compute_kernels:
                 narrowed[name] = replace(wanted, sharding_types=kinds)
@@ -204,8 +205,9 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
                 value, other = getattr(constraints, field), getattr(merged.get(name), field, None)
                 if first is not entry and other != value:
                     raise SetupError(
-                        f"{entry.where}table {name}: {entry.plugin} and {first.plugin} set "
-                        f"different {field} ({value} and {other}); leave the table to one of them"
+                        f"{entry.where}table {name!r}: {entry.plugin} and {first.plugin} set "
+                        f"different {field} ({value} and {other}). Remove the table from one of "
+                        "the two entries."
                     )
             merged[name] = merged_constraints(merged.get(name, _UNSET), constraints)
     return merged
@@ -222,10 +224,9 @@ def _keep_optimizers(
         others = [kind for kind in kinds if kind != _DATA_PARALLEL]
         if not others:
             raise SetupError(
-                f"table {name} is to be data-parallel, and its parameter brings "
-                f"{optimizer.in_backward} (apply_optimizer_in_backward), which "
-                "DistributedModelParallel drops for data-parallel tables: train it with the dense "
-                "optimizer, or shard it another way"
+                f"table {name!r} is data-parallel, but DistributedModelParallel would drop its "
+                f"optimizer {optimizer.in_backward} (apply_optimizer_in_backward). Train the table "
+                "with the dense optimizer, or use another sharding type."
             )
         merged[name] = replace(constraints, sharding_types=others)
 

@@ -174,7 +174,10 @@ class RegistryPlanner(ShardingPlanner):
             try:
                 options = enumerator.options_of(module, sharders)
             except (PlannerError, ValueError) as error:  # a table cannot be split as constrained
-                raise SetupError(f"TorchRec's planner: {error}") from error
+                raise SetupError(
+                    f"TorchRec's planner cannot shard a table as its entry asks: {error}. Change "
+                    "the sharding entry or the constraints of this table."
+                ) from error
             found = search(options, FreeRanks(topology, free), rate, fast=fast, first=first)
         if found is None and options:
             raise self._no_plan(module, constraints, activation_bytes)
@@ -226,11 +229,11 @@ class RegistryPlanner(ShardingPlanner):
         held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
         besides = sum(held.values()) + activation_bytes
         return NoPlanError(
-            f"no plan fits batches of {training.batch_size:,} rows: the tables take "
-            f"{size_text(sum(sizes.values()))}, activations and other data {size_text(besides)} "
-            f"per rank, on {topology.world_size} ranks with {size_text(memory)} each, less a "
-            f"reserve of {RESERVED_SHARE:.0%}; the largest: {listed}. Use more ranks, smaller "
-            "batches or smaller tables, or let large tables be split by rows"
+            f"no plan fits batches of {training.batch_size:,} rows into memory. The tables need "
+            f"{size_text(sum(sizes.values()))} in total, and other data {size_text(besides)} per "
+            f"rank, on {topology.world_size} ranks with {size_text(memory)} each "
+            f"({RESERVED_SHARE:.0%} is reserved). The largest tables are {listed}. Use more ranks, "
+            "smaller batches or smaller tables, or allow row-wise sharding."
         )
 
 
@@ -395,9 +398,8 @@ def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Modul
         kind = type(left.shardable)
         if kind not in known:
             raise SetupError(
-                f"{left.why_left}; but no sharder is for that type, so DistributedModelParallel "
-                "would shard what is inside and leave the rest to each rank, or leave all to each "
-                f"rank: add TorchRec's sharder of {kind.__name__} to the base of sharders(base=...)"
+                f"{left.why_left}, but no sharder supports this type. Add TorchRec's sharder for "
+                f"{kind.__name__} to sharders(base=...)."
             )
 
 

@@ -281,8 +281,9 @@ def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> N
             str(registry.path),
             entry.line,
             f"{entry.field}.tables",
-            f"table {table.name} is left alone: {module.why_left}. Let the entry name others, or "
-            "move the table into an EmbeddingBagCollection or EmbeddingCollection",
+            f"table {table.name!r} cannot be used in this entry: {module.why_left}. Remove the "
+            "table from the entry, or move it into an EmbeddingBagCollection or "
+            "EmbeddingCollection.",
         )
         for entry in (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
         for module in modules
@@ -337,12 +338,12 @@ def _check_kernels(
         with at_entry(path, entry):
             if sharding.plugin.replicates:
                 raise SetupError(
-                    f"table {table} has a cache, and {where} puts it whole on every rank, where "
-                    "nothing is fetched: leave one of them out, or shard the table by "
-                    "rows, by columns or as a whole"
+                    f"table {table!r} has a cache, but {where} replicates the table on every rank, "
+                    "where a cache has no use. Remove one of the two entries, or shard the table "
+                    "row-wise, column-wise or table-wise."
                 )
             if table in why:
-                raise SetupError(f"table {table} has a cache, and {where} {why[table]}")
+                raise SetupError(f"table {table!r} has a cache, but {where} {why[table]}")
     logger.info("%s caches %s", entry.plugin.name, ", ".join(kernels.tables))
 
 
@@ -376,8 +377,9 @@ def apply_optimizers(
             update = _update_of(entry, table, device_type)
             if table.name not in parameters:
                 raise SetupError(
-                    f"table {table.name} is in no EmbeddingBagCollection or EmbeddingCollection "
-                    "any more, as a sharding entry replaced it: leave one of the two entries out"
+                    f"table {table.name!r} is no longer in an EmbeddingBagCollection or "
+                    "EmbeddingCollection, because a sharding entry replaced its module. Remove the "
+                    "optimizer entry or the sharding entry."
                 )
             for parameter in parameters[table.name]:
                 _apply(update, parameter, table)
@@ -395,14 +397,14 @@ def _check_other_entries(
         part = parts.get(entry.field)
         if part is not None and not part.follows_optimizers:
             raise SetupError(
-                f"table {table.name} has an optimizer of its own, and {where} trains rows by "
-                "training.optimizer alone: leave one of the two entries out"
+                f"table {table.name!r} has its own optimizer entry, but {where} trains the rows "
+                "with training.optimizer only. Remove one of the two entries."
             )
         if getattr(entry.plugin, "replicates", False):
             raise SetupError(
-                f"table {table.name} has an optimizer in the backward pass, and {where} puts it "
-                "whole on every rank, where DistributedModelParallel drops that: leave one of the "
-                "two entries out"
+                f"table {table.name!r} has its own optimizer entry, but {where} replicates the "
+                "table, so DistributedModelParallel would drop this optimizer. Remove one of the "
+                "two entries."
             )
 
 
@@ -414,7 +416,9 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
     try:
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
-        raise PluginError(f"{plugin.title}: {what} returned {error}") from None
+        raise PluginError(
+            f"{plugin.title}: {what} returned an optimizer that FBGEMM does not support: {error}"
+        ) from None
     if why := unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name!r}: {why}")
     return update
@@ -438,8 +442,9 @@ def _parameters(modules: Sequence[EmbeddingModule]) -> Mapping[str, list[nn.Para
 def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
     if brought := getattr(parameter, "_optimizer_classes", []):
         raise SetupError(
-            f"table {table.name} brings {brought[0].__name__} already "
-            "(apply_optimizer_in_backward): leave that away, or the entry"
+            f"table {table.name!r} already has the optimizer {brought[0].__name__} "
+            "(apply_optimizer_in_backward). Remove this optimizer, or the optimizer entry of the "
+            "table."
         )
     # Imported here, since it takes 0.3 s and most models have no such entry.
     from torch.distributed.optim import (  # type: ignore[attr-defined]
@@ -452,4 +457,7 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
         with _disable_current_modes():
             apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
     except (TypeError, ValueError) as error:
-        raise SetupError(f"table {table.name}: {update.optimizer.__name__}: {error}") from error
+        raise SetupError(
+            f"table {table.name!r}: the optimizer {update.optimizer.__name__} cannot be created: "
+            f"{error}. Fix the options of the optimizer entry."
+        ) from error

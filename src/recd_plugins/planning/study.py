@@ -124,7 +124,8 @@ def with_plugins(
         model = build_model(registry, registry.dataset.schema())
         if twice := names_of_several(all_tables_of(model)):
             raise SetupError(
-                f"{registry.path}: modules have tables of one name, {shortened(twice)}; rename them"
+                f"{registry.path}: several modules have tables with the same name "
+                f"({shortened(twice)}). Rename these tables."
             )
         context = plan_context(registry, list(embedding_modules(model)), topology, data=data)
         prepared = prepare(registry, model, context)
@@ -171,8 +172,8 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
             high = middle
     if not low:
         raise NoPlanError(
-            f"no plan fits, not even for batches of {least} rows a rank; use more ranks, or "
-            "smaller tables"
+            f"no plan fits into memory, even with batches of {least} rows per rank. Use more ranks "
+            "or smaller tables."
         )
     return low, high - low
 
@@ -200,7 +201,7 @@ def study(
         RecdError: registry, data and model contradict each other.
     """
     wrapped_dataset(registry).prepare()
-    say("counting what the model computes")
+    say("counting the operations of the model")
     compute = compute or measure_compute(registry)
     start = registry.training.batch_size
     if batch_size is not None:
@@ -217,7 +218,7 @@ def study(
 
         def fits(rows: int) -> bool:
             nonlocal refused
-            say(f"looking for the largest batch {what}: {rows:,} rows a rank")
+            say(f"looking for the largest batch {what}: {rows:,} rows per rank")
             try:
                 candidate = candidates(rows)
             # Entries may refuse a large batch; the data may have fewer rows.

@@ -79,11 +79,15 @@ class TopologySpec(BaseModel):
         if self.costs is not None and not any(
             cost for stage in step_cost.STAGES for _, cost in getattr(self.costs, stage)
         ):
-            raise ValueError("all costs are 0; measure them by recd calibrate, or leave costs out")
+            raise ValueError(
+                "all costs are 0. Measure costs with recd calibrate, or remove the costs: section."
+            )
         if self.device == "cuda":
             names = ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
             if missing := [name for name in names if getattr(self, name) is None]:
-                raise ValueError(f"device cuda needs {', '.join(missing)}")
+                raise ValueError(
+                    f"device: cuda needs the keys {', '.join(missing)}. Add these keys."
+                )
         return self
 
     @property
@@ -251,8 +255,8 @@ def load_topology(
         return spec if nodes is None else spec.model_copy(update={"nodes": nodes})
     if spec.device == "cuda" and ranks_per_node > spec.ranks_per_node:
         raise RecdError(
-            f"a node of {name} has {spec.ranks_per_node} GPUs, too few for {ranks_per_node} ranks; "
-            "take more nodes"
+            f"a node of topology {name!r} has {spec.ranks_per_node} GPUs, too few for "
+            f"{ranks_per_node} ranks. Use more nodes, or fewer ranks per node."
         )
     if spec.device == "cpu":
         # Ranks share memory and cores of a node; network bandwidths are per rank.
@@ -297,7 +301,8 @@ def machine_of(
     local = min(local, world_size)
     if world_size % local:
         raise SetupError(
-            f"{world_size} ranks do not fill nodes of {local} each; every node needs as many"
+            f"{world_size} ranks cannot be divided into nodes of {local} ranks. Use a number of "
+            f"ranks that is a multiple of {local}."
         )
     nodes = world_size // local
     if training.topology in (None, MACHINE):
@@ -306,9 +311,9 @@ def machine_of(
     device_type = device.type if device else "cpu"
     if spec.device != device_type:
         raise SetupError(
-            f"training.topology: {training.topology} is of ranks on {spec.device}, and this run "
-            f"trains on {device_type}; name another topology or none (null), or pass device= to "
-            "wrap or prepare"
+            f"training.topology: {str(training.topology)!r} has ranks on {spec.device}, but this "
+            f"run trains on {device_type}. Use another topology or null, or pass device= to wrap() "
+            "or prepare()."
         )
     return spec
 
@@ -350,9 +355,9 @@ def _path_of(name: str) -> Path:
         return Path(name)
     known = topology_names()
     raise RecdError(
-        f"no topology is named {name}"
-        + (did_you_mean(name, known) or f"; there are {', '.join(known)}")
-        + " (the file of another ends in .yaml)"
+        f"no topology is named {name!r}"
+        + (did_you_mean(name, known) or f". Known topologies: {', '.join(known)}.")
+        + " The path of a topology file must end in .yaml."
     )
 
 

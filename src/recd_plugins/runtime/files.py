@@ -37,7 +37,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
 
 
 def write_note(path: Path, value: Any) -> None:
@@ -68,7 +68,9 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
         with new_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
     except ValueError as error:
-        raise RecdError(f"{path}: cannot be written ({error})") from error
+        raise RecdError(
+            f"{path}: the file cannot be written ({error}). Use another path."
+        ) from error
 
 
 @contextmanager
@@ -98,7 +100,10 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
         try:
             yield temporary
             if not replaces and target.exists():
-                raise RecdError(f"{path}: another program has written it meanwhile; it stays")
+                raise RecdError(
+                    f"{path}: another program wrote this file in the meantime, so the file was not "
+                    "replaced. Use another path."
+                )
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -107,7 +112,9 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
                     folder.rmdir()
             raise
     except OSError as error:
-        raise RecdError(f"{path}: cannot be written ({why_not(error, path)})") from error
+        raise RecdError(
+            f"{path}: the file cannot be written ({why_not(error, path)}). Use another path."
+        ) from error
 
 
 @contextmanager
@@ -169,7 +176,7 @@ def real_path(path: Path) -> Path:
 def check_regular(path: Path) -> None:
     """Raise OSError for a pipe or a device: reading it may never end."""
     if _is_special(path):
-        raise OSError("it is a pipe or a device; write it to a file first")
+        raise OSError("the path is a pipe or a device. Copy its content to a file first.")
 
 
 def check_writable(path: Path) -> None:
@@ -181,11 +188,13 @@ def check_writable(path: Path) -> None:
         folder = folder.parent
     try:
         if path.is_dir():
-            raise IsADirectoryError("a directory")
+            raise IsADirectoryError("the path is a directory")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise RecdError(
+            f"{path}: the file cannot be written ({error.strerror or error}). Use another path."
+        ) from error
 
 
 def _digest(value: Any) -> str:

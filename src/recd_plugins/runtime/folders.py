@@ -90,8 +90,8 @@ def _open_locked(path: Path, waits: Callable[[], None] | None) -> tuple[int, boo
             except BlockingIOError as error:
                 if waits is None:
                     raise RecdError(
-                        f"{path.parent}: {_owner(handle)} is writing there; wait until it has "
-                        "ended, or end it"
+                        f"{path.parent}: {_owner(handle)} is writing to this folder. Wait until "
+                        "the process has ended, or stop the process."
                     ) from error
                 waits()
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -150,7 +150,7 @@ class WorkFolder:
         try:
             put(self.table, target, self.path)
         except DataError as error:
-            message = f"{error}; the finished table stays in {self.table}"
+            message = f"{error} The finished table is in {self.table}."
             raise DataError(message) from error
 
 
@@ -194,7 +194,9 @@ def work_folder(
                 raise
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror or error})") from error
+        raise DataError(
+            f"{target}: the output cannot be written ({error.strerror or error}). Use another path."
+        ) from error
 
 
 @contextmanager
@@ -231,7 +233,9 @@ def put(new: Path, target: Path, scratch: Path) -> None:
             _put_back(target, scratch)
             raise
     except OSError as error:
-        raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
+        raise DataError(
+            f"{target}: the output cannot be replaced ({error.strerror}). Use another path."
+        ) from error
 
 
 def _put_back(target: Path, scratch: Path) -> None:
@@ -245,7 +249,8 @@ def _place_of(target: Path) -> Path:
     place = Path(os.path.realpath(target))
     if os.path.ismount(place):
         raise DataError(
-            f"{target}: is a mount point, which cannot be replaced; name a new folder inside it"
+            f"{target}: the path is a mount point, which cannot be replaced. Use a new folder "
+            "inside this mount point."
         )
     return place
 
@@ -254,11 +259,11 @@ def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None])
     """Return whether there is work to resume, and remove work with another identity."""
     found = read_note(path / _IDENTITY)
     if found == json.loads(json.dumps(identity)):
-        say("going on from a run that broke off")
+        say("resuming an interrupted run")
         return True
     if found is not None:
         differing = sorted(key for key in identity if found.get(key) != identity[key])
-        say(f"starting anew: {', '.join(differing)} changed since a run broke off")
+        say(f"starting again: {', '.join(differing)} changed since the interrupted run")
     for left in path.iterdir():
         if left.name != LOCK:
             shutil.rmtree(left) if left.is_dir() else left.unlink()

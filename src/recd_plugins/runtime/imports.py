@@ -41,8 +41,8 @@ def optional_library(module: str, extra: str, what: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise SetupError(
-            f'{what} needs {module.partition(".")[0]}: pip install "recd-plugins[{extra}]" '
-            f"({error})"
+            f"{what} needs the package {module.partition('.')[0]} ({error}). Install it: "
+            f'pip install "recd-plugins[{extra}]"'
         ) from error
 
 

@@ -44,12 +44,11 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _GRACE_SECONDS = 1.0
 
 _CAUSES = {
-    "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer ranks or a "
-    "smaller batch or model",
+    "SIGKILL": ", probably because the machine ran out of memory. Use fewer ranks, a smaller "
+    "batch or a smaller model",
     # gloo aborts if tensors of a collective differ in size.
-    "SIGABRT": ": native code gave up, and what it wrote stands above. The ranks may have got out "
-    "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
-    "rank build the same model?",
+    "SIGABRT": " after an error in native code, which is printed above. Check that every rank "
+    "reads len(reader) batches and builds the same model",
 }
 
 
@@ -208,7 +207,7 @@ class Ranks:
             SetupError: a rank was killed or exited.
         """
         if not self.alive:
-            raise RuntimeError("these ranks have ended")
+            raise RuntimeError("the ranks of this process group have exited. Start new ranks.")
         try:
             request = pickle.dumps((function, args))
             for connection in self._connections:
@@ -308,7 +307,10 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
     if code < 0:
         name = signal.Signals(-code).name
         raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")
-    raise SetupError(f"rank {rank} ended with exit code {code} before it had a result{advice}")
+    raise SetupError(
+        f"rank {rank} exited with code {code} before it returned a result. Read its output "
+        f"above{advice}"
+    )
 
 
 def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
@@ -399,8 +401,8 @@ def torchrun_rank() -> int | None:
     for name in missing:
         other = "RANK" if name == "WORLD_SIZE" else "WORLD_SIZE"
         raise SetupError(
-            f"{other} is {os.environ[other]!r} and {name} is not set, so this process would train "
-            "alone: set both, or neither to start ranks here"
+            f"{other} is {os.environ[other]!r} but {name} is not set, so this process would train "
+            "alone. Set both variables, or unset both to let this command start the ranks."
         )
     return int(os.environ["RANK"])
 
@@ -424,7 +426,7 @@ def join_torchrun(
     import torch.distributed as dist
 
     if (rank := torchrun_rank()) is None:
-        raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
+        raise RecdError("RANK and WORLD_SIZE are not set. Start this program with torchrun.")
     if "nccl" in backend:  # without LOCAL_RANK nodes have consecutive ranks
         local_rank = os.environ.get("LOCAL_RANK", rank % torchrun_ranks_per_node())
         torch.cuda.set_device(int(local_rank))
@@ -432,7 +434,10 @@ def join_torchrun(
         dist.init_process_group(backend, timeout=timeout)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
+        raise SetupError(
+            f"the ranks of torchrun cannot connect to each other: {reason}. Check MASTER_ADDR, "
+            "MASTER_PORT and the network."
+        ) from error
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:

@@ -54,7 +54,7 @@ class Package:
         except Exception as error:
             raise PluginError(
                 f"{self.origin}: entry point {self.name} = {self.entry_point.value} failed to "
-                f"load: {type(error).__name__}: {error}. Mend or uninstall {self.distribution}."
+                f"load: {type(error).__name__}: {error}. Fix or uninstall {self.distribution}."
             ) from error
         return module
 
@@ -72,8 +72,8 @@ def installed_packages() -> list[Package]:
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
         raise PluginError(
-            f"--without or {WITHOUT}: {', '.join(unknown)} is no installed package of plugins; "
-            f"there are: {', '.join(sorted(known))}"
+            f"--without or {WITHOUT}: {', '.join(unknown)} is not an installed package of plugins. "
+            f"Installed packages: {', '.join(sorted(known))}."
         )
     return [
         package
@@ -105,7 +105,10 @@ def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
     Yields each module, under a unique name, and its file.
     """
     if not folder.is_dir():
-        raise PluginError(f"plugins directory {folder} is not a directory")
+        raise PluginError(
+            f"plugins directory '{folder}' is not a directory. Use a folder that contains plugin "
+            "files."
+        )
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(("_", ".")):
             continue
@@ -151,7 +154,7 @@ def load_file(name: str, file: Path) -> ModuleType:
         del sys.modules[name]
         raise PluginError(
             f"{file} failed to import: {type(error).__name__}: {error}. "
-            f"Mend it, or put _ before its name to leave it out."
+            "Fix the file, or rename it to start with _ to skip it."
         ) from error
     return module
 

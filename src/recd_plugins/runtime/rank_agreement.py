@@ -45,8 +45,8 @@ def all_gather_object(step: str, value: T, group: dist.ProcessGroup | None = Non
     for rank, (other, _) in enumerate(told):
         if other != told[0][0]:
             raise SetupError(
-                f"ranks do not do the same: rank 0 is at {told[0][0]}, rank {rank} at {other}; run "
-                "one program with one registry file on all ranks"
+                f"ranks run different steps: rank 0 is at {told[0][0]}, but rank {rank} is at "
+                f"{other}. Run the same program with the same registry file on all ranks."
             )
     return [value for _, value in told]
 
@@ -84,8 +84,8 @@ def ranks_of_each_node() -> int:
     dist.all_gather_object(of_all, mine)
     if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
         raise SetupError(
-            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
-            "(LOCAL_WORLD_SIZE): start as many ranks on every node"
+            f"{world_size} ranks cannot run on nodes of {', '.join(map(str, sorted(set(of_all))))} "
+            "ranks (LOCAL_WORLD_SIZE). Start the same number of ranks on every node."
         )
     return mine
 
@@ -99,7 +99,7 @@ def crosses_links() -> bool:
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
     """Raise if torchrun started the ranks with different options. Collective; call it first."""
     ranks_of_each_node()
-    decided = {"what training.device comes to": device, "options of the command": dict(asked)}
+    decided = {"the device (training.device)": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)
 
 
@@ -138,8 +138,8 @@ def check_agreement(
             for place in islice(places, _SHOWN)
         ]
     raise SetupError(
-        f"ranks have decided differently ({step}): {'; '.join(said)}. Give all ranks one "
-        "installation, one command, one registry file, one model and the same data"
+        f"ranks disagree ({step}): {'; '.join(said)}. Use the same installation, command, registry "
+        "file, model and data on all ranks."
     )
 
 

@@ -32,7 +32,7 @@ _ONE_CTRL_C = 2.0
 def _say_that_it_ends(number: int) -> None:
     print(
         f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
-        "written where training.checkpoint.path is set; a second one ends the run at once",
+        "written if training.checkpoint.path is set. A second signal ends the run at once.",
         file=sys.stderr,
         flush=True,
     )

@@ -41,7 +41,10 @@ def read_bytes(words: str | int) -> int:
     amount = float(match[1]) * unit if match and unit else 0.0
     num_bytes = round(amount) if math.isfinite(amount) else 0
     if not num_bytes:
-        raise ValueError(f"{words!r} is no number of bytes; write 256MB, 2GiB or a whole number")
+        raise ValueError(
+            f"{words!r} is not a positive number of bytes. Write, for example, 256MB, 2GiB or "
+            "1000000."
+        )
     return num_bytes
 
 

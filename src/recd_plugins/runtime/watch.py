@@ -235,7 +235,7 @@ class HangWatch:
         limits = self._limits
         if quiet < min(limits.notice, limits.timeout or limits.notice):
             if self.told and speaks:
-                self._say(f"goes on, after {self._told:.0f} s")
+                self._say(f"the run makes progress again, after {self._told:.0f} s")
             self._told, self._next_notice = 0.0, limits.notice
             return
         blamed = self._blamed(going_on)
@@ -246,11 +246,11 @@ class HangWatch:
             return
         self._told = quiet
         self._next_notice = max(2 * self._next_notice, quiet)
-        text = f"nothing has moved for {quiet:.0f} s: {self._story(going_on, blamed)}"
+        text = f"the run makes no progress for {quiet:.0f} s: {self._story(going_on, blamed)}"
         if over:
             text += (
-                f". That is longer than hang_timeout, {limits.timeout:g} s: the run is "
-                f"ended. {limits.advice()}"
+                f". This exceeds hang_timeout ({limits.timeout:g} s), so the run ends. "
+                f"{limits.advice()}"
             )
             raise HangError(text if speaks else "")
         if speaks:
@@ -301,7 +301,7 @@ class HangWatch:
         start = f"rank {rank}" if as_subject else f"rank {rank}, which"
         process = f"process {beat.process} of {beat.host}"
         if self._is_lost(rank):
-            return f"{start} gives no sign of life ({process})"
+            return f"{start} sends no heartbeats ({process})"
         if beat.collective:
             return f"{start} waits {_where(beat)}"
         text = f"{start} is {'still ' * beat.long}{beat.what}"
@@ -363,7 +363,9 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             lost = who_is_lost(rank, world_size, limits)
             # Without a lost rank, the checkpoint or plugin of the error is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
-            raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
+            raise SetupError(
+                f"rank {rank} lost its peers: {lost}{said}. {limits.advice()}"
+            ) from error
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -395,8 +397,8 @@ def who_is_lost(
             return store.get(verdict).decode()
         gone = _gone(store, rank, world_size, limits.interval)
         found = " and ".join(gone) or (
-            "no rank is missed, so the network between them failed, or one took longer than the "
-            f"{limits.collectives.total_seconds():,.0f} s that collectives wait"
+            "all ranks send heartbeats, so the network failed, or a rank exceeded the timeout of "
+            f"collectives ({limits.collectives.total_seconds():,.0f} s)"
         )
         said = store.compare_set(verdict, "", found).decode()
         if rank < int(os.environ.get("LOCAL_WORLD_SIZE", world_size)):
@@ -405,8 +407,8 @@ def who_is_lost(
         return said
     except RuntimeError:
         return (
-            f"the ranks' store on the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not "
-            "answer: rank 0's node is lost, or the network between it and this one"
+            f"the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not answer, so this node "
+            "or the network to it failed"
         )
 
 
@@ -417,9 +419,12 @@ def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[
         time.sleep(_BEATS * interval / _LOOKS)
         after = _beats(store, world_size)
         if ended := {other: beat for other, beat in after.items() if beat.what == "done"}:
-            return [f"rank {r} has ended ({_seen(beat)}): it says why" for r, beat in ended.items()]
+            return [
+                f"rank {r} has ended ({_seen(beat)}); its output says why"
+                for r, beat in ended.items()
+            ]
     return [
-        f"rank {other} gives no sign of life ({_seen(beat)}): it was killed, or its node is lost"
+        f"rank {other} sends no heartbeats ({_seen(beat)}): it was killed, or its node failed"
         for other, beat in after.items()
         if other != rank and other in before and beat.number == before[other].number
     ]

@@ -94,7 +94,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path, file_format, event, count, kept)
     said: list[str] = []
     options = ConvertOptions(tmp_path / "src", tmp_path / "dst", part_rows=40, row_group_rows=16)
     again = convert(options, force=True, say=said.append)
-    assert said == ["going on from a run that broke off"]
+    assert said == ["resuming an interrupted run"]
     assert again == replace(whole, part=5)
     found = read(tmp_path / "dst")
     assert [(name, len(table)) for name, table in found.items()] == [

@@ -88,7 +88,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path, source, whole, event, count, kep
     before = [file.stat().st_ino for file in (tmp_path / HIDDEN / "table").rglob("*.parquet")]
     again = run(tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "going on from a run that broke off" in again.stdout
+    assert "resuming an interrupted run" in again.stdout
     assert read(tmp_path / "dst") == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "src"]
     inodes = {file.stat().st_ino for file in (tmp_path / "dst").rglob("*.parquet")}
@@ -130,8 +130,8 @@ def test_other_options_or_another_input_start_anew(tmp_path, source, whole, monk
             cluster(ClusterOptions(source, target, row_group_rows=50), say=said.append)
     cluster(ClusterOptions(source, target, row_group_rows=50), say=said.append)
     assert said == [
-        "starting anew: options changed since a run broke off",
-        "starting anew: input changed since a run broke off",
-        "going on from a run that broke off",
+        "starting again: options changed since the interrupted run",
+        "starting again: input changed since the interrupted run",
+        "resuming an interrupted run",
     ]
     assert read(target) == whole

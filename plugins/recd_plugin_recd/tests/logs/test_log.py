@@ -76,7 +76,7 @@ def test_a_log_has_one_writer_and_stays_as_it_was_begun(tmp_path):
     write(tmp_path, rows(20), num_shards=2)
     with (
         LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2)),
-        pytest.raises(RecdError, match="is writing there"),
+        pytest.raises(RecdError, match="is writing to this"),
     ):
         LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
     with pytest.raises(DataError, match="the log has num_shards 2, not 3"):

@@ -91,7 +91,7 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--tiers"], "--tiers and --cache cannot be combined"),
-        (["--memory", "much"], "'much' is no number of bytes; write 256MB"),
+        (["--memory", "much"], "'much' is not a positive number of bytes"),
         (["--batch-size", "auto"], "Set the memory"),
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not cover table t_item_0; its tables: t_user"),
