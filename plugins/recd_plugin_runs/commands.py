@@ -50,8 +50,8 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model of REGISTRY on every row of its test split.
 
-    Shows normalized entropy, AUC and the metrics of the file. KEY=VALUE sets a value of the file,
-    as for recd run. Under torchrun, the command runs on the started ranks.
+    Shows normalized entropy, AUC and the metrics of the registry file. KEY=VALUE overrides a value
+    of the registry file, as in recd run. Under torchrun, the command runs on the started ranks.
 
     \b
     recd evaluate registry.yaml
@@ -141,10 +141,10 @@ def predict(
 
     TABLE is anything that the dataset of REGISTRY can read, such as a Parquet file or a folder. It
     needs no label. The score file has one row per row of TABLE, in the same order. Its columns are
-    the dataset's key columns, the 0-based row, and the score, a probability. Under torchrun, the
-    command runs on the started ranks.
+    the dataset's key columns, row (the 0-based row number) and score (a probability). Under
+    torchrun, the command runs on the started ranks.
 
-    KEY=VALUE sets a value of the file, as for recd run.
+    KEY=VALUE overrides a value of the registry file, as in recd run.
 
     \b
     recd predict registry.yaml new.parquet -o scores.parquet
@@ -237,7 +237,7 @@ def export(
     row of a feature. For example, the candidates of a request share its history. Load the program
     with torch.export.load; it needs only torch.
 
-    KEY=VALUE sets a value of the file, as for recd run.
+    KEY=VALUE overrides a value of the registry file, as in recd run.
 
     \b
     recd export registry.yaml -o exported
@@ -293,7 +293,7 @@ def embeddings(
     the columns id, the row of the table, and vector, a fixed-size list of float32. With a
     vocabulary, it also has value, the original id.
 
-    KEY=VALUE sets a value of the file, as for recd run.
+    KEY=VALUE overrides a value of the registry file, as in recd run.
 
     \b
     recd embeddings registry.yaml t_item_id -o items.parquet

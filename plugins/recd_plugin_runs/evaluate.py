@@ -109,7 +109,7 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
 
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Print why the training data is missing, if it is."""
+    """Print a note with the reason if the training data is missing."""
     if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
             f"The training data cannot be read ({registry.dataset.error}). Using the columns "

@@ -290,7 +290,7 @@ def export_to(
 
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
-    """Return a program's inputs for rows of a dataset, without shared stored rows."""
+    """Return a program's inputs for dataset rows. Each batch row has its own stored row."""
     kjt = from_columns.kjt_from_columns(
         {name: arrow.sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()

@@ -253,7 +253,7 @@ def _scores(
     dealt: Iterator[Turn],
     world_size: int,
 ) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Yield each turn with the float64 probabilities of its rows for each rank. Collective."""
+    """Yield each turn with the probabilities of its table rows, float64 ``[N]``. Collective."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -271,7 +271,7 @@ def _scores(
 
 
 class _Output:
-    """Score file, opened at the first scores because their keys determine its columns."""
+    """Writes the score file. The keys of the first scores determine its columns."""
 
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job

@@ -69,5 +69,5 @@ def test_force_replaces_no_file_of_another_kind(folder: Path, command: list[str]
         before = (folder / name).read_bytes()
         result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
         assert result.exit_code == 1, result.output
-        assert f"{name} exists and is not a file of this command" in " ".join(result.output.split())
+        assert f"{name} was not written by this command" in " ".join(result.output.split())
         assert (folder / name).read_bytes() == before

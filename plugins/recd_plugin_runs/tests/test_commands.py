@@ -81,13 +81,15 @@ def test_what_cannot_be_written_or_read_is_told_first(
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
-        assert f"{output}: the output would overwrite {table}" in said
+        assert f"{output}: the output would replace or be inside {table}" in said
     (tmp_path / "train").mkdir()
     for place in ("kept/step-000000001", "train", "test"):
         for words in (PREDICT[:-1], ROWS[:-1]):
             said = refusal([*words, f"{place}/a.parquet", "--force"])
-            assert f"a.parquet: the output would overwrite {place}" in said
-        assert f"the output would overwrite {place}" in refusal([*EXPORT[:-1], place, "--force"])
+            assert f"a.parquet: the output would replace or be inside {place}" in said
+        assert f"the output would replace or be inside {place}" in refusal(
+            [*EXPORT[:-1], place, "--force"]
+        )
 
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:

@@ -118,12 +118,14 @@ def show(path: Path, as_json: bool) -> None:
 def _found(path: Path) -> list[Path]:
     """Return the checkpoint at a path, or all checkpoints in a folder, oldest first."""
     if not path.is_dir():
-        raise RecdError(f"{path}: the folder does not exist")
+        raise RecdError(f"{path}: the folder does not exist. Check the path.")
     found = checkpoints_in(path)
     if (path / MANIFEST).exists() or (path / METADATA).exists():
         found = [path]
     if not found:
-        raise RecdError(f"{path}: the folder is not a checkpoint and contains no checkpoints")
+        raise RecdError(
+            f"{path}: this is not a checkpoint or a folder of checkpoints. Use another path."
+        )
     return found
 
 

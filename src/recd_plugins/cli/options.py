@@ -157,8 +157,8 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
         found = {*pq.read_schema(output).names}
     if beginning and not (re.match(begins, beginning) and {*columns} <= found):
         raise RecdError(
-            f"{output} exists and is not a file of this command, so --force does not replace it. "
-            "Use another file."
+            f"{output} was not written by this command, so --force does not replace the file. Use "
+            "another file."
         )
 
 
@@ -171,7 +171,9 @@ def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
     options = (value for _, value in registry.dataset.options)
     for path in (*made_from, *(value for value in options if isinstance(value, Path))):
         if output.resolve().is_relative_to(path.resolve()):
-            raise RecdError(f"{output}: the output would overwrite {path}. Use another file.")
+            raise RecdError(
+                f"{output}: the output would replace or be inside {path}. Use another path."
+            )
 
 
 def topology_options(command: _Command) -> _Command:

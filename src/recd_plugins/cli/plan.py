@@ -139,7 +139,7 @@ def plan_modes() -> PlanModes:
     help="Rows per batch on each rank. Overrides training.batch_size. auto finds the largest batch "
     "size that fits.",
 )
-@click.option("--json", "json_path", type=OUTPUT, help="Write the whole report here.")
+@click.option("--json", "json_path", type=OUTPUT, help="Write the full report to this JSON file.")
 @click.pass_context
 def plan(
     ctx: click.Context,

@@ -167,7 +167,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Raise ``RecdError`` if the run cannot resume from a checkpoint. Describe allowed changes."""
+    """Raise ``RecdError`` if a run cannot resume from a checkpoint. Return the allowed changes."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []

@@ -59,7 +59,7 @@ _UNREAD = 64
 
 @dataclass(frozen=True)
 class Span:
-    """A profiler event, in nanoseconds. A region is annotated code.
+    """A profiler event, with start and end in nanoseconds. A region is a ``record_function``.
 
     ``operator`` is the correlation id of an operator, or of the operator that launched a kernel.
     """

@@ -75,7 +75,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Use rank 0's buffers on all ranks in this context, as checkpoints store. Collective."""
+    """Use rank 0's buffers on all ranks in this context, as a checkpoint does. Collective."""
     own = dict(_dense_buffers(dmp.module))
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)
