@@ -1,4 +1,4 @@
-"""Commands and flags that tune: ``recd calibrate``, ``recd profile``, ``recd plan --scaling``."""
+"""Commands for tuning: ``recd calibrate``, ``recd profile`` and ``recd plan --scaling``."""
 
 from __future__ import annotations
 

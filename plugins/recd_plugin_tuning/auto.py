@@ -59,7 +59,7 @@ def register_shardings() -> Sequence[type[Sharding]]:
 
 @dataclass(frozen=True)
 class Group:
-    """Similar tables that get the same choice: a candidate of a plugin, or the planner."""
+    """Similar tables, which all get the same sharding candidate."""
 
     tables: tuple[Table, ...]
     offers: tuple[choosing.Candidate, ...]
@@ -71,12 +71,12 @@ class Group:
 
     @property
     def pooled(self) -> bool:
-        """Whether they are looked up in bags."""
+        """Whether the tables belong to an EmbeddingBagCollection."""
         return self.tables[0].pooled
 
     @property
     def least_gain(self) -> float:
-        """The share of a step that another choice must save."""
+        """Minimum share of the step time that a different candidate must save."""
         return _LEAST_GAIN_POOLED if self.pooled else _LEAST_GAIN
 
 
@@ -102,7 +102,7 @@ def _key(table: Table, profile: data_profiles.DataProfile) -> tuple[Any, ...]:
 
 
 class Evaluations:
-    """Cached evaluations of choices."""
+    """Cache of evaluated choices, where a choice has one candidate per group."""
 
     def __init__(self, question: choosing.SearchContext, groups: Sequence[Group]) -> None:
         self._question, self._groups = question, groups
@@ -110,13 +110,13 @@ class Evaluations:
         self._settled: set[Choices] = set()
 
     def __call__(self, choices: Choices) -> choosing.Evaluation:
-        """Return the evaluation of a choice per group, at first on a sample of the data."""
+        """Return the evaluation of ``choices``, on a sample of the data unless settled."""
         if choices not in self.made:
             self.made[choices] = self._evaluation(choices, fast=True)
         return self.made[choices]
 
     def settle(self, choices: Choices) -> bool:
-        """Evaluate a choice on all data. Return whether it had been evaluated before."""
+        """Evaluate ``choices`` on all data. Return whether this was already done."""
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
@@ -136,7 +136,7 @@ class Evaluations:
 
 
 def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) -> choosing.Offered:
-    """Return each candidate with all of its tables."""
+    """Return the chosen candidates, each with the tables of all its groups."""
     names: dict[str, tuple[choosing.Candidate, list[str]]] = {}
     for tables, candidate in chosen:
         if candidate is not None:
@@ -145,7 +145,7 @@ def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) 
 
 
 def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
-    """Return choices that no change of a group, or of all groups of a kind, improves.
+    """Search for the choice of candidates with the shortest estimated step.
 
     Compares fast evaluations, starting with the planner's choice for all tables. The best choices
     and those near them are then evaluated on all data, and the search is repeated.
@@ -329,7 +329,7 @@ class Chosen(choosing.Choice):
         from recd_plugins.api import text_table
 
         variant = "" if run == self.name else run
-        title = f"{variant} auto: what was chosen, for tables that are alike".strip()
+        title = f"{variant} auto: choice for each group of similar tables".strip()
         others = "others, and ms of a step with them" if self.measured else "others, the best first"
         table = text_table(title, ["tables", "chosen", others])
         for each in self.groups:
@@ -349,10 +349,10 @@ class Chosen(choosing.Choice):
         if self.measured:
             yield f"{self._predicted()} ({tried})"
         else:
-            yield f"{tried}, by bandwidths; recd calibrate measures what predicts a step"
+            yield f"{tried}, with costs assumed from bandwidths; recd calibrate measures costs"
         for each in self.groups:
             for offer, why in each.refused:
-                yield f"not for {_named(each.tables)}: {offer}: {why}"
+                yield f"{offer} cannot be used for {_named(each.tables)}: {why}"
 
     def _predicted(self) -> str:
         beside = "no plan fits" if self.planner is None else f"{1000 * self.planner:.1f} ms"

@@ -38,26 +38,28 @@ _NOTICE, _HANG = 20.0, 60.0
 @click.option(
     "--ranks",
     type=cli_options.AT_LEAST_1,
-    help="Processes to start: as many as in training. Default: one per GPU or core, at most "
-    f"{_MOST_RANKS}. Leave it out under torchrun.",
+    help="Number of processes to start, as in training. Default: one per GPU or core, at most "
+    f"{_MOST_RANKS}. Not allowed under torchrun.",
 )
 @click.option(
     "--ranks-per-node",
     type=cli_options.AT_LEAST_1,
-    help="Ranks per node: lets one machine stand in for several nodes.",
+    help="Ranks per node. A smaller number than --ranks simulates several nodes.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where tables will live; auto uses CUDA if every rank has a device.",
+    help="Device of the tables; auto uses CUDA if every rank has a GPU.",
 )
 @click.option(
     "--quick", is_flag=True, help="Measure for 10 to 20 seconds instead of one or two minutes."
 )
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-@click.option("--json", "json_path", type=cli_options.OUTPUT, help="Write every measurement here.")
+@click.option(
+    "--json", "json_path", type=cli_options.OUTPUT, help="Write all measurements to this file."
+)
 def calibrate(
     output: Path,
     ranks: int | None,

@@ -22,10 +22,10 @@ _GLOBAL_BATCH = 65_536
 
 
 class AutoPlan(plan_modes.TablesPlan):
-    """Plan that uses ``auto`` instead of the first sharding entry."""
+    """Mode ``--auto`` of ``recd plan``: uses ``auto`` instead of the first sharding entry."""
 
     flag = "--auto"
-    help = "Choose the sharding as use: auto does, in place of the first sharding entry."
+    help = "Choose the sharding with use: auto instead of the first sharding entry."
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
         """Plan with ``auto``."""
@@ -35,12 +35,12 @@ class AutoPlan(plan_modes.TablesPlan):
 
 
 class ScalingPlan(plan_modes.PlanMode):
-    """Predicted step times for 1 node up to all nodes of a topology."""
+    """Mode ``--scaling`` of ``recd plan``: predicts step times by number of nodes."""
 
     flag = "--scaling"
     help = (
-        "Plan for 1, 2, 4 ... up to --nodes nodes instead: predicted step times with a fixed batch "
-        "per rank (weak) or in all (strong)."
+        "Predict step times on 1, 2, 4 ... up to --nodes nodes, with a fixed batch size per rank "
+        "(weak scaling) or a fixed global batch size (strong scaling)."
     )
     because = "plans for several numbers of ranks and batch sizes"
 
@@ -64,7 +64,7 @@ class ScalingPlan(plan_modes.PlanMode):
             click.Option(
                 ["--plot", "plot_path"],
                 type=cli_options.OUTPUT,
-                help="picture of the step times to write (.png, .svg, .pdf).",
+                help="write a plot of the step times to this file (.png, .svg, .pdf).",
             ),
         ]
 

@@ -35,7 +35,7 @@ _MOST_CURVES = 12
 _POINTS = 200
 _INPUT = click.Path(path_type=Path)
 _shown = cli_options.report_options(
-    "Write the figures here.", "Write a picture of the share of accesses by rows here"
+    "Write the figures to this file.", "Plot the share of accesses by rows to this file"
 )
 
 
@@ -48,7 +48,7 @@ def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -
 
 
 def _written(command: Callable[..., AccessProfile]) -> Any:
-    """Write and show the profile that ``command`` returns."""
+    """Decorate a command so that its returned profile is written to a file and shown."""
 
     @click.option(
         "-o",
@@ -96,7 +96,9 @@ def profile() -> None:
 @profile.command("registry", short_help="Count the training rows of a registry's data.")
 @click.argument("registry", type=_INPUT)
 @click.option(
-    "--rows", type=cli_options.AT_LEAST_1, help="Read only the first so many rows of the data."
+    "--rows",
+    type=cli_options.AT_LEAST_1,
+    help="Read only this many rows from the start of the data.",
 )
 @click.option(
     "--tables",

@@ -114,8 +114,8 @@ WORKS = {
     "copy": "copies in memory",
     "device_copy": "copies in a GPU's memory",
     "to_device": "copies to a GPU",
-    "elements": "rows moved and added, bytes read or written",
-    "operators": "operators that do next to nothing",
+    "elements": "moving and adding rows, in bytes read or written",
+    "operators": "operators on tiny tensors",
     "matmul": "matrix products",
     "unique": "making ids unique",
 }
@@ -152,7 +152,7 @@ class Lookup:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Return calls, bytes, ids and updated rows."""
+        """Return the numbers of calls, bytes, ids and updated rows, in the order of the costs."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
@@ -227,7 +227,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Return the amount of each measurement in ``WORKS``, and a function that runs it once."""
+    """Return the measurements of ``WORKS`` by name: work per run, and a function to run."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))

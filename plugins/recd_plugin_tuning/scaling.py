@@ -35,7 +35,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """Plan of one variant for a number of ranks, or the ``problem`` that prevents a plan."""
+    """Predicted step time of one variant for a number of ranks, or why it has no plan."""
 
     ranks: int
     batch_size: int

@@ -297,7 +297,7 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
     for wrong in (-1, ROWS):
         ids = torch.tensor([wrong, 0] if wrong > 0 else [0, wrong])
         features = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor([1, 1]))
-        with pytest.raises(DataError, match=rf"table t[01]: id {wrong} of feature f[01] "):
+        with pytest.raises(DataError, match=rf"table 't[01]': feature 'f[01]' has the id {wrong}"):
             module(features)
 
 

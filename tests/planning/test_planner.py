@@ -262,7 +262,7 @@ def test_contradicting_plugins() -> None:
         prepared(reg).planner(world_size=2, profile=profile())
     message = (
         r"^table 'a': planner\(constraints=...\) and torchrec.row_wise set different "
-        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\); Remove the table from one"
+        r"sharding_types \(\['table_wise'\] and \['row_wise'\]\)\. Remove the table from one"
     )
     wishes = {"a": ParameterConstraints(sharding_types=["table_wise"])}
     with pytest.raises(SetupError, match=message):

@@ -134,7 +134,7 @@ def test_a_plan_tells_why(make_registry) -> None:
     with console.capture() as capture:
         console.print(render(made))
     shown, told = capture.get(), made.as_json()["auto"]
-    assert "auto: what was chosen" in shown
+    assert "auto: choice for each group" in shown
     assert told["registry"] in shown
     assert told["milliseconds"] < told["milliseconds_of_the_planner"]
     names = [name for group in told["groups"] for name in group["tables"]]
@@ -150,7 +150,7 @@ def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
     done = CliRunner().invoke(main, ["plan", str(path), "--auto"])
     assert done.exit_code == 0, done.output
     assert "2 nodes of machine: 4 ranks on cpu" in done.stdout
-    assert "auto: what was chosen" in done.stdout
+    assert "auto: choice for each group" in done.stdout
     assert "flexshard.joint {budget" in done.stdout, "what others were predicted at"
 
 

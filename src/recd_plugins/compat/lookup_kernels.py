@@ -1,4 +1,4 @@
-"""Lookup kernels of plugins in TorchRec's lookups.
+"""Makes TorchRec's lookups use the lookup kernels of plugins.
 
 TorchRec has no option to choose a table's kernel class, so its kernel factory is replaced while a
 module of this package is constructed.
@@ -40,7 +40,7 @@ _WITHOUT_CACHE = {
 
 
 class RowKernel:
-    """Mixin for TorchRec's kernels that lets a plugin keep rows outside of the kernel's table."""
+    """Mixin for TorchRec's kernels whose plugin stores rows outside of the weight tensor."""
 
     # A method of TorchRec's base classes; here flush writes the rows to the tables.
     config: GroupedEmbeddingConfig
@@ -78,7 +78,7 @@ class AskedShardedTensor(ShardedTensor):
 
 
 def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) -> None:
-    """Call a table's function whenever shards of its weights or optimizer state are read."""
+    """Call ``asked_for[table]`` whenever shards of the table's weights or state are read."""
     states = module.fused_optimizer.state_dict()["state"]
     for name, weights in module.state_dict().items():
         function = asked_for.get(name.partition(".")[2].removesuffix(".weight"))
@@ -183,7 +183,7 @@ def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | N
 def offered_kernels(
     kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
 ) -> list[str]:
-    """Return the compute kernels of TorchRec and plugins for a sharding type."""
+    """Return TorchRec's compute kernels for a sharding type, plus those of plugins."""
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return offered
     own = [each.compute_kernel for each in kernels if each.tables]
@@ -193,7 +193,7 @@ def offered_kernels(
 def check_kernels(
     kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse a plan that does not use a table's own kernel, since its rows would be lost."""
+    """Raise SetupError if a plan does not use the kernel of a table's cache."""
     for table, sharding in params.items():
         own = _of_table(table, kernels)
         if own is not None and own.compute_kernel != sharding.compute_kernel:
@@ -207,7 +207,7 @@ def check_kernels(
 
 @contextmanager
 def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
-    """Use each table's own kernel in lookups constructed in this context.
+    """Context in which TorchRec builds lookups with the plugin kernels of their tables.
 
     A stock kernel would allocate the whole table, so it cannot be replaced afterwards.
     """
@@ -287,12 +287,12 @@ def _of_group(
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the kernels that count steps (FBGEMM 1.6 to 1.9)."""
+    """Return the FBGEMM kernels in ``modules`` that have a step count, such as Adam's."""
     return [each for each in modules if hasattr(each, "iter_cpu") or hasattr(each, "iter")]
 
 
 def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the step counts of kernels: those used in updates and those in their state."""
+    """Return the step count tensors of ``kernels``: for updates and for the state dict."""
     found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 
@@ -319,7 +319,7 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Set the step counts of tables."""
+    """Set the step counts of tables; ``otherwise`` is for tables that ``steps`` lacks."""
     found = []
     for names, kernel in _learning_by_steps(model):
         of_tables = {name: int(steps.get(name, otherwise)) for name in names}

@@ -1,4 +1,4 @@
-"""Managed collision with unique rows, and its evictions on CPU.
+"""Managed collision (id remapping) for deduplicated batches, and its evictions on CPU.
 
 For deduplicated batches, TorchRec (1.6 to 1.9) counts unique rows instead of all rows, which
 silently trains another map. FBGEMM has the eviction operator for CUDA only.
@@ -165,7 +165,7 @@ class _AllRows:
 def mend_managed_collision(
     sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
 ) -> None:
-    """Make a module divide by correct lengths, accept batches without rows, and evict on CPU."""
+    """Fix mean pooling, empty batches and CPU evictions of a sharded managed collision module."""
     input_dist = sharded.input_dist
     order = sharded._managed_collision_collection._feature_names
 

@@ -37,7 +37,7 @@ def mean_pooled(module: EmbeddingBagCollection | FusedEmbeddingBagCollection) ->
 
 
 def refuse_weighted_mean(tables: Sequence[str]) -> None:
-    """Refuse mean pooling of bags whose ids have weights.
+    """Raise ExactnessError if ``tables`` is not empty: weighted ids with mean pooling.
 
     FBGEMM's kernels (1.6 to 1.9) divide by the number of ids in the forward pass, but not in the
     backward pass. For row-wise tables TorchRec divides by the sum of the weights.
@@ -118,5 +118,5 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """Return TorchRec's divisor ``[B, columns]`` without the 1e-6; 1 for empty bags."""
+    """Return the mean pooling divisor ``[B, columns]`` without TorchRec's 1e-6; 1 if empty."""
     return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

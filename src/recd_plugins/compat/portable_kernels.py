@@ -63,7 +63,7 @@ class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return pooled rows as ``PortableEmbeddingBag`` does."""
+        """Return pooled embeddings, in the layout of ``PortableEmbeddingBag.forward``."""
         if not features.variable_stride_per_key():
             return super().forward(features)
         widths, strides = _shape(self, features)

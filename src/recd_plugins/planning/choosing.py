@@ -1,4 +1,4 @@
-"""``prepare``, and the search context of choosers such as ``use: auto``."""
+"""``prepare``, and the search context of sharding choosers such as ``use: auto``."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
 def choose(
     registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], context: PlanContext
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
-    """Run the chooser of a registry, if there is one. Collective: rank 0 chooses.
+    """Replace a registry's chooser entry, such as ``use: auto``, by the entries that it chooses.
+
+    Collective: rank 0 runs the chooser.
 
     Args:
         registry: may have a chooser.
@@ -306,7 +308,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the profile with distinct ids of the tables that the offers coalesce."""
+        """Return the data profile, with distinct ids of the tables that ``offered`` coalesces."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.context.data.profile()
         plain = {
@@ -361,7 +363,7 @@ class RegistrySearch(SearchContext):
 
 
 def _digest(registry: RunConfig) -> str:
-    """Hash the ids of the first batch; fits the converter."""
+    """Return a hash of the ids of the first batch. Fits the converter first."""
     if isinstance(registry.dataset, NoDataset):
         return ""
     rows = first_rows(registry)
@@ -471,7 +473,7 @@ def step_cost_of(
     ranks_per_node: int,
     device_type: str,
 ) -> list[StepCost]:
-    """Estimate the work of each rank in a step of a planned model."""
+    """Return the estimated work of each rank in a training step of a planned model."""
     training = prepared.registry.training
     return estimate_step_cost(
         tables,
@@ -491,7 +493,7 @@ def step_cost_of(
 def activation_bytes(
     prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
 ) -> int:
-    """Return a rank's activation bytes, without sharded lookups."""
+    """Return the bytes of activations on a rank, excluding outputs of sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
     of_parts = activations_of_parts(prepared.plugin_strategies, tables, profile, batch_size)

@@ -101,7 +101,7 @@ class _Saved:
 
 @contextmanager
 def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
-    """Count the bytes that autograd saves, except parameters; each storage counts once."""
+    """Count the bytes of tensors that autograd saves in this context, without parameters."""
     saved = _Saved()
     # Parameters and counted storages; both live as long as the graph.
     seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}

@@ -1,4 +1,4 @@
-"""Planner constraints per table, from plugins, data, optimizers and trainers."""
+"""ParameterConstraints of each table for TorchRec's planner."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _of_left(
     wish: ParameterConstraints,
     device_type: str,
 ) -> ParameterConstraints:
-    """Exclude options that TorchRec's own sharders offer for a module but cannot run."""
+    """Exclude kernels that TorchRec's own sharder offers for ``module`` but cannot run."""
     is_processed = isinstance(module.shardable, FeatureProcessedEmbeddingBagCollection)
     if is_processed and wish.sharding_types is None:
         kinds = [kind for kind in constraints.sharding_types or [] if kind not in _BY_ROWS]
@@ -267,7 +267,7 @@ def _with_batch_sizes(
     own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
-    """Set the number of rows and their lengths per feature, unless a plugin did."""
+    """Set batch_sizes and pooling_factors from the profile, unless a plugin set them."""
     size, features = training.batch_size, [fed.of(name) for name in table.features]
     rows = [feature.rows(size) for feature in features]
     ids = [feature.ids(size, pooled=table.pooled) for feature in features]
@@ -290,7 +290,7 @@ def _not_replicated(
     device_type: str,
     exact: Collection[str],
 ) -> set[str]:
-    """Return tables that the planner must not replicate.
+    """Return the names of tables that the planner must not make data-parallel.
 
     Coalesced tables, and other bags of their modules, have variable batches. TorchRec's
     data-parallel kernels do not support bags with variable batches, and are wrong for sequences on

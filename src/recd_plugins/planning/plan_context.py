@@ -89,7 +89,7 @@ def profile_of_modules(
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """Leave the meta device in this context, so that new tensors have values."""
+    """Context in which new tensors have values even inside ``torch.device("meta")``."""
     # A device context, even for CPU, routes each torch call through Python.
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():

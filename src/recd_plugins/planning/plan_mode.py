@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """Arguments of ``recd plan`` for its mode.
+    """Arguments of the ``recd plan`` command, passed to ``PlanMode.plan``.
 
     Attributes:
         registry: loaded registry, not prepared.

@@ -70,7 +70,7 @@ _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call ``make`` on rank 0; return its result, or raise its RecdError, on all ranks."""
+    """Call ``make`` on rank 0 only. Every rank returns its result or raises its RecdError."""
 
     def made() -> T | RecdError:
         try:
@@ -368,7 +368,7 @@ def _decided(
 
 
 def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
-    """Return constraints, keyed by plugin and table."""
+    """Return planner constraints as plain values, keyed by plugin and table."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():
@@ -392,7 +392,7 @@ def _of_exact_sharders(
 
 
 def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
-    """Refuse modules without a sharder of their own type."""
+    """Raise SetupError if an embedding module has no sharder for its exact type."""
     known = {sharder.module_type for sharder in sharders}
     for left in left_modules(module):
         kind = type(left.shardable)

@@ -1,4 +1,4 @@
-"""A model prepared by a registry, and the changes that entries make to it."""
+"""Prepared models, and the functions that apply registry entries to a model."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _refuse_split_features(
 
 
 def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> None:
-    """Refuse entries for tables that other sharders shard."""
+    """Raise RegistryError if an entry selects a table that TorchRec's own sharders shard."""
     problems = [
         Problem(
             str(registry.path),

@@ -90,7 +90,7 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
 
 
 def _left_out(registry: RunConfig, first: FirstRows) -> str:
-    """Name the wrappers that were skipped."""
+    """Return text that names the dataset wrappers which the measurement skipped."""
     names = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in first.left_out)
     if not first.left_out:
         return ""

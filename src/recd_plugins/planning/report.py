@@ -214,7 +214,7 @@ def render(report: PlanReport) -> RenderableType:
 
 
 def topology_line(name: str, spec: TopologySpec) -> Text:
-    """Describe nodes, ranks, memory and links of the topology in one line."""
+    """Return one line with the nodes, ranks, memory and bandwidths of a topology."""
     nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
     ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
     across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
@@ -238,7 +238,7 @@ def compressed(ranks: Iterable[int]) -> str:
 
 def _shards(variant: VariantReport, groups: Sequence[Sequence[PlannedTable]]) -> TextTable:
     table = text_table(
-        f"Shards, {variant.batch_size:,} rows a rank",
+        f"Shards, {variant.batch_size:,} rows per rank",
         ["table", "rows x dim", "sharding", "kernel", "ranks"],
         ["bytes a rank", "dedupe factor"],
     )

@@ -181,7 +181,7 @@ def _proposers(
 
 
 def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose all combinations, if there are few enough."""
+    """Propose every combination of options, or nothing if there are too many."""
     if prod(map(len, tables)) <= _MOST_OF_GRID:
         in_order = (sorted(options, key=attrgetter("slowest")) for options in tables)
         for proposal in product(*in_order):  # noqa: UP028
@@ -213,7 +213,7 @@ def _greedy(
 
 
 def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose one sharding type for all tables, with each table's fastest kernel."""
+    """Propose plans with one sharding type for all tables, and each table's fastest kernel."""
     by_type: dict[str, list[Option]] = defaultdict(list)
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):

@@ -77,7 +77,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Compute:
-    """Dense compute and activations of a model, without lookups.
+    """Operations and activation bytes of a model, without its embedding lookups.
 
     Attributes:
         pooling: operations per row of sequence poolings.
@@ -195,7 +195,7 @@ def collective_seconds(device_type: str) -> float:
 
 
 class Kind(NamedTuple):
-    """Group of tables that share collectives.
+    """Properties of tables in one module that share collectives.
 
     ``variable`` is True if features may have fewer rows than a batch.
     """

@@ -186,7 +186,7 @@ def study(
     say: Callable[[str], None],
     compute: Compute | None = None,
 ) -> PlanReport:
-    """Compare the plan with plugins and the plan without.
+    """Plan a registry's model with its plugins and without, for ``recd plan``.
 
     Args:
         registry: not prepared.

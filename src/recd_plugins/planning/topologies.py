@@ -48,30 +48,35 @@ class TopologySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device: Literal["cpu", "cuda"] = Field(description="Where tables live and are looked up.")
+    device: Literal["cpu", "cuda"] = Field(description="Device that holds and looks up the tables.")
     ranks_per_node: Annotated[StrictInt, Field(gt=0)] = Field(
-        description="Ranks of a node, one a GPU where device is cuda."
+        description="Number of ranks per node. With device: cuda, each rank has one GPU."
     )
-    nodes: Annotated[StrictInt, Field(gt=0)] = Field(default=1, description="Nodes.")
-    hbm_bytes: _Bytes | None = Field(default=None, description="Memory of a rank's GPU.")
-    ddr_bytes: _Bytes = Field(description="A rank's share of the memory of its node.")
-    hbm_bandwidth: _Rate | None = Field(default=None, description="Of that GPU, bytes a second.")
-    ddr_bandwidth: _Rate = Field(description="A rank's share of its node's, bytes a second.")
+    nodes: Annotated[StrictInt, Field(gt=0)] = Field(default=1, description="Number of nodes.")
+    hbm_bytes: _Bytes | None = Field(default=None, description="GPU memory per rank.")
+    ddr_bytes: _Bytes = Field(description="Host memory per rank.")
+    hbm_bandwidth: _Rate | None = Field(
+        default=None, description="Bandwidth of GPU memory, in bytes per second."
+    )
+    ddr_bandwidth: _Rate = Field(
+        description="Bandwidth of host memory per rank, in bytes per second."
+    )
     hbm_to_ddr_bandwidth: _Rate | None = Field(
-        default=None, description="Between a GPU and its node's memory, bytes a second."
+        default=None, description="Bandwidth between a GPU and host memory, in bytes per second."
     )
     intra_node_bandwidth: _Rate = Field(
-        description="Of one rank to others of its node, one way, bytes a second."
+        description="One-way bandwidth from a rank to ranks of its node, in bytes per second."
     )
     inter_node_bandwidth: _Rate = Field(
-        description="Of one rank to other nodes, one way, bytes a second."
+        description="One-way bandwidth from a rank to other nodes, in bytes per second."
     )
-    flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
+    flops: _Rate = Field(description="Dense float32 operations per second and rank.")
     costs: step_cost.StageCosts | None = Field(
         default=None, description="Seconds per unit of work, by stage of a step."
     )
     collectives: CollectiveRates | None = Field(
-        default=None, description="What collectives reach; else what the bandwidths allow."
+        default=None,
+        description="Measured rates of collectives. Default: derived from the bandwidths.",
     )
 
     @model_validator(mode="after")
@@ -102,7 +107,7 @@ class TopologySpec(BaseModel):
 
     @property
     def collective_rates(self) -> CollectiveRates:
-        """Rates of the ``collectives`` section, or upper bounds from the bandwidths."""
+        """Return the measured rates (``collectives:``), or upper bounds from the bandwidths."""
         return self.collectives or self.link_rates
 
     @property
@@ -343,7 +348,7 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a topology name that is not built in is a file name."""
+    """Return whether ``name`` ends in .yaml or .yml."""
     return Path(name).suffix in (".yaml", ".yml")
 
 

@@ -50,7 +50,7 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """Set the activity within this context. ``long`` is inherited by default."""
+    """Set the activity within this context. ``long=None`` keeps the outer activity's value."""
     before = _current
     long = before.long if long is None else long
     _set(replace(before, what=what, processes=processes or {}, long=long))

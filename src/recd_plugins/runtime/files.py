@@ -1,4 +1,4 @@
-"""Atomic file writes, and JSON files with a digest (notes)."""
+"""Atomic file writes, and JSON files that carry a SHA-256 digest (notes)."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _temporary(path: Path, token: str) -> Path:
 
 
 def why_not(error: OSError, path: Path) -> str:
-    """Return why a file cannot be written. For a full disk, includes the free bytes."""
+    """Return the reason for ``error`` as text. For a full disk, it has the free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
     while not path.exists():

@@ -43,7 +43,7 @@ class GeneratorState(NamedTuple):
         random.setstate(self.python)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the state as arrays that ``of_arrays`` accepts."""
+        """Return the state as arrays by name. ``of_arrays`` converts them back."""
         kind, key, place, has_gauss, gauss = self.numpy
         version, ints, next_gauss = self.python
         arrays = {

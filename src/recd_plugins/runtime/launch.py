@@ -293,7 +293,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
 
 def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the likely cause. A killed rank comes before errors of its peers, then RecdErrors."""
+    """Raise the most likely cause of ``failures``: a killed rank, else a RecdError."""
     rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:

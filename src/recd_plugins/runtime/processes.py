@@ -55,7 +55,7 @@ def safe_path() -> Iterator[None]:
 
 
 def adopt_environ(environ: Mapping[str, str]) -> None:
-    """Set the environment variables that the parent had outside ``safe_path``."""
+    """Restore the parent's environment in a process that was started inside ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
 

@@ -97,7 +97,7 @@ def crosses_links() -> bool:
 
 
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
-    """Raise if torchrun started the ranks with different options. Collective; call it first."""
+    """Raise SetupError if ranks of torchrun have different options. Collective; call it first."""
     ranks_of_each_node()
     decided = {"the device (training.device)": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)

@@ -84,7 +84,7 @@ class Heartbeat:
 
 
 class Ticks:
-    """Clock that stops while its process is paused: pausing all processes is not a hang."""
+    """Clock that does not count time in which this process is stopped (SIGSTOP)."""
 
     def __init__(self, interval: float) -> None:
         self._most = 2 * interval
@@ -181,7 +181,7 @@ def _beats(store: TCPStore, world_size: int) -> dict[int, Heartbeat]:
 
 
 def _collective(frame: FrameType | None) -> str:
-    """Return the name of the collective that the thread at ``frame`` executes."""
+    """Return the name of the collective in the stack of ``frame``, or an empty text."""
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     # DistributedDataParallel waits in native code that it calls.
     collective = "a collective" if module == "torch.nn.parallel.distributed" else ""

@@ -151,10 +151,10 @@ class BatchForm:
 
 
 class StoredRows(BatchForm):
-    """Batch form for modules that receive the unique rows as a plain batch."""
+    """Batch form that passes the unique rows of deduplicated batches on as plain batches."""
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the module's features, padded with empty rows to the same number of rows."""
+        """Return ``features`` as a plain batch, with empty rows appended to shorter features."""
         keys = features.keys()
         chosen = [key for key in keys if key in self._features]
         if features.variable_stride_per_key():
@@ -170,12 +170,12 @@ class StoredRows(BatchForm):
 
 
 def set_accepts_deduplicated(module: nn.Module) -> None:
-    """Mark an EmbeddingCollection whose consumers all accept the stored (unique) rows."""
+    """Mark an EmbeddingCollection whose callers accept outputs for unique rows only."""
     setattr(module, _MARK, True)
 
 
 def accepts_deduplicated(module: Any) -> bool:
-    """Return whether ``set_accepts_deduplicated`` marked the module, also before it was sharded."""
+    """Return whether ``set_accepts_deduplicated`` marked the module or its unsharded original."""
     return getattr(module, _MARK, False) or returns_unique_rows(module)
 
 
@@ -185,14 +185,15 @@ def returns_unique_rows(module: Any) -> bool:
 
 
 def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> None:
-    """Refuse weights of ids that need a gradient, or that mean-pooled tables would get.
+    """Raise an error if id weights need a gradient, or if any table has mean pooling.
 
     Args:
         features: ids of a module.
         means: tables of the module with mean pooling.
 
     Raises:
-        ExactnessError: the weights would never be trained, or a table in ``means`` exists.
+        ExactnessError: the weights need a gradient, which TorchRec drops, or ``means`` is not
+            empty.
     """
     weights = features.weights_or_none()
     if weights is None:
@@ -226,7 +227,7 @@ def refuse_inverse_indices(
 
 
 def keep_inverse_indices(features: KeyedJaggedTensor) -> None:
-    """Keep the inverse indices in use on this stream; TorchRec (1.6 to 1.9) does not."""
+    """Call ``record_stream`` on the inverse indices, which TorchRec 1.6 to 1.9 forgets."""
     indices = features.inverse_indices_or_none()
     if indices is not None and indices[1].is_cuda:
         indices[1].record_stream(torch.cuda.current_stream())
@@ -274,7 +275,7 @@ def fit_batches(
 
 
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
-    """Return a plain batch in deduplicated form, with each row as its own unique row."""
+    """Convert a plain batch to deduplicated form without removing duplicate rows."""
     rows = features.stride()
     every_row = torch.arange(rows, device=features.device())
     return with_fields(
@@ -287,7 +288,7 @@ def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTe
 
 @dataclass
 class _ExactContext:
-    """Context for the parts of a batch that stay on this rank.
+    """Mixin for TorchRec's contexts that stores data which this rank does not send.
 
     ``no_rows`` is True if the batch was empty and got an empty row.
     """
@@ -304,12 +305,12 @@ class _ExactContext:
 
 @dataclass
 class ExactBagContext(_ExactContext, EmbeddingBagCollectionContext):
-    """Context of a batch for an EmbeddingBagCollection."""
+    """TorchRec's EmbeddingBagCollection context plus coalescing data of the batch."""
 
 
 @dataclass
 class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
-    """Context of a batch for an EmbeddingCollection."""
+    """TorchRec's EmbeddingCollection context plus coalescing data of the batch."""
 
     def __post_init__(self) -> None:
         if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6
@@ -317,7 +318,7 @@ class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
 
 
 def set_unique_strides(ctx: Any, features: KJTList) -> None:
-    """Set how many rows of a deduplicated batch each rank sent.
+    """Store in ``ctx`` the number of unique rows that each rank sent.
 
     In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline creates a new context for batches that
     were already sent. That context lacks these numbers.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharderDefaults:
-    """Arguments that a trainer set on one of TorchRec's two embedding sharders."""
+    """Arguments that the user set on a TorchRec sharder passed as ``base``."""
 
     fused_params: Mapping[str, Any] | None
     qcomm_codecs_registry: Codecs | None
@@ -74,7 +74,9 @@ def build_sharders(
     qcomm_codecs_registry: Codecs | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return exact sharders, sharders of plugins, and TorchRec's for other modules.
+    """Return the sharders of a prepared model, for DistributedModelParallel.
+
+    The list has this package's exact sharders, plugins' sharders, and TorchRec's for other modules.
 
     If ``base`` is given, only its module types and those of plugins are sharded. ``defaults`` are
     FBGEMM parameters that replace those of ``training:``. See ``Prepared.sharders``.

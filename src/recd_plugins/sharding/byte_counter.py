@@ -21,10 +21,10 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 @dataclass(frozen=True)
 class Traffic:
-    """Key of the counted bytes.
+    """Key under which ``CollectiveBytes`` counts bytes.
 
-    Integers are ids, lengths and sizes; floats are embeddings, gradients and weights. ``group`` is
-    the name of the process group.
+    In ``payload``, integers are ids, lengths and sizes; floats are embeddings, gradients and
+    weights. ``group`` is the name of the process group.
     """
 
     kind: CollectiveKind
@@ -135,7 +135,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class LookupIds:
-    """Ids looked up on this rank, by feature; each column shard of a table counts an id."""
+    """Number of ids looked up on this rank, keyed by feature. Each column shard counts again."""
 
     per_feature: Counter[str] = field(default_factory=Counter)
 
@@ -160,7 +160,7 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
 
 
 def tracker_of(module: nn.Module) -> Callable[..., None] | None:
-    """Return the tracker of the lookups of a sharded module, besides ``lookup_ids``."""
+    """Return the lookup tracker set on a sharded module, unless ``lookup_ids`` set it."""
     tracker: Any = module.post_lookup_tracker_fn
     while isinstance(tracker, _Counting):
         tracker = tracker.before

@@ -1,4 +1,4 @@
-"""TorchRec's two sharded collections, made exact on CPU for every input that they accept."""
+"""Subclasses of TorchRec's sharded collections that fix wrong results, mainly on CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Plan = dict[str, ParameterSharding]
 
 
 class _ExactCollection:
-    """Mixin for TorchRec's sharded collections: kernels of plugins, coalescing, one batch form.
+    """Mixin for TorchRec's sharded collections that adds plugin kernels and coalescing.
 
     ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
     ids in these methods.
@@ -142,7 +142,7 @@ class _ExactCollection:
 
 
 class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCollection):
-    """Accepts deduplicated (VBE) batches, and a batch size per rank, in every sharding.
+    """Sharded EmbeddingBagCollection for deduplicated (VBE) batches and uneven batch sizes.
 
     The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass.
     Gloo does not support that ("allgather: invalid tensor size"). TorchRec's synchronous
@@ -292,7 +292,7 @@ def _sync_collectives(enabled: bool) -> Iterator[None]:
 
 
 class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollection):
-    """Trains data-parallel tables correctly on CPU, and refuses input that would lose gradients."""
+    """Sharded EmbeddingCollection with correct gradients for data-parallel tables on CPU."""
 
     def _why_plain(self, *_: Any) -> str:
         if self._groups is not None:

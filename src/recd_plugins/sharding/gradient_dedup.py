@@ -103,7 +103,7 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return whether newly sharded modules deduplicate gradients; all ranks must agree."""
+    """Return whether modules sharded from now on deduplicate gradients; equal on all ranks."""
     return crosses_links() and not _all_sent
 
 

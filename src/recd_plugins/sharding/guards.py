@@ -21,7 +21,7 @@ from recd_plugins.sharding.batch_form import accepts_deduplicated, refuse_invers
 
 
 def guard(model: nn.Module) -> None:
-    """Make ``model`` refuse deduplicated sequences that it would treat as all rows.
+    """Make ``model`` raise an error if it misreads deduplicated sequences.
 
     Unsharded EmbeddingCollections ignore inverse indices, so they refuse them. If the model is
     called with a ModelInput, its forward pass has to read the unique rows or the ``inverse_lookup``
@@ -34,7 +34,7 @@ def guard(model: nn.Module) -> None:
 
 
 def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse parameters that nothing updates.
+    """Raise an error if a parameter is updated by no optimizer.
 
     TorchRec's ``table_row_wise()`` defaults to the dense kernel, which has no optimizer in the
     backward pass. ``optimizer`` must hold all parameters that are not updated in the backward pass.

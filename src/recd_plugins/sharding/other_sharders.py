@@ -148,7 +148,7 @@ def _with_exact(
     sharder: ModuleSharder[nn.Module],
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> Any:
-    """Return a copy of a trainer's sharder with exact ones inside."""
+    """Return a copy of a user's sharder whose inner sharders are exact."""
     found: Any = copy.copy(sharder)
     for name in ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder"):
         inner: Any = getattr(found, name, None)
@@ -167,7 +167,7 @@ def _with_exact(
 
 
 def _fitting(sharder: Any) -> ModuleSharder[nn.Module]:
-    """Return a copy of the sharder whose modules get all batches in one form."""
+    """Return a copy of a sharder whose modules convert batches to one form (``BatchForm``)."""
     fitting = copy.copy(sharder)
     if type(getattr(fitting, "_mc_sharder", None)) is ManagedCollisionCollectionSharder:
         fitting._mc_sharder = ExactManagedCollisionCollectionSharder()

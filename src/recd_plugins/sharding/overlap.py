@@ -1,4 +1,4 @@
-"""Parts of a train pipeline whose ranks communicate while they compute.
+"""Overlap of communication with compute in train pipelines.
 
 ``LookupAhead`` looks up rows for the next step. ``JoinedIds`` sends the ids of all modules in one
 all-to-all. ``DeferredAllReduce`` reduces dense gradients while the tables are updated.
@@ -34,7 +34,7 @@ _INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
 
 
 class LookupAhead:
-    """Looks up the rows of the next step; replaces a lookup with fused kernels.
+    """Lookup with fused kernels that can look up the next step's rows before this step ends.
 
     FBGEMM's backward pass uses the learning rate of the forward pass. If the rate changes in
     between, the rows are looked up again before the backward pass. A step is counted when the
@@ -290,7 +290,7 @@ def _hops(ranks: Sequence[int]) -> _Hops | None:
 
 
 class _Sum:
-    """In-place sum of gradients over ranks; with ``hops``, over the ranks of a node first."""
+    """Asynchronous in-place all-reduce; with ``hops``, it sums within each node first."""
 
     def __init__(self, gradients: Tensor, group: dist.ProcessGroup, hops: _Hops | None) -> None:
         self._gradients, self._hops = gradients, hops

@@ -1,4 +1,4 @@
-"""Train pipelines: TorchRec's, overlapped, with lookahead, or a plugin's."""
+"""Train pipelines on top of TorchRec's: overlapped communication and cache lookahead."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
 
 
 class _LateCopies(LazyAwaitable[Tensor]):
-    """Rows of data-parallel tables, which are read in ``wait``."""
+    """Awaitable that looks up rows of data-parallel tables only in ``wait``."""
 
     def __init__(self, lookup: nn.Module) -> None:
         super().__init__()
@@ -391,7 +391,11 @@ def build_train_pipeline(
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Return whether to overlap: if set, or on CPUs of several nodes that send rows."""
+    """Return whether to overlap communication with compute.
+
+    ``asked`` decides if set; the default is True for CPU training on several nodes. False if no
+    module can be looked up ahead.
+    """
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
         return False
     ahead = _ahead([module for _, module in outermost_sharded(model)])

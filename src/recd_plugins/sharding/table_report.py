@@ -30,7 +30,7 @@ _TITLES = ("tables", "rows", "dim", "sharding", "kernel", "optimizer", "sharded 
 
 @dataclass(frozen=True)
 class TableLine:
-    """A table of a sharded model.
+    """Report line for one table of a sharded model.
 
     ``sharding`` and ``kernel`` are TorchRec's names, empty if the table is not sharded.
     ``sharded_by`` is the type and path of the sharded module, or the reason why the table is not
@@ -48,7 +48,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Tables of a sharded model; ``str`` merges tables that differ only in name and rows."""
+    """Report lines of all tables. ``str()`` merges tables that differ only in name and rows."""
 
     lines: tuple[TableLine, ...]
 

@@ -1,1 +1,1 @@
-"""Coalescing: each id of a table is sent, and each embedding returned, once a batch and rank."""
+"""Coalescing: each rank sends each distinct id of a table once per batch."""

@@ -1,4 +1,4 @@
-"""Coalescing: sends each id of a table once a batch."""
+"""Coalescing of ids: a rank sends each distinct id of a table once per batch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_coalesced(
     *,
     pooled: bool,
 ) -> None:
-    """Refuse coalesced tables that clip gradients, and dense kernels for them or bags beside them.
+    """Check that coalescing supports the kernels and optimizers of a module's tables.
 
     Ids of data-parallel tables are not sent, dense kernels do not support variable batches (VBE),
     and clipping would clip sums of gradients.
@@ -109,7 +109,7 @@ def check_coalesced(
 
 
 def refuse_at_signs(features: Iterable[str], what: str) -> None:
-    """Refuse "@" in feature names if outputs are distinguished as ``feature@table``.
+    """Raise SetupError if a feature name contains "@"; ``what`` is the reason, for the message.
 
     TorchRec (1.6 to 1.9) parses the text before the first "@" as the feature name.
     """
@@ -180,7 +180,7 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 @dataclass(frozen=True, eq=False)
 class Coalesced:
-    """Parts of a batch that stay on its rank, in feature order.
+    """Data of a coalesced batch that expands the embeddings of unique ids; stays on this rank.
 
     Attributes:
         inverse: int64, the unique row of each id of a coalesced feature.

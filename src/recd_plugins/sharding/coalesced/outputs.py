@@ -32,7 +32,7 @@ _COMPILED = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Bags of rows.
+    """Assignment of embedding rows to bags, for pooling.
 
     Attributes:
         index: int64 ``[n]``, a row for each id.
@@ -47,7 +47,7 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Columns of the output of an EmbeddingBagCollection.
+    """Description of how to fill some columns of an EmbeddingBagCollection's output.
 
     Attributes:
         source: index of the tensor with the rows.
