@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     DataError,
     RecdError,
@@ -21,8 +22,6 @@ from recd_plugins.api import (
     load_registry,
 )
 
-#: Columns of every score file: the 0-based row of the table, and the probability.
-ROW, SCORE = "row", "score"
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from recd_plugin_runs.commands import ROW, SCORE
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
+from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     DataError,
     Dataset,

@@ -280,5 +280,5 @@ def test_one_dict_of_arguments_is_for_two_optimizers() -> None:
 
 def test_weights_of_another_model() -> None:
     weights = first_weights(sequences("f"))
-    with pytest.raises(SetupError, match=r"they have embeddings\.t_f\.weight, and the state dict"):
+    with pytest.raises(SetupError, match=r"such as 'embeddings\.t_f\.weight', is"):
         copy_weights(bags("f").state_dict(), weights)

@@ -58,7 +58,7 @@ def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
     dataset = {"use": "recd.session_parquet", "options": options, "wrap": wrap}
     registry = make_registry(dataset=dataset, pooling=[])
     spec = load_topology("machine", ranks=2)
-    with pytest.raises(SetupError, match="option item names nobody, which is no feature of"):
+    with pytest.raises(SetupError, match=r"ranking\.negatives.* has no feature 'nobody'"):
         study(registry, "some", spec, 256, lambda _: None)
 
 

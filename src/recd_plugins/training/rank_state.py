@@ -145,8 +145,14 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
     update modules with copies of rows. Tensors that only ``sharded`` has are unchanged.
 
     Raises:
-        SetupError: ``whole`` lacks a table, or a table's ``init_fn`` is not repeatable.
+        SetupError: ``whole`` lacks a table or belongs to another model, or a table's ``init_fn`` is
+            not repeatable.
     """
+    if sharded and whole and not sharded.keys() & whole.keys():
+        raise SetupError(
+            f"the weights belong to another model: none of their names, such as {min(whole)!r}, is "
+            "in the sharded model. Pass the first_weights() of the same model."
+        )
     with torch.no_grad():
         for name, target in sharded.items():
             if name.endswith(_OF_SHARDS):
