@@ -1,4 +1,4 @@
-"""RecD: session data, deduplicating converters, preprocessing and pooling on unique rows."""
+"""RecD: session data, deduplication, preprocessing, and pooling that runs once per unique row."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def register_internals() -> Sequence[Internal]:
     from recd_plugins.api import Internal
 
     return [
-        Internal("torch", ("_check",), "export of attention poolings"),
+        Internal("torch", ("_check",), "exporting models with attention pooling"),
         Internal("confluent_kafka:KafkaError", ("_PARTITION_EOF",), "reading a topic to its end"),
     ]

@@ -1,4 +1,4 @@
-"""``recd convert-layout``: rewrites a table in another layout, with its rows in the same order."""
+"""The command ``recd convert-layout``, which changes how a table stores its lists of ids."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ def convert(
     force: bool = False,
     start: Callable[[int], Callable[[int], None]] = lambda _rows: lambda _written: None,
 ) -> dict[str, Any]:
-    """Convert a table and write ``target``, which appears only once it is complete.
+    """Write a copy of a table whose id lists are stored in ``layout``.
+
+    ``target`` is created atomically, when all rows are written.
 
     Args:
-        source: a Parquet file or a folder of them.
+        source: a Parquet file or a folder of Parquet files.
         target: a file or a folder, like the source. Files and subfolders keep their names.
-        layout: of the features.
-        session, timestamp: columns of the source.
+        layout: ``list`` or ``list_dict``.
+        session, timestamp: session and time columns of the source.
         row_group_rows: maximum number of rows in a row group.
-        nulls: how to handle a null instead of a list.
-        force: replace a target that is a table.
+        nulls: whether a null list is an error or becomes an empty list.
+        force: replace ``target`` if it is a table.
         start: called with the total number of rows. Returns a callback that receives the number of
             newly written rows.
 
     Returns:
-        ``rows``, ``layouts`` by feature, ``source_bytes`` and ``target_bytes``.
+        A dictionary with ``rows``, ``layouts`` keyed by feature, ``source_bytes`` and
+        ``target_bytes``.
     """
     from recd_plugin_recd.sessions import ParquetSource, check_target
     from recd_plugins.api import folders, parquet, parquet_writer, readers
@@ -98,8 +101,10 @@ def convert(
     required=True,
     help="How to store lists of ids: one list per row, or each distinct list once per row group.",
 )
-@click.option("--session", default="session_id", show_default=True, help="Session column.")
-@click.option("--timestamp", default="ts", show_default=True, help="Time column.")
+@click.option(
+    "--session", default="session_id", show_default=True, help="Column of the session id."
+)
+@click.option("--timestamp", default="ts", show_default=True, help="Column of the time.")
 @command_options.row_group_rows
 @command_options.nulls
 @command_options.force
@@ -112,10 +117,11 @@ def convert_layout(
     json_path: Path | None,
     **options: Any,
 ) -> None:
-    """Write the table SRC with its lists in another layout as DST.
+    """Write a copy of the table SRC to DST, with lists of ids stored in another layout.
 
-    SRC is a Parquet file or a folder of them; DST is of the same type. The order of rows, file
-    names and metadata do not change. With list_dict, features that rarely repeat stay plain lists.
+    SRC is a Parquet file or a folder of Parquet files, and DST becomes the same. The order of rows,
+    file names and metadata do not change. With list_dict, features that rarely repeat stay plain
+    lists.
     """
     with progress_bars.progress_bars() as add_bar:
         start = partial(add_bar, f"writing {target.name}")
@@ -126,6 +132,6 @@ def convert_layout(
     )
     lists = [name for name, chosen in done["layouts"].items() if chosen != layout]
     if lists:
-        click.echo(f"lists as before, because they repeat too little: {', '.join(lists)}")
+        click.echo(f"stored as plain lists, because they rarely repeat: {', '.join(lists)}")
     if json_path is not None:
         file_utils.write_json(json_path, done)

@@ -30,13 +30,14 @@ _NEARLY_ALL = 1.01
 
 @dataclass(frozen=True)
 class DedupGroup:
-    """Features that share an inverse lookup, or a single feature that stays plain.
+    """Features that are deduplicated together and share an inverse lookup.
 
     Attributes:
-        features: their names.
+        features: names of the features.
         dedupe_factor: ids in the sample divided by ids in its unique rows; 1.0 if the sample has no
             ids.
-        deduplicated: whether the group becomes an IKJT.
+        deduplicated: whether the group becomes an InverseKeyedJaggedTensor; otherwise its features
+            stay plain.
     """
 
     features: tuple[str, ...]
@@ -45,16 +46,16 @@ class DedupGroup:
 
 
 class IkjtConverter(Converter):
-    """Converts rows to an InverseKeyedJaggedTensor that stores equal rows once."""
+    """Converts batches to InverseKeyedJaggedTensors, which store equal rows only once."""
 
     name = "recd.ikjt"
 
     class Options(PluginOptions):
-        """Which features share an inverse lookup."""
+        """Options of ``recd.ikjt``."""
 
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="auto: group features whose equal rows coincide in the first batch. "
+            description="auto: group features that repeat in the same rows of the first batch. "
             "Or lists of features: each list is one group, and all other features"
             " stay plain.",
         )
@@ -75,7 +76,10 @@ class IkjtConverter(Converter):
         def _no_feature_twice(cls, groups: str | list[list[str]]) -> str | list[list[str]]:
             names = list(chain(*groups)) if isinstance(groups, list) else []
             if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"a feature is in one group only: {', '.join(twice)}")
+                raise ValueError(
+                    f"these features appear more than once: {', '.join(twice)}. Put each feature "
+                    "into one group."
+                )
             return groups
 
     options: Options
@@ -91,7 +95,7 @@ class IkjtConverter(Converter):
         return dedup.Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Choose the deduplication groups from a sample."""
+        """Choose the deduplication groups, based on the first rows of the data."""
         groups, least = self.options.groups, 0.0
         if groups == "auto":
             groups, least = self._coinciding(sample, schema), self.options.min_dedupe_factor
@@ -106,12 +110,12 @@ class IkjtConverter(Converter):
             self._compare_neighbours_if_enough(sample)
 
     def report(self) -> tuple[DedupGroup, ...]:
-        """Return the groups that ``fit`` chose, and their dedupe factors in its sample."""
+        """Return the groups that ``fit`` chose, with their DedupeFactors in the sample."""
         return self._groups or ()
 
     @property
     def neighbours_only(self) -> bool:
-        """Whether rows are compared only with the previous row."""
+        """Return whether each row is compared only with the previous row."""
         return self._deduplicate.neighbours_only
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -123,7 +127,7 @@ class IkjtConverter(Converter):
         }
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows. If ``fit`` was not called, the first rows serve as its sample."""
+        """Convert rows to a batch. Calls ``fit`` with these rows if it was not called before."""
         from recd_plugins.api import Batch, arrow, from_columns
 
         if self._groups is None:
@@ -149,7 +153,7 @@ class IkjtConverter(Converter):
         return from_columns.ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
-        """Switch to comparing neighbours if that finds nearly all equal rows."""
+        """Compare only neighbours from now on, if this finds nearly all equal rows."""
         from recd_plugins.api import dedup
 
         groups = [group.features for group in self.report() if group.deduplicated]
@@ -161,7 +165,7 @@ class IkjtConverter(Converter):
                 self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
-        """Group features that have the same inverse lookup."""
+        """Group features whose inverse lookups are equal in the sample."""
         groups: dict[bytes, list[str]] = {}
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
@@ -169,18 +173,18 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Reject an option that names anything other than a sparse feature."""
+    """Raise DataError if a name in ``option`` is not a sparse feature."""
     for name in names:
         if name not in schema.sparse:
-            meant = (
-                text_utils.did_you_mean(name, schema.sparse)
-                or f"; there are {', '.join(schema.sparse)}"
+            hint = text_utils.did_you_mean(name, schema.sparse) or "."
+            raise DataError(
+                f"{option}: {name!r} is not a sparse feature{hint} "
+                f"Use one of: {', '.join(schema.sparse)}."
             )
-            raise DataError(f"{option} names {name}, which is no sparse feature{meant}")
 
 
 class ListDictConverter(IkjtConverter):
-    """Builds an InverseKeyedJaggedTensor from layout list_dict without comparing ids.
+    """Builds InverseKeyedJaggedTensors from columns stored as list_dict, without comparing ids.
 
     Features stored as plain lists are deduplicated by comparing ids. If a batch spans two row
     groups, equal lists of the two groups stay separate unique rows.
@@ -212,6 +216,6 @@ class ListDictConverter(IkjtConverter):
 
 
 class KjtConverter(PlainConverter):
-    """Builds a plain KeyedJaggedTensor that stores every row."""
+    """Converts batches to a plain KeyedJaggedTensor, without deduplication."""
 
     name = "recd.kjt"

@@ -1,4 +1,4 @@
-"""Dataset ``recd.interactions``."""
+"""The dataset plugin ``recd.interactions``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from recd_plugins.api import (
     readers,
 )
 
-#: Builds the rows of events from their places.
+#: Function that builds rows from the places of events in the log.
 RowsOf = Callable[[NDArray[np.int64]], pa.RecordBatch]
 
 # Number of rows whose lists are built at once.
@@ -48,7 +48,7 @@ _LATEST_SECOND = 1e11
 
 
 class RefreshOptions(BaseModel):
-    """Refresh schedule of a user's logged features."""
+    """The option ``refresh``: when the features of a user are refreshed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,12 +57,12 @@ class RefreshOptions(BaseModel):
         description="Refresh at every event, at every request, or once per session.",
     )
     impressions: PositiveInt = Field(
-        default=10, description="Number of session events in one request."
+        default=10, description="Number of consecutive events that form a request."
     )
 
 
 class SplitOptions(BaseModel):
-    """Which events are the test split."""
+    """The option ``test``: which events form the test split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,7 +79,7 @@ class SplitOptions(BaseModel):
 
 
 class Interactions(Dataset):
-    """A log of users, items, values and times (MovieLens, RecBole, any CSV), cut into sessions."""
+    """Reads a log of user-item interactions (MovieLens, RecBole, any CSV) and finds sessions."""
 
     name = "recd.interactions"
     free_options = frozenset({"path", "prefetch"})
@@ -149,7 +149,8 @@ class Interactions(Dataset):
         def _has_outcome(self) -> Self:
             if self.value is None and self.label is None:
                 raise ValueError(
-                    "without a value every row would be positive: name a column in value or label"
+                    "value and label are both null, so no row has a label. Set value or label to a "
+                    "column."
                 )
             return self
 
@@ -170,7 +171,7 @@ class Interactions(Dataset):
         options = self.options
         layout = detect_format(options.path, options.separator, options.header)
         used = {options.user, options.item, options.timestamp, options.label or options.value}
-        return {name: "no option names it" for name in layout.names if name not in used}
+        return {name: "not used by any option" for name in layout.names if name not in used}
 
     def splits(self) -> tuple[Split, ...]:
         options = self.options
@@ -251,8 +252,8 @@ class Interactions(Dataset):
             return replace(events, times=events.times / 1000)
         if events.times.max() > _LATEST_SECOND:
             raise DataError(
-                f"{options.path}: column {options.timestamp} has {events.times.max():.0f}, which "
-                "is no time in seconds; set timestamp_unit: ms"
+                f"{options.path}: column {options.timestamp!r} contains {events.times.max():.0f}, "
+                "which is too large for a time in seconds. Set timestamp_unit: ms."
             )
         return events
 
@@ -272,7 +273,7 @@ class Interactions(Dataset):
 
     @cached_property
     def _identity(self) -> dict[str, object]:
-        """Return what identifies the data in a saved state. The file may move but not change."""
+        """Return values that a saved reader state must match: the events and some options."""
         content = hashlib.sha256()
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())
@@ -290,8 +291,9 @@ class Interactions(Dataset):
         wrong = np.flatnonzero(~np.isin(outcomes, (0, 1)) & ~np.isnan(outcomes))
         if len(wrong):
             raise DataError(
-                f"{self.options.path}: column {self.options.label} has {outcomes[wrong[0]]:g} in "
-                f"row {wrong[0]} of the data, neither 0 nor 1"
+                f"{self.options.path}: column {self.options.label!r} contains "
+                f"{outcomes[wrong[0]]:g} in row {wrong[0]} (from 0), but labels must be 0 or 1. "
+                "Fix the value, or use the options value and positive_threshold instead of label."
             )
         return outcomes == 1
 
@@ -324,7 +326,7 @@ class Interactions(Dataset):
             yield Rows(rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return the file's row numbers, counted from 0 after the header."""
+        """Return the file and the row numbers of rows, counted from 0 after the header."""
         runs = np.split(file_rows, np.flatnonzero(np.diff(file_rows) != 1) + 1)
         return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
 

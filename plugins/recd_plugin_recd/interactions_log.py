@@ -1,12 +1,12 @@
-"""Reads interaction logs in CSV-like files and computes user features at each request.
+"""Reading of interaction logs in CSV-like files, and the features of their events.
 
 Events are sorted by time, then by file order. User features of a row are computed from the user's
 events before an *anchor*, the event of their last refresh: the event itself, or the first event of
 its request or session. Item features are computed from earlier events. No row contains its own
 outcome or later information.
 
-In a log to score, an event with an unknown outcome is a candidate. Its features are those of the
-user's next event, and other rows ignore it.
+In a log that is scored, an event with an unknown outcome is a candidate. Its features are those of
+the user's next event, and other rows ignore the candidate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True)
 class Format:
-    """Column separator (any length), column names, and whether the first line is a header."""
+    """Format of a log file.
+
+    Attributes:
+        separator: column separator, of any length.
+        names: column names.
+        has_header: whether the first line is a header.
+    """
 
     separator: str
     names: tuple[str, ...]
@@ -54,10 +60,13 @@ class Format:
 
 @dataclass(frozen=True)
 class Events:
-    """Interactions in the order of the file, all ``[num_events]``.
+    """The interactions of a log, in file order. All arrays are ``[num_events]``.
 
-    Integer ids are used unchanged. A column with any other id is hashed to 63 bits, the same in
-    every file. An unknown outcome is NaN. ``kinds`` maps each id column to ``numbers`` or ``text``.
+    Attributes:
+        users, items: int64 ids. Integer ids are unchanged; columns with other ids are hashed.
+        outcomes: float64 values or labels; NaN if unknown.
+        times: float64 times.
+        kinds: maps each id column to ``numbers`` or ``text``.
     """
 
     users: Int64s
@@ -68,18 +77,22 @@ class Events:
 
 
 def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
-    """Complete the options from the file's suffix and first line."""
+    """Return the format of a file; None options are derived from its suffix and first line.
+
+    Raises:
+        DataError: the file does not exist, or its suffix does not tell the separator.
+    """
     if not path.is_file():
         raise DataError(
-            f"{path}: no such file (looked for from {Path.cwd()}). MovieLens is at "
-            "https://files.grouplens.org/datasets/movielens/"
+            f"{path}: no such file in the current folder {Path.cwd()}. Check the option path. "
+            "MovieLens files are at https://files.grouplens.org/datasets/movielens/"
         )
     if separator is None:
         separator = SEPARATORS.get(path.suffix.lower())
         if separator is None:
             raise DataError(
-                f"{path}: set option separator; it is known for {', '.join(SEPARATORS)} only. Of "
-                f"JSON lines, Parquet and others, recd init {path} my.yaml writes a registry"
+                f"{path}: the column separator of this file type is unknown. Set the option "
+                f"separator, or run recd init {path} my.yaml for JSON lines, Parquet and others."
             )
     if header is None:
         header = path.suffix.lower() not in WITHOUT_HEADER
@@ -101,24 +114,33 @@ def read_events(
     timestamp: str,
     kinds: Mapping[str, str] | None = None,
 ) -> Events:
-    """Read all events.
+    """Read all events of a log.
 
     Args:
         path: the file.
         layout: format of the file.
-        user, item, outcome, timestamp: columns.
-        kinds: for a file to score, the id types used in training. Outcomes may be empty.
+        user, item, outcome, timestamp: names of the columns.
+        kinds: the id types of the training log, if this log is scored; None for a training log.
+            Outcomes of a scored log may be empty.
+
+    Raises:
+        DataError: a column is missing, or contains a wrong value.
     """
     wanted = {"user": user, "item": item, "timestamp": timestamp, "value or label": outcome}
     for option, name in wanted.items():
         if layout.names.count(name) != 1:
-            advice = f"set option {option} to one of: {', '.join(layout.names)}"
+            advice = f"Set the option {option} to one of: {', '.join(layout.names)}."
             if kinds is not None and name == outcome:
-                advice = "add it, empty in rows of which nobody knows the outcome yet"
-            wrong = "no column" if name not in layout.names else "several columns are named"
-            raise DataError(f"{path}: {wrong} {name}; {advice}")
+                advice = "Add the column, with empty values for unknown outcomes."
+            wrong = "there is no column"
+            if name in layout.names:
+                wrong = "several columns have the name"
+            raise DataError(f"{path}: {wrong} {name!r}. {advice}")
     if len(set(wanted.values())) < len(wanted):
-        raise DataError(f"{path}: user, item, timestamp and value or label need different columns")
+        raise DataError(
+            f"{path}: two of the options user, item, timestamp, value and label name the same "
+            "column. Set each option to a different column."
+        )
     known = kinds or {}
     try:
         table = _read(path, layout, (user, item), (outcome, timestamp))
@@ -130,11 +152,11 @@ def read_events(
     for name, (_, kind) in found.items():
         if known.get(name, kind) != kind:
             raise DataError(
-                f"{path}: column {name} has texts, and whole numbers in the log that is trained "
-                "on: no id of the two would be the same"
+                f"{path}: column {name!r} contains text, but the training log has whole numbers "
+                "there, so no id would match. Use the same ids as in the training log."
             )
     if not table.num_rows:
-        raise DataError(f"{path}: no interactions in this file")
+        raise DataError(f"{path}: the file has no interactions. Use a file with at least one row.")
     users, items = (ids for ids, _ in found.values())
     return Events(users, items, outcomes, times, {name: kind for name, (_, kind) in found.items()})
 
@@ -170,18 +192,24 @@ def _numbers(table: pa.Table, name: str, *, may_be_empty: bool) -> NDArray[np.fl
         wrong &= table[name].is_valid().to_numpy()
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"column {name}, row {row} (from 0): a number is missing or not finite")
+        raise ValueError(
+            f"column {name!r}, row {row} (from 0): the number is missing or not finite. Fill in a "
+            "number, or remove the row."
+        )
     return values
 
 
 def _ids(table: pa.Table, name: str, known: str | None) -> tuple[Int64s, str]:
-    """Return the ids of a column and their type, which is ``known`` for a file to score."""
+    """Return the ids of a column as int64 and their type, ``numbers`` or ``text``.
+
+    ``known`` is the type in the training log, or None.
+    """
     encoded = table[name].unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
     names = encoded.dictionary.to_pylist()
     if encoded.null_count or not all(names):
-        raise ValueError(f"column {name}: an id is empty")
+        raise ValueError(f"column {name!r}: an id is empty. Fill in the id, or remove the row.")
     whole = known != TEXT and all(_WHOLE_NUMBER.fullmatch(name) for name in names)
     ids = [int(name) if whole else _hash(name) for name in names]
     return np.array(ids, np.int64)[np.asarray(encoded.indices)], NUMBERS if whole else TEXT
@@ -211,16 +239,18 @@ SCHEMA = pa.schema(
 
 
 class InteractionLog:
-    """Events sorted by user and time. The *place* of an event is its index in that order.
+    """Computes the features of events, sorted by user and time.
+
+    The *place* of an event is its index in this order.
 
     Args:
-        events: interactions; ``outcomes`` are not used.
+        events: the interactions; ``outcomes`` are not used.
         liked: whether each event was positive, bool ``[num_events]``.
-        session_gap: seconds without an event after which a user's next session begins.
+        session_gap: number of seconds. A longer pause starts a new session.
         refresh: when user features are refreshed.
         impressions: number of events per request.
         history: maximum number of items in a history.
-        own_anchors: number of last events of each user that are their own anchors.
+        own_anchors: number of last events of each user whose user features are always refreshed.
         known: whether each event's outcome is known, bool ``[num_events]``; None if all are.
     """
 
@@ -269,7 +299,7 @@ class InteractionLog:
         new_session = self._is_first | (pauses > session_gap)
         sessions = np.append(_start_of_run(new_session[known]), 0)
         started = np.where(new_session, self._index, sessions[self._index - 1])
-        #: Event at which the user features of each event were last refreshed.
+        #: For each event, the event at which its user features were last refreshed.
         self.anchors: Int64s = {
             "event": self._index,
             "request": self._index - (self._index - started) % impressions,
@@ -292,11 +322,11 @@ class InteractionLog:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
-        """Return whether each place is its user's ``nth`` last event and has an earlier one."""
+        """Return whether each event is the ``nth`` last of its user, but not the first, bool."""
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """Return the rows of the given places, with the columns of ``SCHEMA``."""
+        """Return the rows of the events at ``places``, with the columns of ``SCHEMA``."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
@@ -329,7 +359,7 @@ class InteractionLog:
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
-        """Return ``rows`` plus columns of a numeric session and the time in microseconds."""
+        """Return ``rows`` with two more columns: session number and time in microseconds."""
         rows = self.rows(places)
         keys = {
             SESSION: self.session_starts[places],
@@ -343,7 +373,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """Count earlier views and likes of each event's item. ``items`` are sorted by time."""
+        """Count the earlier views and likes of each event's item, int64 ``[num_events]`` each."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []
@@ -357,7 +387,7 @@ class InteractionLog:
         return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
-        """Return the last values of ``items[start:stop]`` for each row, oldest first."""
+        """Return the last items of ``items[start:stop]`` for each row, oldest first."""
         starts = np.maximum(starts, stops - self._history)
         offsets = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(stops - starts, out=offsets[1:])
@@ -372,7 +402,7 @@ def _changes(values: Int64s) -> NDArray[np.bool_]:
 
 
 def _start_of_run(starts: NDArray[np.bool_]) -> Int64s:
-    """Return the index of the last True up to and including each element."""
+    """Return for each element the index of the last True at or before the element, int64."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
 
 
@@ -381,5 +411,5 @@ def _one_each(ids: Int64s) -> pa.ListArray:
 
 
 def _share(part: Int64s, whole: Int64s) -> NDArray[np.float64]:
-    """Return a smoothed fraction that starts at one half (Laplace's rule)."""
+    """Return ``part / whole`` with Laplace smoothing, so that 0 / 0 gives one half."""
     return (part + 1) / (whole + 2)

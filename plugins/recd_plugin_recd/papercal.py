@@ -1,4 +1,4 @@
-"""PAPERCAL: a generated table with the duplication that the RecD paper measured (section 3).
+"""PAPERCAL: a synthetic table with the duplication that the RecD paper measured (section 3).
 
 Sessions are lognormal with a mean of 16.5 rows and a tail beyond 1000. Each session's rows are
 spread over an hour, and sessions start as a steady stream, so that a million rows are in flight.
@@ -29,9 +29,14 @@ NUM_ITEMS = 8
 
 @dataclass(frozen=True)
 class Feature:
-    """A sparse feature that keeps its list from row to row with probability ``keep``.
+    """A sparse feature of the synthetic table.
 
-    Features with the same ``clock`` change in the same rows.
+    Attributes:
+        name: name of the column.
+        mean_length: mean number of ids per row.
+        keep: probability that the next row of a session has the same list.
+        clock: features with the same clock change in the same rows.
+        num_ids: number of different ids.
     """
 
     name: str
@@ -43,19 +48,22 @@ class Feature:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Features and dense columns of a table; clocks are numbered in the order of the features."""
+    """Sparse features and number of dense columns of a synthetic table.
+
+    Clocks are numbered in the order of the features.
+    """
 
     features: tuple[Feature, ...]
     num_dense: int
 
     @cached_property
     def keep(self) -> NDArray[np.float64]:
-        """Return the probability that each clock does not advance from one row to the next."""
+        """Return the ``keep`` of each clock, float64 ``[clocks]``."""
         return np.array(list({feature.clock: feature.keep for feature in self.features}.values()))
 
     @property
     def num_session_dense(self) -> int:
-        """Number of leading dense features that are constant within a session."""
+        """Return how many of the first dense columns are constant within a session."""
         return (self.num_dense + 1) // 2
 
     @cached_property
@@ -74,9 +82,14 @@ class TableColumns:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sequence features with their ``keep`` for each group, other user features, dense features.
+    """Number of features of a shape.
 
-    The first user feature has ``least_user_keep``. The others have up to 0.07 more.
+    Attributes:
+        groups: number of sequence features in each group that changes together.
+        group_keeps: ``keep`` of each group.
+        num_users: number of other user features.
+        least_user_keep: smallest ``keep`` of these user features; the largest is 0.07 more.
+        num_dense: number of dense columns.
     """
 
     groups: tuple[int, ...]
@@ -97,7 +110,7 @@ _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
 def shape_of(name: str, scale: float = 1.0) -> TableColumns:
-    """Return the named shape with list lengths scaled by ``length_scale(scale)``."""
+    """Return the columns of a shape, with list lengths multiplied by ``length_scale(scale)``."""
     sizes = _SIZES[name]
 
     def length(mean: float) -> int:
@@ -127,7 +140,10 @@ def shape_of(name: str, scale: float = 1.0) -> TableColumns:
 
 
 def length_scale(scale: float) -> float:
-    """Return the fourth root of ``scale``, so that pooling keeps its share at small scales."""
+    """Return the factor for list lengths, the fourth root of ``scale``.
+
+    With this factor, pooling keeps its share of the compute at small scales.
+    """
     return float(scale**0.25)
 
 
@@ -178,8 +194,8 @@ class RowKeys:
 def row_keys(rows: int, seed: int, layout: str) -> Iterator[RowKeys]:
     """Yield the keys of a table with ``rows`` rows, in table order, in blocks of any size.
 
-    ``clustered`` and ``interleaved`` contain the same rows, sorted by session or by time.
-    ``stream`` is a slice of the steady stream, sorted by time.
+    ``clustered`` and ``interleaved`` have the same rows, sorted by session or by time. ``stream``
+    is sorted by time and starts after an hour, when many sessions overlap.
     """
     if layout == "clustered":
         return _first(rows, _sessions(seed))
@@ -189,7 +205,7 @@ def row_keys(rows: int, seed: int, layout: str) -> Iterator[RowKeys]:
 
 
 def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
-    """Generate all columns of the rows with these keys."""
+    """Return the rows with these keys, with all columns of ``shape``."""
     sessions = keys.sessions
     versions = list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
     lists = {}
@@ -209,7 +225,7 @@ def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
 
 
 def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
-    """Split rows into blocks of ``size``. The last block may be shorter."""
+    """Yield blocks of ``size`` rows from blocks of any size. The last block may be shorter."""
     waiting: list[RowKeys] = []
     for block in keys:
         waiting.append(block)
@@ -244,7 +260,7 @@ def _sessions(seed: int) -> Iterator[RowKeys]:
 
 
 def _by_time(blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
-    """Merge sessions into time order, buffering the rows of open sessions."""
+    """Yield the rows of all sessions sorted by time, buffering rows of sessions that continue."""
     waiting = next(blocks)
     for number, block in enumerate(blocks, 1):
         done = waiting.times < _block_start(number)
@@ -283,7 +299,7 @@ def _labels(
     dense: list[np.ndarray],
     shape: TableColumns,
 ) -> np.ndarray:
-    """Sample labels with odds that depend on dense features and hidden effects of ids."""
+    """Draw labels, 0 or 1, int8 ``[rows]``, that depend on dense columns and ids."""
     logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)
     for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
@@ -311,7 +327,7 @@ def mix(value: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def draw(stream: np.uint64, counter: int) -> float:
-    """Return a uniform number in [0, 1) for a hash."""
+    """Return the random number at index ``counter`` of a stream, uniform in [0, 1)."""
     return np.float64(mix(stream + nb.uint64(counter) * _GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
@@ -378,9 +394,9 @@ def list_versions(
 
 @nb.njit(cache=True)
 def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32]:
-    """Return a feature's list offsets, int32 ``[rows + 1]``. Lengths are constant per session.
+    """Return a feature's list offsets, int32 ``[rows + 1]``.
 
-    Lengths are uniform over 0.5-1.5 times the mean, and at least 1.
+    All lists of a session have the same length, drawn uniformly from 0.5 to 1.5 times the mean.
     """
     offsets = np.zeros(len(keys) + 1, np.int32)
     salt = mix(nb.uint64(clock + 2000))
@@ -430,7 +446,10 @@ def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float6
 
 @nb.njit(cache=True)
 def mean_effects(values: Int64s, offsets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the mean hidden effect, in [-1, 1), of the ids of each row, float64 ``[rows]``."""
+    """Return the mean effect of the ids of each row on its label, in [-1, 1), float64 ``[rows]``.
+
+    The effect of an id is a fixed random number.
+    """
     out = np.zeros(len(offsets) - 1, np.float64)
     for row in range(len(out)):
         for j in range(offsets[row], offsets[row + 1]):

@@ -1,4 +1,4 @@
-"""``recd generate``: writes tables of user sessions as Parquet files, atomically."""
+"""The command ``recd generate``, which writes synthetic tables of user sessions."""
 
 from __future__ import annotations
 
@@ -21,41 +21,59 @@ PROVENANCE = b"recd.papercal"
 
 
 class TableOptions(BaseModel):
-    """Options that determine a generated table bit for bit."""
+    """Options of a generated table. Equal options give equal rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rows: PositiveInt = Field(description="Number of rows. A PAPERCAL row takes 12.9 KB in memory.")
+    rows: PositiveInt = Field(
+        description="Number of rows. A row of papercal takes 12.9 KB of memory."
+    )
     seed: int = Field(default=0, ge=0, description="Seed of the random generator.")
     layout: Layout = Field(
         default="clustered",
         description="clustered: one session after another. interleaved: the same rows "
-        "sorted by time. stream: sorted by time, cut from a stream with a "
-        "million rows in flight.",
+        "sorted by time. stream: sorted by time, from a stream in which sessions with a "
+        "million rows overlap.",
     )
     row_group_rows: PositiveInt = Field(
-        default=2048, description="Rows of a Parquet row group, the unit of reading."
+        default=2048, description="Number of rows in a Parquet row group, the unit of reading."
     )
     files: PositiveInt = Field(default=1, description="Number of Parquet files in the folder.")
     shape: ShapeName = Field(
         default="papercal",
-        description="Set of features: papercal, or one of the models in section 6.1 of the paper.",
+        description="Set of features: papercal, or of a model in section 6.1 of the RecD paper.",
     )
     scale: float = Field(
-        default=1.0, gt=0, le=1, description="Scale of the list lengths of rm1, rm2 and rm3."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Scale of rm1, rm2 and rm3. A smaller scale gives shorter lists.",
     )
 
     @model_validator(mode="after")
     def _papercal_has_one_size(self) -> Self:
         if self.shape == "papercal" and self.scale != 1:
-            raise ValueError("shape papercal has one size; scale is for rm1, rm2 and rm3")
+            raise ValueError(
+                "scale applies only to the shapes rm1, rm2 and rm3. Remove scale for papercal."
+            )
         return self
 
 
 def write_table(
     folder: Path, options: TableOptions, progress: Callable[[int], None] = lambda _rows: None
 ) -> None:
-    """Generate ``folder``, which appears only once complete. ``progress`` gets rows written."""
+    """Generate a table of user sessions as Parquet files in the new folder ``folder``.
+
+    The folder is created atomically, when all rows are written.
+
+    Args:
+        folder: folder to create.
+        options: size and content of the table.
+        progress: called with the number of rows written since the last call.
+
+    Raises:
+        DataError: the folder exists, or there are too few rows for the number of files.
+    """
     from recd_plugin_recd import papercal
 
     _check_free(folder)
@@ -63,8 +81,8 @@ def write_table(
     rows_a_file += -rows_a_file % options.row_group_rows
     if (options.files - 1) * rows_a_file >= options.rows:
         raise DataError(
-            f"{options.rows} rows in row groups of {options.row_group_rows} do not fill "
-            f"{options.files} files; lower files or row_group_rows"
+            f"{folder}: {options.rows} rows in row groups of {options.row_group_rows} are too few "
+            f"for {options.files} files. Lower files or row_group_rows."
         )
     with folders.scratch_folder(folder) as scratch:
         new = scratch / folder.name
@@ -83,7 +101,10 @@ def write_table(
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
-    """Return the generation options of the table in ``folder``, or None if it is not generated."""
+    """Return the options that the table in ``folder`` was generated with.
+
+    Returns None if ``recd generate`` did not write the table.
+    """
     try:
         metadata = pq.read_schema(folder / "part-00000.parquet").metadata or {}
         found = file_utils.parse_json(metadata.get(PROVENANCE, b"null"))
@@ -93,7 +114,7 @@ def provenance(folder: Path) -> dict[str, Any] | None:
 
 
 def provenance_of(options: TableOptions) -> dict[str, Any]:
-    """Return the ``provenance`` of a table generated with these options."""
+    """Return the value of ``provenance`` for a table that is generated with these options."""
     from recd_plugin_recd import papercal
 
     # For PAPERCAL, keep the provenance format from before other shapes existed.
@@ -103,7 +124,10 @@ def provenance_of(options: TableOptions) -> dict[str, Any]:
 
 def _check_free(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder} exists already; remove it, or generate to another folder")
+        raise DataError(
+            f"{folder} exists already. Use another folder, or replace a generated table with "
+            "--force."
+        )
 
 
 def _write_file(
@@ -147,21 +171,26 @@ def _option(name: str, type: click.ParamType[Any], **default: Any) -> Any:
 @_option("seed", cli_options.COUNT_FROM_0)
 @_option("row_group_rows", cli_options.AT_LEAST_1)
 @_option("files", cli_options.AT_LEAST_1)
-@click.option("--force", is_flag=True, help="Replace FOLDER if it exists.")
+@click.option("--force", is_flag=True, help="Replace FOLDER if it is a generated table.")
 def generate(folder: Path, force: bool, **options: Any) -> None:
     """Generate a table of user sessions as Parquet files in FOLDER.
 
-    The table, PAPERCAL by default, has the duplication that the RecD paper measured: 81.5 % of the
+    The default shape, papercal, repeats values as often as the RecD paper measured: 81.5 % of the
     list bytes repeat an earlier row of their session. 65,536 clustered rows take about 70 MB.
     """
     if options["shape"] == "papercal" and options["scale"] != 1:
-        raise click.UsageError("shape papercal has one size; --scale is for rm1, rm2 and rm3")
+        raise click.UsageError(
+            "--scale applies only to --shape rm1, rm2 and rm3. Remove --scale for papercal."
+        )
     table = TableOptions.model_validate(options)
     with progress_bars.row_progress(f"generating {folder.name}", table.rows) as advance:
         if not (force and folder.exists()):
             write_table(folder, table, advance)
         elif provenance(folder) is None:
-            raise DataError(f"{folder} was not generated by recd generate; remove it yourself")
+            raise DataError(
+                f"--force cannot replace {folder}, because the folder was not generated by "
+                "recd generate. Remove the folder yourself, or use another folder."
+            )
         else:
             with folders.scratch_folder(folder) as scratch:
                 new = scratch / "new" / folder.name

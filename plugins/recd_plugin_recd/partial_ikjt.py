@@ -1,4 +1,4 @@
-"""Converter that stores ids shared with the previous row once (RecD, section 7)."""
+"""Converter for partial deduplication (RecD, section 7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """DedupeFactors of a feature in the first batch, and whether it becomes a partial IKJT."""
+    """Storage of one feature, chosen from the first batch.
+
+    Attributes:
+        exact, partial: DedupeFactors of exact and partial deduplication in the first batch.
+        stored_partially: whether the feature uses partial deduplication.
+    """
 
     exact: float
     partial: float
@@ -26,17 +31,20 @@ class Choice:
 
 
 class PartialIkjtConverter(Converter):
-    """Builds a PartialInverseKeyedJaggedTensor, storing ids shared with the previous row once."""
+    """Converts batches to a PartialInverseKeyedJaggedTensor.
+
+    It stores ids only once that a row shares with the previous row.
+    """
 
     name = "recd.partial_ikjt"
 
     class Options(PluginOptions):
-        """Options of the partial converter."""
+        """Options of ``recd.partial_ikjt``."""
 
         features: Literal["auto"] | list[str] = Field(
             default="auto",
-            description="auto: features that store fewer ids this way in the first batch. Or "
-            "a list of feature names.",
+            description="Features with partial deduplication. auto: features that store clearly "
+            "fewer ids this way in the first batch. Or a list of feature names.",
         )
         max_shift: int = Field(
             default=8,
@@ -57,8 +65,7 @@ class PartialIkjtConverter(Converter):
         )
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="Deduplication groups of the remaining features, as in recd.ikjt; [] "
-            "for none.",
+            description="Deduplication groups of the other features, as in recd.ikjt; [] for none.",
         )
 
         @model_validator(mode="after")
@@ -66,7 +73,10 @@ class PartialIkjtConverter(Converter):
             IkjtConverter.Options(groups=self.groups)
             named = set() if self.features == "auto" else set(self.features)
             if both := sorted(named & _named(self.groups)):
-                raise ValueError(f"in features and in groups: {', '.join(both)}")
+                raise ValueError(
+                    f"these features are in both features and groups: {', '.join(both)}. Remove "
+                    "each feature from one of these options."
+                )
             return self
 
     options: Options
@@ -84,7 +94,7 @@ class PartialIkjtConverter(Converter):
         return RowPacker(self.options.max_shift)
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Choose the storage of each feature from a sample."""
+        """Choose the storage of each feature, based on the first rows of the data."""
         from recd_plugins.api import arrow
 
         if self.options.features != "auto":
@@ -95,7 +105,7 @@ class PartialIkjtConverter(Converter):
         self._exact.fit(sample, self._rest(schema))
 
     def report(self) -> Mapping[str, Choice]:
-        """Return the choice of ``fit`` for each feature."""
+        """Return the storage that ``fit`` chose, keyed by feature."""
         return self._choices or {}
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -104,7 +114,7 @@ class PartialIkjtConverter(Converter):
         return partial | dict(self._exact.dedupe_factors())
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows. If ``fit`` was not called, the first rows serve as its sample."""
+        """Convert rows to a batch. Calls ``fit`` with these rows if it was not called before."""
         if self._choices is None:
             self.fit(rows, schema)
         batch = self._exact.convert(rows, self._rest(schema))
@@ -114,7 +124,7 @@ class PartialIkjtConverter(Converter):
     def _packed(
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
-        """Pack the distinct lists of features if the storage has them, otherwise all rows."""
+        """Build partial tensors from the distinct lists of list_dict columns, or from all rows."""
         from recd_plugins.api import BrokenListError, arrow, from_columns
 
         found = {name: arrow.dictionary_column(rows, name) for name in names}

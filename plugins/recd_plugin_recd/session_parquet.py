@@ -1,4 +1,4 @@
-"""Dataset ``recd.session_parquet``."""
+"""The dataset plugin ``recd.session_parquet``."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ _LISTS = pa.list_(pa.int64())
 
 
 class SessionParquet(Dataset):
-    """Parquet files of impressions, ideally clustered by session. Can generate a PAPERCAL table."""
+    """Reads Parquet files of training samples, ideally clustered by session.
+
+    Can also generate the table PAPERCAL.
+    """
 
     name = "recd.session_parquet"
-    # What the columns and files are, identity and schema say.
+    # Options whose effect is already part of the identity or the schema.
     free_options = frozenset(
         {"path", "test_path", "storage", "prefetch", "generate", "sparse", "dense"}
     )
@@ -57,21 +60,22 @@ class SessionParquet(Dataset):
         test_path: Path | object_stores.Url | None = Field(
             default=None, description="Path or URL of the test split; null means no test split."
         )
-        storage: Storage = Field(default=Storage(), description="Storage options for a URL.")
+        storage: Storage = Field(default=Storage(), description="Options for reading a URL.")
         where: list[Condition] = Field(
             default=[],
             description="Conditions that every row must meet: [column, op, value].",
         )
         session: str = Field(default="session_id", description="Column of the session id.")
-        timestamp: str = Field(default="ts", description="Time column.")
+        timestamp: str = Field(default="ts", description="Column of the time.")
         label: str = Field(default="label", description="Column of the label, 0 or 1.")
         sparse: list[str] | None = Field(
             default=None,
-            description="Names or patterns of id columns; null selects every list of integers.",
+            description="Names or patterns (usr_*) of id columns; null selects all columns with "
+            "lists of integers.",
         )
         dense: list[str] | None = Field(
             default=None,
-            description="Names or patterns of number columns; null selects every float column.",
+            description="Names or patterns of number columns; null selects all float columns.",
         )
         shuffle: bool = Field(default=False, description="Shuffle row groups in each epoch.")
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
@@ -81,11 +85,11 @@ class SessionParquet(Dataset):
             "thread.",
         )
         generate: TableOptions | None = Field(
-            default=None, description="Generate this table at path if it is missing."
+            default=None, description="Generate a table with these options if path does not exist."
         )
 
     options: Options
-    #: The dataset that the model was trained on, if this table is scored; else None.
+    #: The training dataset, if this dataset is only scored; else None.
     _trained: SessionParquet | None = None
 
     def prepare(self) -> None:
@@ -108,19 +112,23 @@ class SessionParquet(Dataset):
         for option, column in own.items():
             if column not in table.schema.names:
                 raise DataError(
-                    f"{table.locations[0]}: no column {column}; set option {option} to one of: "
-                    f"{', '.join(table.schema.names)}"
+                    f"{table.locations[0]}: there is no column {column!r}. Set the option {option} "
+                    f"to one of: {', '.join(table.schema.names)}."
                 )
         free = [field for field in table.schema if field.name not in own.values()]
         sparse = self._choose("sparse", free, _is_ids, _is_feature)
         dense = self._choose("dense", free, _is_number, _is_float)
         if both := set(sparse) & set(dense):
             raise DataError(
-                f"columns {', '.join(sorted(both))} match both option sparse and option dense"
+                f"{table.locations[0]}: columns {', '.join(sorted(both))} match both the option "
+                "sparse and the option dense. Remove each column from one of these options."
             )
         label = table.schema.field(self.options.label)
         if not _is_number(label):
-            raise DataError(f"{table.locations[0]}: label {label.name} is {label.type}, no number")
+            raise DataError(
+                f"{table.locations[0]}: label column {label.name!r} has the type {label.type}, but "
+                "labels must be numbers. Set the option label to another column."
+            )
         return FeatureSchema(sparse, dense, label.name)
 
     def left_out(self) -> dict[str, str]:
@@ -129,8 +137,8 @@ class SessionParquet(Dataset):
         return {
             field.name: f"{field.type}: "
             + next(
-                (f"option {option} does not name it" for option, can in _CAN.items() if can(field)),
-                "no option takes it",
+                (f"not in the option {option}" for option, can in _CAN.items() if can(field)),
+                "the type is not supported",
             )
             for field in self._table.schema
             if field.name not in used
@@ -172,22 +180,22 @@ class SessionParquet(Dataset):
         return self.options.session, self.options.timestamp
 
     def session_keys(self) -> SessionKeys | None:
-        """Return the session keys, or None for a table to score that lacks session or time."""
+        """Return the names of the session and time columns, or None if the table lacks one."""
         return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Return the session and time columns that the table has."""
+        """Return the session and time columns that exist in the table, as a map to themselves."""
         return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Yield every row, with the keys."""
+        """Yield all rows of a split, including the session and time columns."""
         table = self._table_of(split)
         keys = list(self._own_keys if self._trained is None else self.keys())
         pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """Give rows to score a label of 0. Their own labels are not read."""
+        """Add the label 0 to rows that are only scored, because their labels are not read."""
         for each in rows:
             if self._trained is None:
                 yield each
@@ -206,7 +214,7 @@ class SessionParquet(Dataset):
         return scored
 
     def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
-        """Return the columns of ``reader`` and then ``keys``."""
+        """Return the columns to read for training, followed by the columns ``keys``."""
         table = self._table_of(split)
         columns = self._columns(table)
         for name in keys:
@@ -223,7 +231,9 @@ class SessionParquet(Dataset):
     @cached_property
     def _test_table(self) -> parquet.ParquetTable:
         if self.options.test_path is None:
-            raise DataError("there is no test split: set option test_path of recd.session_parquet")
+            raise DataError(
+                "recd.session_parquet: there is no test split. Set the option test_path."
+            )
         return self._open(self.options.test_path)
 
     def _open(self, path: Path | str) -> parquet.ParquetTable:
@@ -244,8 +254,8 @@ class SessionParquet(Dataset):
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
                 raise DataError(
-                    f"{where}: {pattern} of option {option} matches no column; there are: "
-                    f"{', '.join(field.name for field in fields)}"
+                    f"{where}: {pattern!r} in the option {option} matches no column. Use names or "
+                    f"patterns of these columns: {', '.join(field.name for field in fields)}."
                 )
         chosen = [
             field
@@ -255,13 +265,13 @@ class SessionParquet(Dataset):
         for field in chosen:
             if not allowed(field):
                 raise DataError(
-                    f"{where}: column {field.name} is {field.type}, which option {option} cannot "
-                    "take"
+                    f"{where}: column {field.name!r} has the type {field.type}, which the option "
+                    f"{option} does not support. Remove the column from {option}."
                 )
         return tuple(field.name for field in chosen)
 
     def _columns(self, table: parquet.ParquetTable) -> pa.Schema:
-        """Return names and types of the columns that the reader yields; ids are int64."""
+        """Return the columns to read for training, with ids as int64."""
         schema = self.schema()
         label = () if self._trained is not None else (schema.label,)
         ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]
@@ -275,34 +285,41 @@ class SessionParquet(Dataset):
     ) -> pa.Field:
         trained = (self._trained or self).options.path
         if name not in table.schema.names:
-            raise DataError(f"{table.locations[0]}: no column {name}, which {trained} has")
+            raise DataError(
+                f"{table.locations[0]}: there is no column {name!r}, which the training data "
+                f"{trained} has. Add the column."
+            )
         field = table.schema.field(name)
         if not allowed(field):
             raise DataError(
-                f"{table.locations[0]}: column {name} is {field.type}, and {what} in {trained}, "
-                "which is trained on"
+                f"{table.locations[0]}: column {name!r} has the type {field.type}, but contains "
+                f"{what} in the training data {trained}. Convert the column to {what}."
             )
         return field
 
     def _generate(self, wanted: TableOptions) -> None:
         path = self.options.path
         if isinstance(path, str):
-            raise DataError(f"{path}: option generate writes to a folder of this machine alone")
+            raise DataError(
+                f"{path}: the option generate cannot write to a URL. Set path to a local folder, "
+                "or remove generate."
+            )
         if not path.exists():
             with progress_bars.row_progress(f"generating {path.name}", wanted.rows) as advance:
                 write_table(path, wanted, advance)
         found = provenance(path)
         if found != provenance_of(wanted):
             raise DataError(
-                f"{path} was not generated with the options of generate: it has {found}, wanted is "
-                f"{provenance_of(wanted)}; remove it, or name another path"
+                f"{path} was not generated with the options in generate: the table was made with "
+                f"{found}, but the options are {provenance_of(wanted)}. Remove the table, or set "
+                "path to another folder."
             )
 
 
 def _as_int64(field: pa.Field) -> pa.Field:
     if pt.is_integer(field.type):
         return field.with_type(pa.int64())
-    # Lists of int64, with or without room for nulls, and list_dict are taken as they are.
+    # Lists of int64 and list_dict columns are read without a conversion.
     ids = list_dict.is_list_dict(field) or (
         pt.is_list(field.type) and pt.is_int64(field.type.value_type)
     )
@@ -327,5 +344,5 @@ def _is_float(field: pa.Field) -> bool:
     return bool(pt.is_floating(field.type))
 
 
-#: Which columns an option of features can name.
+#: Options that select features, and the check of a column that an option accepts.
 _CAN = {"sparse": _is_ids, "dense": _is_number}

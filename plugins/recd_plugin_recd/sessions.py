@@ -1,4 +1,4 @@
-"""Tables of sessions: where their rows come from, hashes and shards of sessions, and checks."""
+"""Reading of tables whose rows belong to sessions, hashing of session ids, and input checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def plain_sessions(sessions: Any) -> Any:
-    """Return session ids as an Arrow array of integers, strings or bytes."""
+    """Convert session ids to an Arrow array of integers, strings or bytes.
+
+    Raises:
+        DataError: the ids have another type, or are numbers that are not whole.
+    """
     if pt.is_dictionary(sessions.type):
         sessions = sessions.cast(sessions.type.value_type)
     kind = sessions.type
@@ -44,23 +48,28 @@ def plain_sessions(sessions: Any) -> Any:
             return sessions.cast(pa.int64())
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"numeric session ids must be whole and fit into int64: {error}"
+                f"session ids must be whole numbers within int64 ({error}). Use a column of "
+                "integers or strings."
             ) from error
     if not (pt.is_integer(kind) or is_text(kind)):
-        raise DataError(f"session ids are of type {kind}; expected whole numbers or strings")
+        raise DataError(
+            f"session ids have the type {kind}, which is not supported. Use a column of integers "
+            "or strings."
+        )
     return sessions
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values are strings or bytes."""
+    """Return whether an Arrow type is a string or binary type."""
     checks = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
     return any(check(kind) for check in checks)
 
 
 def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
-    """Return a hash of each session id, uint64 ``[rows]``: the same on every machine, for ever.
+    """Return a hash of each session id, uint64 ``[rows]``.
 
-    The hash is splitmix64 of the id's 64 bits, for text of the first 8 bytes of its BLAKE2b.
+    The hash is splitmix64 of an integer, or of the first 8 bytes of the BLAKE2b digest of a text.
+    It never changes between machines or versions.
     """
     sessions = plain_sessions(sessions)
     if pt.is_integer(sessions.type):
@@ -73,36 +82,48 @@ def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
 
 
 def session_shards(sessions: Any, num_shards: int) -> NDArray[np.int64]:
-    """Return the hash mod number of shards of each session id, int64 ``[rows]``."""
+    """Return the shard of each session id, its hash modulo ``num_shards``, int64 ``[rows]``."""
     return (session_hashes(sessions) % np.uint64(num_shards)).astype(np.int64)
 
 
 def check_keys(rows: Rows, keys: SessionKeys) -> None:
-    """Refuse null sessions, null or NaN times, and numeric sessions that are not whole."""
+    """Check the session and time columns of rows.
+
+    Raises:
+        DataError: a session or time is null, a time is NaN, or a numeric session is not whole.
+    """
     check_no_nulls(rows, keys.session)
     check_no_nulls(rows, keys.timestamp)
     times = rows.data.column(keys.timestamp)
     if pt.is_floating(times.type) and np.isnan(times.to_numpy()).any():
         row = int(np.isnan(times.to_numpy()).argmax())
-        raise DataError(f"{row_place(rows, row)}, column {keys.timestamp!r}: NaN is no time")
+        raise DataError(
+            f"{row_place(rows, row)}, column {keys.timestamp!r} is NaN. Fill in the time, or "
+            "remove the row."
+        )
     try:
         plain_sessions(rows.data.column(keys.session))
     except DataError as error:
-        where = f"{row_place(rows, 0)} and after, column {keys.session!r}"
+        where = f"{rows.origin_of(0)[0]}: column {keys.session!r}"
         raise DataError(f"{where}: {error}") from error
 
 
 def check_no_nulls(rows: Rows, name: str) -> None:
-    """Refuse a null in a column of sessions or times."""
+    """Raise DataError if the session or time column ``name`` contains a null."""
     row = rows.data.column(name).is_null().index(True).as_py()
     if row >= 0:
         raise DataError(
-            f"{row_place(rows, row)}, column {name!r}: null; every row needs a session and a time"
+            f"{row_place(rows, row)}, column {name!r} is null. Fill in the value, or remove the "
+            "row."
         )
 
 
 def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
-    """Return rows with empty lists for nulls; a feature that had some becomes plain lists."""
+    """Replace null lists of the features by empty lists.
+
+    Raises:
+        DataError: a list is null and ``nulls`` is ``error``, or a list contains a null.
+    """
     data = rows.data
     for name in features:
         column, field = data[name], data.schema.field(name)
@@ -112,15 +133,15 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
         if column.null_count and nulls == "error":
             raise DataError(
                 f"{arrow.place(rows, name, column.is_null().index(True).as_py())}: "
-                "the list is null; "
-                "write an empty one, or let --nulls empty make it one"
+                "the list is null. Write an empty list instead, or use --nulls empty."
             )
         if not stored and column.flatten().null_count:
             row = next(
                 row for row, each in enumerate(column) if each.values and each.values.null_count
             )
             raise DataError(
-                f"{arrow.place(rows, name, row)}: a null in the list; write lists without nulls"
+                f"{arrow.place(rows, name, row)}: the list contains a null. Remove nulls from the "
+                "lists."
             )
         if column.null_count:
             lists = list_dict.to_lists(column) if stored else column
@@ -130,7 +151,7 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with features as lists."""
+    """Return the schema with ``list_dict`` features as plain lists of int64."""
     lists = pa.list_(pa.int64())
     return pa.schema(
         [pa.field(each.name, lists) if list_dict.is_list_dict(each) else each for each in schema]
@@ -138,7 +159,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with the columns of ``plain_schema``."""
+    """Convert rows to ``schema``, the result of ``plain_schema``."""
     columns = []
     for field in schema:
         column = rows.data.column(field.name)
@@ -152,7 +173,7 @@ def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def row_place(rows: Rows, row: int) -> str:
-    """Return the file of a row and its number there."""
+    """Return the file of a row and its row number in the file, for messages."""
     path, number = rows.origin_of(row)
     return f"{path}: row {number} (from 0)"
 
@@ -174,9 +195,13 @@ _DEFAULTS = {"session": "session_id", "timestamp": "ts"}
 
 @dataclass(frozen=True)
 class Partition:
-    """Files of a Hive-style partition such as ``dt=2024-01-01/hour=03``, or all rows of a dataset.
+    """One partition of a table.
 
-    ``num_rows`` is None if it is not known before reading.
+    Attributes:
+        name: name of a Hive-style partition such as ``dt=2024-01-01/hour=03``; empty if the table
+            has no partitions.
+        files: files of the partition; empty for a dataset plugin.
+        num_rows: number of rows; None if unknown before reading.
     """
 
     name: str
@@ -185,15 +210,15 @@ class Partition:
 
 
 class SessionTable(ABC):
-    """Rows of sessions in stored order, which can be read any number of times.
+    """A table whose rows belong to sessions. It can be read several times, in stored order.
 
     Attributes:
-        path: the file or folder that it was opened from.
-        keys: columns of session and time.
+        path: the file or folder that the table was opened from.
+        keys: names of the session and time columns.
         schema: all columns.
-        features: names of the columns of ids, in order.
-        partitions: in order, at least one.
-        batch_size: rows of a training batch, None if the source does not say.
+        features: names of the columns with lists of ids, in order.
+        partitions: the partitions in order, at least one.
+        batch_size: rows of a training batch; None if the source does not define it.
     """
 
     path: Path
@@ -205,13 +230,18 @@ class SessionTable(ABC):
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of all partitions, None if that is not known before reading."""
+        """Return the number of rows of all partitions; None if unknown before reading."""
         counts = [partition.num_rows for partition in self.partitions]
         return None if None in counts else sum(count or 0 for count in counts)
 
     @abstractmethod
     def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Yield every row of a partition once, with ``columns`` or all, in batches of any size."""
+        """Yield the rows of a partition in batches.
+
+        Args:
+            partition: one of ``partitions``.
+            columns: columns to read; None reads all columns.
+        """
 
 
 def open_source(
@@ -221,22 +251,25 @@ def open_source(
     timestamp: str | None = None,
     plugins_dir: Path | None = None,
 ) -> SessionTable:
-    """Open the table at PATH.
+    """Open a Parquet table, or the training data of a registry file.
 
     Args:
         path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or
-            .yml), whose dataset is read, its split ``train``.
-        session, timestamp: columns of a Parquet table, ``session_id`` and ``ts`` unless they are
-            given. A dataset knows its own.
-        plugins_dir: a folder of plugin files that a registry file may need.
+            .yml).
+        session, timestamp: session and time columns of a Parquet table; None means ``session_id``
+            and ``ts``. Not allowed with a registry file.
+        plugins_dir: folder of plugin files that a registry file may need.
+
+    Raises:
+        DataError: a column is missing, or a column is given for a registry file.
     """
     given = {"session": session, "timestamp": timestamp}
     if path.suffix not in (".yaml", ".yml"):
         return ParquetSource(path, **{name: given[name] or _DEFAULTS[name] for name in given})
     if named := [f"--{name}" for name, column in given.items() if column is not None]:
         raise DataError(
-            f"{path}: the dataset of a registry file knows its columns; leave out "
-            f"{' and '.join(named)}, and set the options of the dataset"
+            f"{path}: {' and '.join(named)} cannot be used with a registry file. Set the columns "
+            "in the dataset: section instead."
         )
     from recd_plugins.api import load_registry
 
@@ -245,7 +278,7 @@ def open_source(
 
 
 class ParquetSource(SessionTable):
-    """A Parquet file, or the files below a folder; a Hive-style partition is a partition."""
+    """A SessionTable stored as a Parquet file, or as the Parquet files below a folder."""
 
     def __init__(self, path: Path, session: str, timestamp: str) -> None:
         self.path = path
@@ -254,10 +287,10 @@ class ParquetSource(SessionTable):
         names = self.schema.names
         for option, column in (("--session", session), ("--timestamp", timestamp)):
             if column not in names:
+                hint = text_utils.did_you_mean(column, names) or "."
                 raise DataError(
-                    f"{self.table.files[0]}: no column "
-                    f"{column}{text_utils.did_you_mean(column, names)}; name "
-                    f"it with {option}; the columns are {', '.join(names)}"
+                    f"{self.table.files[0]}: there is no column {column!r}{hint} Choose a column "
+                    f"with {option}: {', '.join(names)}."
                 )
         self.keys = SessionKeys(session, timestamp)
         self.features = tuple(
@@ -289,7 +322,7 @@ class ParquetSource(SessionTable):
 
 
 class DatasetSource(SessionTable):
-    """The training split of a dataset plugin, as one partition."""
+    """A SessionTable that reads the training split of a dataset plugin, as one partition."""
 
     def __init__(self, path: Path, dataset: Dataset, batch_size: int) -> None:
         self.path = path
@@ -300,7 +333,10 @@ class DatasetSource(SessionTable):
         keys = dataset.session_keys()
         first = next(iter(dataset.scan()), None)
         if first is None or keys is None:
-            raise DataError(f"{path}: {dataset.name} has no rows of sessions to read")
+            raise DataError(
+                f"{path}: the dataset {dataset.name} has no rows, or no session and time columns. "
+                "Use a dataset with sessions."
+            )
         self.keys = keys
         self.schema = first.data.schema
         self.partitions = (Partition("", (), None),)
@@ -322,16 +358,28 @@ def _partition_name(file: Path, root: Path) -> str:
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
-    """Refuse a target inside of the source or around it, and one that is not to be replaced."""
+    """Check that ``target`` may be written.
+
+    Raises:
+        DataError: one path contains the other, or ``target`` exists and may not be replaced.
+    """
     new, old = file_utils.real_path(target), file_utils.real_path(source)
     if new == old or old in new.parents or new in old.parents:
-        raise DataError(f"{target} and {source} lie in each other; name another")
+        raise DataError(
+            f"DST {target} must not be the same as SRC {source}, inside SRC, or a parent folder "
+            "of SRC. Use another path for DST."
+        )
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not force:
-        raise DataError(f"{target} exists already; name another, or replace it by --force")
+        raise DataError(
+            f"{target} exists already. Use another path for DST, or replace the table with --force."
+        )
     # What is replaced must be a table: a mistyped name costs no other data.
     for file in [target, *target.rglob("*")]:
         hidden = file.name.startswith(("_", "."))
         if file.is_file() and file.suffix != ".parquet" and not hidden:
-            raise DataError(f"{target} is no table, it holds {file.name}; remove it yourself")
+            raise DataError(
+                f"--force cannot replace {target}, because {file.name} is not a Parquet file. "
+                f"Remove {target} yourself, or use another path for DST."
+            )

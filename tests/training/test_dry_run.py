@@ -57,12 +57,12 @@ def test_what_each_column_is_for(tmp_path: Path) -> None:
         "label": ("label", ""),
         "session_id": ("sessions", "not a model input"),
         "ts": ("order of a session", "not a model input"),
-        "city": (None, "string: no option takes it"),
-        "shop": (None, "int64: option sparse does not name it"),
-        "age": (None, "double: option dense does not name it"),
+        "city": (None, "string: the type is not supported"),
+        "shop": (None, "int64: not in the option sparse"),
+        "age": (None, "double: not in the option dense"),
     }
     assert unused_line(load_registry(registry)).startswith(
-        "columns that the run does not use: city (string: no option takes it), shop ("
+        "columns that the run does not use: city (string: the type is not supported), shop ("
     )
     assert report["rows"] == {"train": 16}
     assert report["steps"] == 5

@@ -1,4 +1,4 @@
-"""``recd analyze``."""
+"""The command ``recd analyze``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=cli_options.AT_LEAST_1,
     default=128,
     show_default=True,
-    help="Memory for the sample, which consists of whole sessions.",
+    help="Memory in MB for the sample of sessions that is measured as if clustered.",
 )
 @command_options.nulls
 @click.option(
@@ -55,7 +55,7 @@ def analyze(
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
-    """Measure duplication in a table and recommend features to deduplicate.
+    """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
     PATH is a Parquet file, a folder of them, or a registry file. With a registry file, the command
     reads its dataset.

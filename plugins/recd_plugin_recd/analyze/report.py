@@ -1,4 +1,4 @@
-"""Prints the report of ``recd analyze``, on the terminal and as an HTML page."""
+"""The report of ``recd analyze``, for the terminal and as an HTML page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _HEADINGS = (
 
 
 def show(console: Console, report: TableAnalysis) -> None:
-    """Print the report."""
+    """Print the report to ``console``."""
     console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
     for finding in findings(report):
         console.print(f"- {escape(finding)}", highlight=False)
-    table = Table(title="features and their DedupeFactors", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = Table(title="Features and their DedupeFactors", box=box.SIMPLE_HEAD, padding=(0, 0))
     table.title_style, table.title_justify = "bold", "left"
     table.add_column(_HEADINGS[0], overflow="fold")
     for heading in _HEADINGS[1:]:
@@ -43,8 +43,8 @@ def show(console: Console, report: TableAnalysis) -> None:
     console.print()
     console.print(table)
     if report.converter is not None:
-        once = "" if report.sample is None else ", once the table is by session"
-        console.print(f"[bold]for registry.yaml{once}[/]\n")
+        once = "" if report.sample is None else ", for the table after recd cluster"
+        console.print(f"[bold]Section for registry.yaml{once}[/]\n")
         console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
 
 
@@ -56,45 +56,49 @@ def page(report: TableAnalysis) -> str:
 
 
 def findings(report: TableAnalysis) -> Iterator[str]:
-    """Yield the main findings, each in one or two sentences."""
+    """Yield the main findings as text, each in one or two sentences."""
     sessions, sample = report.sessions, report.sample
     inside = "" if report.partitions == 1 else f" in {report.partitions:,} partitions"
     yield (
         f"{report.rows:,} rows{inside} of {sessions.count:,} sessions: "
-        f"{sessions.samples_per_session:.2f} samples a session, median {sessions.median}, longest "
-        f"{sessions.longest:,}. A batch of {report.batch_size:,} has "
-        f"{report.samples_per_batch_session:.2f} samples a session."
+        f"{sessions.samples_per_session:.2f} rows per session (median {sessions.median}, maximum "
+        f"{sessions.longest:,}). A batch of {report.batch_size:,} rows has "
+        f"{report.samples_per_batch_session:.2f} rows per session."
     )
     if sample is None:
-        yield "The table is clustered: the rows of each session lie together."
+        yield "The table is clustered: the rows of each session are adjacent."
     else:
         yield (
-            f"The table is not clustered: {_share(sessions.torn)} of its sessions are torn apart. "
-            f"What it would be by session was measured on {sample.rows:,} rows of "
-            f"{sample.sessions:,} sessions."
+            f"The table is not clustered: {_share(sessions.torn)} of its sessions have rows that "
+            f"are not adjacent. The figures by session are measured on a sample of "
+            f"{sample.rows:,} rows of {sample.sessions:,} sessions."
         )
     yield (
-        f"{_share(report.exact)} of the ids stand in rows that equal the row before in their "
-        f"session (exact), {_share(report.partial)} stand in the row before too (partial)."
+        f"{_share(report.exact)} of the ids are in lists that equal the list of the previous row "
+        f"of the session (exact). {_share(report.partial)} of the ids also occur in the list of "
+        "the previous row (partial)."
     )
     by_session = "" if sample is None else f", by session {_factor(report.factor_by_session)}"
     yield (
-        f"DedupeFactor over all features: {_factor(report.factor_as_is)} as it is{by_session}; "
-        f"with partial deduplication {_factor(report.partial_factor)}."
+        f"DedupeFactor over all features: {_factor(report.factor_as_is)} in the current row order"
+        f"{by_session}, with partial deduplication {_factor(report.partial_factor)}."
     )
     forms = [each.form for each in report.features]
     if report.converter is None and sample is not None:
         yield (
-            f"The sample is too small to tell what pays: {sample.sessions:,} sessions fit into "
-            f"--sample-mb {sample.megabytes}, and advice takes {MIN_SESSIONS}. Raise --sample-mb."
+            f"The sample is too small for a recommendation: {sample.sessions:,} sessions fit into "
+            f"--sample-mb {sample.megabytes}, but {MIN_SESSIONS} are needed. Raise --sample-mb."
         )
     elif all(form == "plain" for form in forms):
-        yield f"No feature repeats enough to be worth deduplicating (DedupeFactor {MIN_FACTOR})."
+        yield (
+            "No feature repeats enough for deduplication to pay off: all DedupeFactors are below "
+            f"{MIN_FACTOR}."
+        )
     else:
         first = "" if sample is None else "Cluster the table first (recd cluster). "
         yield (
-            f"{first}Of {len(forms)} features deduplicate {forms.count('exact')} exactly and "
-            f"{forms.count('partial')} partially; {forms.count('plain')} stay plain."
+            f"{first}Of the {len(forms)} features, deduplicate {forms.count('exact')} exactly and "
+            f"{forms.count('partial')} partially, and keep {forms.count('plain')} plain."
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads a table once and measures its duplication (RecD, section 3)."""
+"""Measurement of the duplication in a table (RecD, section 3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH_SIZE = 4096
 MIN_SESSIONS = 32
 #: Minimum DedupeFactor for which deduplicating a feature pays off (RecD, section 4.3).
 MIN_FACTOR = 1.5
-#: Partial deduplication pays off if it stores at most this fraction of exact deduplication.
+#: Minimum ratio of the partial to the exact DedupeFactor for partial deduplication to pay off.
 MIN_GAIN = 1.2
 _VERSION = 3
 _ALL_HASHES = 1 << 64
@@ -37,15 +37,15 @@ class FeatureReport:
     """Duplication of one feature.
 
     Attributes:
-        name: its column.
+        name: name of the feature's column.
         length: l, the mean number of ids per row.
         stays: d, the probability that the next row of a session has the same list.
-        exact: fraction of ids in rows equal to the previous row of the session.
-        partial: fraction of ids that also occur in the previous row.
+        exact: fraction of ids in lists that equal the list of the session's previous row.
+        partial: fraction of ids that also occur in the list of the session's previous row.
         factor_as_is: DedupeFactor measured in batches of the table in its current order.
         factor_by_session: DedupeFactor measured in batches after sorting by session.
         partial_factor: DedupeFactor of partial deduplication after sorting by session.
-        form: form that pays off after sorting by session; None if the sample is too small.
+        form: recommended storage after sorting by session; None if the sample is too small.
     """
 
     name: str
@@ -61,7 +61,7 @@ class FeatureReport:
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """Session statistics of a table. A session counts once in each partition.
+    """Session statistics of a table. A session in several partitions counts once in each.
 
     Attributes:
         count: number of sessions.
@@ -91,13 +91,13 @@ class TableAnalysis:
     """Duplication statistics of a table.
 
     Attributes:
-        path: of the table or registry file.
-        rows: of the table.
+        path: path of the table or registry file.
+        rows: number of rows of the table.
         partitions: number of partitions, 1 if the table is not partitioned.
-        batch_size: B.
+        batch_size: number of rows in a batch.
         sessions: session statistics per partition.
         samples_per_batch_session: mean number of rows per session in a batch of the table.
-        exact, partial: exact and partial duplicate fractions of the ids of all features.
+        exact, partial: fractions of ids that repeat, as in ``FeatureReport``, over all features.
         factor_as_is: DedupeFactor of all features, measured in batches of the table in its current
             order.
         factor_by_session, partial_factor: exact and partial DedupeFactor after sorting by session.
@@ -122,7 +122,7 @@ class TableAnalysis:
     converter: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values. Unbounded factors become infinity."""
+        """Return the report as JSON values."""
         return {"version": _VERSION, **asdict(self)}
 
 
@@ -136,20 +136,23 @@ def study(
 ) -> TableAnalysis:
     """Measure the duplication of a table.
 
-    Memory use: two batches, about twice the sample, and 24 bytes per session of a partition.
+    Memory use is two batches, about twice the sample, and 24 bytes per session of a partition.
 
     Args:
         source: the table.
         batch_size: rows per batch; None means the source's batch size, or 4096 if it has none.
         sample_megabytes: maximum size of the sample of whole sessions, in MB.
         nulls: ``empty`` reads a null list as an empty list.
-        progress: called with the number of rows read.
+        progress: called with the number of rows read since the last call.
+
+    Raises:
+        DataError: the table has no rows or no feature to measure.
     """
     if not source.features:
         columns = ", ".join(f"{field.name} ({field.type})" for field in source.schema)
         raise DataError(
-            f"{source.path}: no column of lists of integers to analyze, of int64 or smaller; the "
-            f"columns are {columns}"
+            f"{source.path}: no column contains lists of integers up to int64, so there is nothing "
+            f"to analyze. Use a table with such a column; the columns are {columns}."
         )
     keys, names = source.keys, source.features
     size = batch_size or source.batch_size or _BATCH_SIZE
@@ -174,7 +177,7 @@ def study(
         if statistics is not None:
             parts.append(statistics.result())
     if not parts or not sum(part.rows for part in parts):
-        raise DataError(f"{source.path}: the table has no rows")
+        raise DataError(f"{source.path}: the table has no rows. Use a table with rows.")
     stored, sessions = data_profiles.TableStatistics.merge(parts), counts.result()
     meter.finish()
     # A clustered table is measured directly. Otherwise the sample shows the effect of clustering.
@@ -224,7 +227,7 @@ def study(
 
 
 def choose_form(exact: float, partial: float) -> Form:
-    """Return the form that pays off for a feature with these DedupeFactors."""
+    """Recommend a storage for a feature, given its exact and partial DedupeFactors."""
     if partial >= MIN_FACTOR and partial >= MIN_GAIN * exact:
         return "partial"
     return "exact" if exact >= MIN_FACTOR else "plain"
@@ -256,7 +259,10 @@ def _converter_section(features: Sequence[FeatureReport]) -> str:
 
 
 class SessionCounts:
-    """Counts the rows and runs of each session. Keeps one partition in memory."""
+    """Counts the rows of each session, and finds sessions whose rows are not adjacent.
+
+    Keeps the sessions of one partition in memory.
+    """
 
     def __init__(self) -> None:
         self._runs: list[pa.Table] = []
@@ -265,7 +271,7 @@ class SessionCounts:
         self._sizes: list[NDArray[np.int64]] = []
 
     def add(self, hashes: Hashes) -> None:
-        """Add the session hashes of rows, in stored order."""
+        """Count rows, given their session hashes in stored order, uint64 ``[rows]``."""
         if not len(hashes):
             return
         starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
@@ -308,7 +314,10 @@ class SessionCounts:
 
 
 class SessionSample:
-    """Keeps all rows of the sessions with the lowest hashes, within ``max_bytes``."""
+    """Samples sessions: keeps all rows of the sessions with the lowest hashes.
+
+    The sample takes at most ``max_bytes``.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -316,7 +325,7 @@ class SessionSample:
         self._held: list[tuple[Hashes, pa.RecordBatch]] = []
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows and their session hashes, in stored order."""
+        """Add rows in stored order, with their session hashes, uint64 ``[rows]``."""
         self._held.append(self._sampled(hashes, batch))
         while sum(rows.nbytes for _, rows in self._held) > self._max_bytes and self._limit > 1:
             self._limit //= 2
@@ -325,7 +334,7 @@ class SessionSample:
             self._held = [self._joined()]
 
     def by_session(self, time: str) -> tuple[Hashes, pa.RecordBatch]:
-        """Return hashes and rows sorted by session, then column ``time``, then stored order."""
+        """Return hashes and rows, sorted by session, then by the column ``time``."""
         hashes, rows = self._joined()
         self._held = []
         order = {"session": hashes, "time": rows[time], "row": np.arange(len(hashes))}
@@ -344,10 +353,12 @@ class SessionSample:
 
 
 class BatchMeter:
-    """Deduplicates whole batches of rows like a converter. Drops an incomplete last batch.
+    """Measures DedupeFactors by deduplicating batches of rows like a converter.
+
+    Drops an incomplete last batch.
 
     Args:
-        names: features.
+        names: names of the features.
         batch_size: rows per batch. A smaller table is a single batch.
 
     Attributes:
@@ -362,7 +373,7 @@ class BatchMeter:
         self._ids = np.zeros((2, len(names)), np.int64)
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows, with features as list<int64>, and the session hashes of the rows."""
+        """Add rows, with features as list<int64>, and their session hashes, uint64 ``[rows]``."""
         start = 0
         while start < len(hashes):
             end = min(start + self._batch_size - self._num_waiting, len(hashes))
@@ -378,11 +389,11 @@ class BatchMeter:
             self._measure()
 
     def factors(self) -> list[float]:
-        """Return each feature's ids divided by its ids in unique rows."""
+        """Return the DedupeFactor of each feature: its ids divided by its ids in unique rows."""
         return [ids / stored if stored else 1.0 for ids, stored in self._ids.T.tolist()]
 
     def total_factor(self) -> float:
-        """Return total ids divided by ids in unique rows, over all features."""
+        """Return the DedupeFactor over all features."""
         ids, stored = self._ids.sum(1).tolist()
         return ids / stored if stored else 1.0
 

@@ -1,4 +1,4 @@
-"""``recd cluster``: sort a table by session and time."""
+"""The command ``recd cluster``, which sorts a table by session and time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.Choice(["list", "list_dict"]),
     default="list",
     show_default=True,
-    help="Layout in which lists of ids are stored.",
+    help="How to store lists of ids: one list per row, or each distinct list once per row group.",
 )
 @command_options.row_group_rows
 @command_options.nulls
@@ -55,7 +55,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Fraction of sessions to keep. A hash selects whole sessions.",
+    help="Fraction of sessions to keep. All rows of a session are kept or dropped together.",
 )
 @click.option(
     "--seed",
@@ -69,7 +69,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.Choice(["embedded", "spark"]),
     default="embedded",
     show_default=True,
-    help="Sort engine. spark needs the extra of the same name and Java.",
+    help='Sort engine. spark needs Java and pip install "recd-plugins[spark]".',
 )
 @command_options.force
 @command_options.figures

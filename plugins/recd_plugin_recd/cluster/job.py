@@ -1,4 +1,4 @@
-"""Runs ``recd cluster``, which writes its output atomically."""
+"""Runs ``recd cluster``: sorts each partition, then publishes the new table atomically."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _VERSION = 3
 
 @dataclass(frozen=True)
 class ClusteringReport:
-    """Statistics of one run.
+    """Statistics of a run of ``recd cluster``.
 
     Attributes:
-        rows, sessions: row and session counts of the output. A session counts once in each
-            partition.
+        rows, sessions: row and session counts of the output. A session in several partitions counts
+            once in each.
         bytes_in, bytes_out: file sizes; ``bytes_in`` is None if a dataset was read.
     """
 
@@ -59,7 +59,7 @@ class ClusteringReport:
         before = "" if self.bytes_in is None else f"{text_utils.bytes_text(self.bytes_in)} -> "
         return (
             f"{self.target}: {self.rows:,} rows, {self.sessions:,} sessions, "
-            f"{self.samples_per_session:.2f} rows a session\n"
+            f"{self.samples_per_session:.2f} rows per session\n"
             f"{before}{text_utils.bytes_text(self.bytes_out)} in {self.files} files, "
             f"{self.seconds:.1f} s"
         )
@@ -75,8 +75,15 @@ def cluster(
 ) -> ClusteringReport:
     """Sort ``options.source`` into the new folder ``options.target``.
 
-    ``start`` receives the number of rows, if known, and returns the progress callback. ``say``
-    receives a line that says how the run starts.
+    Args:
+        options: source, target and how to sort.
+        force: replace ``target`` if it is a table.
+        plugins_dir: folder of plugin files that a registry file may need.
+        start: called with the number of rows, or None if unknown. Returns the progress callback.
+        say: called with a line that tells whether an earlier run is resumed.
+
+    Raises:
+        DataError: the source cannot be sorted, or the target cannot be written.
     """
     began = time.monotonic()
     check_target(options.source, options.target, force)
@@ -107,7 +114,10 @@ def cluster(
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 parts.rename(folder)
         if not work.table.exists():
-            raise DataError(f"{options.source}: no row to write")
+            raise DataError(
+                f"{options.source}: there are no rows to write. Use a source with rows, or raise "
+                "--downsample-sessions."
+            )
         report = _report(source, options, work.table, time.monotonic() - began)
         work.publish(options.target)
     return report
@@ -118,7 +128,10 @@ def _check_columns(source: SessionTable) -> None:
     keys, files = source.keys, source.partitions[0].files
     path = files[0] if files else source.path
     if keys.session == keys.timestamp:
-        raise DataError(f"{path}: {keys.session!r} cannot be both the session and the time")
+        raise DataError(
+            f"{path}: column {keys.session!r} cannot be both the session and the time. Use two "
+            "different columns in --session and --timestamp."
+        )
     try:
         plain_sessions(pa.array([], source.schema.field(keys.session).type))
     except DataError as error:
@@ -126,12 +139,13 @@ def _check_columns(source: SessionTable) -> None:
     kind = source.schema.field(keys.timestamp).type
     if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_timestamp(kind)):
         raise DataError(
-            f"{path}: column {keys.timestamp!r} is {kind}; a time is a timestamp or a number"
+            f"{path}: time column {keys.timestamp!r} has the type {kind}. Choose a column of "
+            "timestamps or numbers with --timestamp."
         )
 
 
 def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
-    """Return the values that two runs must share for one to resume the other."""
+    """Return the values that must be equal for a run to resume the work of an earlier run."""
     names = {"source": str(options.source), "target": str(options.target)}
     content: Any = uuid.uuid4().hex  # a dataset has no identity, so each run starts over
     if isinstance(source, ParquetSource):

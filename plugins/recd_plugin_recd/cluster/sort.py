@@ -1,4 +1,4 @@
-"""Sorts a partition out of core, within the memory limit of the run.
+"""Out-of-core sort of a partition, within the memory limit of the run.
 
 The key columns are read first, to find cuts that divide the rows into ranges of equal size. Then
 each row is written to the spill file of its range. Finally, several ranges at a time are loaded,
@@ -59,11 +59,15 @@ class ClusterOptions:
     """Options of ``recd cluster``.
 
     Attributes:
+        source, target: paths to read and write.
         session, timestamp: session and time columns; None means the defaults of ``open_source``.
-        memory: maximum bytes of the whole process.
+        memory: maximum bytes of the process, including Python and libraries.
+        layout: how to store lists of ids.
+        nulls: whether a null list is an error or becomes an empty list.
         keep_share: fraction of sessions to keep, in (0, 1].
         seed: seed that selects these sessions.
         row_group_rows: maximum rows of a row group in the output.
+        engine: sort engine.
     """
 
     source: Path
@@ -81,7 +85,13 @@ class ClusterOptions:
 
 @dataclass
 class Range:
-    """A spill file of the rows between two cuts; ``goes_on`` if it starts within a session."""
+    """A spill file with the rows between two cuts.
+
+    Attributes:
+        path: the Arrow IPC file.
+        goes_on: whether the range starts in the middle of a session.
+        rows, bytes: size of the range, with bytes in memory.
+    """
 
     path: Path
     goes_on: bool
@@ -89,7 +99,7 @@ class Range:
     bytes: int = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the spilled rows."""
+        """Yield the rows of the spill file."""
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
 
@@ -105,7 +115,8 @@ def sort_partition(
     """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
 
     Returns:
-        The folder and the layouts of features. If the layouts are None, the first rows decide.
+        The folder and the layouts of features. If ``layouts`` is None, the first rows decide the
+        layouts.
     """
     parts = scratch / "parts"
     parts.mkdir(parents=True)
@@ -168,7 +179,11 @@ class Plan:
 
 
 def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
-    """Divide the memory among workers."""
+    """Divide the memory limit among worker threads.
+
+    Raises:
+        DataError: the limit is too small for one worker.
+    """
     group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
     base = _LIBRARIES + (0 if parquet else _TORCH)
     least = base + _GROUPS * group + int(_COPIES * max(group, _BATCH_BYTES))
@@ -176,10 +191,9 @@ def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
     workers = max(1, min(cores or 1, _MOST_WORKERS, (options.memory - base) // (least - base)))
     if options.memory < least:
         raise DataError(
-            f"--memory {text_utils.bytes_text(options.memory)} is too small: "
-            f"{-(-least // 10**6)}MB is the "
-            f"least for such rows in row groups of {options.row_group_rows:,}; give more, or lower "
-            "--row-group-rows"
+            f"--memory {text_utils.bytes_text(options.memory)} is too small: sorting needs at "
+            f"least {-(-least // 10**6)}MB with --row-group-rows {options.row_group_rows}. Raise "
+            "--memory or lower --row-group-rows."
         )
     size = ((options.memory - base) // workers - _GROUPS * group) / _COPIES
     return Plan(min(int(size), _LARGEST_RANGE), workers)
@@ -199,7 +213,7 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Split rows into ranges that fit into memory, recursively if necessary."""
+        """Write rows to spill files that fit into memory, split again if one is too large."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
@@ -259,10 +273,11 @@ class _Sorter:
 
 
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
-    """Return cuts into ranges of similar row counts, from an evenly spaced sample of rows.
+    """Return cuts that divide rows into ranges of similar size, from an even sample of the rows.
 
-    A cut between two sessions has number -1 and the earliest time. A session is cut only if it
-    fills a range. Numbers are odd: a cut precedes the row with the next even number.
+    A cut between two sessions has the number -1 and the smallest time. A session is cut only if it
+    is larger than a range; such a cut has an odd number and precedes the row with the next even
+    number.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []
@@ -293,7 +308,7 @@ def _every(table: pa.Table, step: int) -> pa.Table:
 
 
 def keys_of(batch: pa.RecordBatch, keys: SessionKeys) -> pa.Table:
-    """Return sessions and times as numbers, in columns ``session`` and ``time``."""
+    """Return the sort keys of rows: session ids and numeric times, as ``session`` and ``time``."""
     session, time = plain_sessions(batch.column(keys.session)), batch.column(keys.timestamp)
     if pa.types.is_timestamp(time.type):
         time = time.cast(pa.int64())
@@ -305,7 +320,7 @@ def _numbered(keys: pa.Table, numbers: np.ndarray) -> pa.Table:
 
 
 def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches to batches of at least ``_BATCH_BYTES``."""
+    """Concatenate small batches until they have at least ``_BATCH_BYTES``."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
@@ -333,7 +348,7 @@ def _plain_rows(
 
 
 def kept_rows(batch: pa.RecordBatch, keys: SessionKeys, options: ClusterOptions) -> pa.RecordBatch:
-    """Return the rows of kept sessions when downsampling a table (RecD, section 7)."""
+    """Return the rows of the sessions that downsampling keeps (RecD, section 7)."""
     if options.keep_share >= 1:
         return batch
     hashes = session_hashes(batch.column(keys.session), options.seed)
@@ -347,7 +362,7 @@ def table_writer(
     options: ClusterOptions,
     layouts: Layouts | None,
 ) -> parquet_writer.TableWriter:
-    """Return the writer of an output file."""
+    """Return a writer of the output file ``path``; ``layouts`` None lets the first rows decide."""
     return parquet_writer.TableWriter(
         path,
         schema,
@@ -359,5 +374,5 @@ def table_writer(
 
 
 def part_name(number: int) -> str:
-    """Return the name of an output file."""
+    """Return the name of the output file with this number."""
     return f"part-{number:05d}.parquet"

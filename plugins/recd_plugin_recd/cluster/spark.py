@@ -1,4 +1,4 @@
-"""Sorts a partition with local Spark, giving the same rows as the embedded engine.
+"""Sort of a partition with local Spark, with the same result as the embedded engine.
 
 Spark sorts the rows and writes plain Parquet. The writer of the embedded engine then rewrites the
 files in a streaming pass, with the same layouts, row groups and statistics.
@@ -42,9 +42,15 @@ def sort_with_spark(
     layouts: Layouts | None,
     progress: Progress,
 ) -> tuple[Path, Layouts | None]:
-    """Sort a partition into files ``part-*.parquet``, as ``sort_partition`` does."""
+    """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
+
+    Has the same arguments and result as ``sort_partition``.
+    """
     if not isinstance(source, ParquetSource):
-        raise DataError(f"{source.path}: --engine spark reads Parquet; leave it out")
+        raise DataError(
+            f"{source.path}: --engine spark reads only Parquet files. Use --engine embedded for a "
+            "registry file."
+        )
     keys, sorted_folder, parts = source.keys, scratch / "spark", scratch / "parts"
     for rows in source.read(partition, [keys.session, keys.timestamp]):
         check_keys(rows, keys)
@@ -55,7 +61,10 @@ def sort_with_spark(
         _sort(_started(builder, options.memory), source, partition, sorted_folder)
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise DataError(f"{options.source}: Spark failed: {first}") from error
+        raise DataError(
+            f"{options.source}: Spark failed with the error {first!r}. Fix the cause, or use "
+            "--engine embedded."
+        ) from error
     progress(partition.num_rows or 0, 0)
     parts.mkdir(parents=True)
     schema = plain_schema(source.schema)
@@ -100,7 +109,7 @@ def _started(builder: Any, memory: int) -> Any:
 
 
 def _sort(spark: Any, source: SessionTable, partition: Partition, folder: Path) -> None:
-    """Write the sorted rows, one file per range of sessions."""
+    """Write the sorted rows of a partition to ``folder``, one file per range of sessions."""
     from pyspark.sql import functions as sql
 
     session, time = (sql.col(f"`{name}`") for name in (source.keys.session, source.keys.timestamp))

@@ -1,4 +1,4 @@
-"""``recd logs``: logs sharded by session, and Kafka topics."""
+"""The commands ``recd logs``, for logs sharded by session and for Kafka topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _path = click.Path(path_type=Path)
 _servers = click.option("--servers", required=True, help="Kafka bootstrap servers: HOST:PORT,...")
-_topic = click.option("--topic", required=True)
+_topic = click.option("--topic", required=True, help="Name of the Kafka topic.")
 _config = click.option(
     "--config",
     multiple=True,
@@ -31,7 +31,7 @@ _config = click.option(
 
 @click.group()
 def logs() -> None:
-    """Write and read logs that are sharded by session, compressed in blocks and checksummed."""
+    """Write and read logs that are sharded by session, and exchange rows with Kafka topics."""
 
 
 @logs.command()
@@ -42,7 +42,7 @@ def logs() -> None:
     "--shards", type=click.IntRange(1, 99_999), help="Number of shards of the log.  [default: 16]"
 )
 @click.option(
-    "--append", is_flag=True, help="Append to the log in FOLDER, with its current sharding."
+    "--append", is_flag=True, help="Append to the log in FOLDER, with its number of shards."
 )
 @click.pass_obj
 def write(
@@ -66,7 +66,9 @@ def write(
     if append and (folder / INDEX).exists():
         usual = read_index(folder)
     elif not append and folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} exists already; --append adds to it")
+        raise DataError(
+            f"{folder} exists already. Use --append to add rows to the log, or use another folder."
+        )
     rows = _open_rows(source, session, usual.session, plugins_dir)
     settings = LogSettings(rows.keys.session, shards or usual.num_shards)
     with ExitStack() as stack:
@@ -89,7 +91,7 @@ def write(
 
 
 def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
-    """Open a table with a session column, or a registry file's dataset."""
+    """Open a Parquet table that needs only a session column, or the dataset of a registry file."""
     from recd_plugin_recd.sessions import open_source
 
     if path.suffix in (".yaml", ".yml"):
@@ -104,7 +106,7 @@ def _each_batch(
     write: Callable[[pa.RecordBatch], None],
     progress: Callable[[int], None],
 ) -> int:
-    """Pass all rows of a source to ``write``, with features as lists. Return the number of rows."""
+    """Pass all rows of ``source`` to ``write``, with features as lists, and return their number."""
     from recd_plugin_recd.sessions import check_no_nulls, plain_rows, plain_schema
 
     written, schema = 0, plain_schema(source.schema)
@@ -129,8 +131,8 @@ def _each_batch(
 def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> None:
     """Write the rows of the log SOURCE to a Parquet file.
 
-    Damaged blocks are reported on stderr and skipped. All other rows are written. If a block is
-    damaged, the exit status is 1.
+    The command reports damaged blocks on stderr, skips them and writes all other rows. The exit
+    status is 1 if a block is damaged.
     """
     from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
     from recd_plugins.api import file_utils
@@ -138,7 +140,9 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
     damages: list[Damage] = []
     consumer = Consumer(source, offsets, damages.append)
     if file_utils.real_path(source) in file_utils.real_path(destination).parents:
-        raise DataError(f"{destination} is part of what is read; name another file for the rows")
+        raise DataError(
+            f"{destination} is inside the log {source}. Use another path for DESTINATION."
+        )
     if offsets is not None:
         file_utils.check_writable(offsets)
     start = consumer.state()
@@ -148,12 +152,20 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
         if offsets is not None and not force and done is not None and done.get("from") == start:
             consumer.load(done["to"])
             consumer.commit()
-            click.echo(f"{destination}: was written before, {done['rows']:,} rows; offsets updated")
+            click.echo(
+                f"{destination}: {done['rows']:,} rows were written by an earlier run; updated "
+                f"{offsets}"
+            )
             return
         if not force:
-            raise DataError(f"{destination} exists already; --force replaces it")
+            raise DataError(
+                f"{destination} exists already. Use another path, or replace the file with --force."
+            )
         if done is None:
-            raise DataError(f"{destination} was not exported from a log; name another file")
+            raise DataError(
+                f"--force cannot replace {destination}, because recd logs read did not write this "
+                "file. Use another path."
+            )
     with (
         progress_bars.progress_bars() as add_bar,
         ParquetFile(destination, consumer.schema()) as file,
@@ -169,11 +181,14 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
     if written:
         click.echo(f"{destination}: {file.num_rows:,} rows")
     else:
-        click.echo(f"{source}: nothing new; no file written")
+        click.echo(f"{source}: the log has no new rows; no file was written")
     for damage in damages:
         click.secho(str(damage), fg="yellow", err=True)
     if damages:
-        raise DataError(f"{source} is damaged in {len(damages)} places; all other rows were read")
+        raise DataError(
+            f"{source}: blocks or segments are damaged (see {len(damages)} lines above). All other "
+            "rows were written."
+        )
 
 
 @logs.command()
@@ -191,10 +206,10 @@ def produce(
     session: str | None,
     config: tuple[str, ...],
 ) -> None:
-    """Send the rows of SOURCE to a Kafka topic, sessions as partition keys.
+    """Send the rows of SOURCE to a Kafka topic, with the session id as the key of each message.
 
-    SOURCE has the same meaning as in recd logs write. If a run is killed, the next run sends all
-    rows again.
+    SOURCE is a Parquet file, a folder of them, or a registry file. If the command is killed and run
+    again, it sends all rows again.
     """
     from recd_plugin_recd.logs.kafka import KafkaProducer
 
@@ -243,5 +258,7 @@ def consume(
 def _settings(config: tuple[str, ...]) -> dict[str, str]:
     for context in config:
         if "=" not in context:
-            raise click.BadParameter(f"{context!r} is not KEY=VALUE", param_hint="--config")
+            raise click.BadParameter(
+                f"{context!r} does not have the form KEY=VALUE.", param_hint="--config"
+            )
     return {name: value for name, _, value in (each.partition("=") for each in config)}

@@ -1,7 +1,7 @@
-"""Kafka topics: one message per row, keyed by its session.
+"""Exchange of rows with Kafka topics: one message per row, with the session id as key.
 
-The key is the session id as text, so that Kafka keeps a session in one partition. The value is an
-Arrow IPC stream of one row, so any Arrow library reads it and columns may change within a topic.
+The key is the session id as text, so Kafka keeps a session in one partition. The value is an Arrow
+IPC stream of one row, so any Arrow library can read it, and columns may change within a topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECONDS = 30.0
 
 
 class _Topic:
-    """A topic on servers, with the last error of the client."""
+    """A Kafka topic, and the last error that the client library reported."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.client = imports.optional_library("confluent_kafka", "kafka", "Kafka")
@@ -38,7 +38,7 @@ class _Topic:
         }
 
     def failed(self, error: object) -> DataError:
-        last = f" (last: {_text(self.last_error)})" if self.last_error else ""
+        last = f" (last error: {_text(self.last_error)})" if self.last_error else ""
         return DataError(f"Kafka {self.servers}, topic {self.topic}: {_text(error)}{last}")
 
 
@@ -49,10 +49,15 @@ def _text(error: Any) -> str:
 
 
 class KafkaProducer:
-    """Sends rows to ``topic``, keyed by the column ``session``.
+    """Sends rows to a Kafka topic, with the session id as the key of each message.
 
-    The producer is idempotent, so retries add no duplicates. Sessions are assigned to the same
-    partitions as by Java clients. ``config`` has additional librdkafka options.
+    Retries add no duplicates. Keys are assigned to partitions like in Java clients.
+
+    Args:
+        servers: bootstrap servers, ``HOST:PORT,...``.
+        topic: name of the topic.
+        session: column of the session id.
+        config: additional librdkafka options.
     """
 
     def __init__(self, servers: str, topic: str, session: str, config: dict[str, str]) -> None:
@@ -74,7 +79,7 @@ class KafkaProducer:
             raise self._place.failed(error) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows. They are only guaranteed to be delivered after ``flush``."""
+        """Send rows. Their delivery is only guaranteed after ``flush``."""
         batch = batch.replace_schema_metadata(None)
         for number, session in enumerate(batch.column(self._session).to_pylist()):
             sink = pa.BufferOutputStream()
@@ -85,7 +90,11 @@ class KafkaProducer:
         self._poll(0)
 
     def flush(self) -> None:
-        """Wait until every row is delivered."""
+        """Wait until all rows are delivered.
+
+        Raises:
+            DataError: a row could not be delivered.
+        """
         left = 1
         while left:
             before = self.delivered
@@ -93,7 +102,7 @@ class KafkaProducer:
             self._poll(0)
             if left and self.delivered == before:
                 raise self._place.failed(
-                    f"no answer for {_SECONDS:.0f} s, {left} rows are not sent"
+                    f"the servers did not answer for {_SECONDS:.0f} s, so {left} rows were not sent"
                 )
 
     def _send(self, key: bytes, value: bytes) -> None:
@@ -117,16 +126,26 @@ class KafkaProducer:
         last = self._place.last_error
         failure = self._failure or (last if last is not None and last.fatal() else None)
         if failure is not None:
-            raise self._place.failed(f"{_text(failure)}; {self.delivered} rows were delivered")
+            raise self._place.failed(
+                f"sending failed after {self.delivered} rows were delivered: {_text(failure)}"
+            )
 
 
 class KafkaConsumer:
-    """Writes the current messages of ``topic`` to Parquet files in ``folder``.
+    """Writes the current messages of a Kafka topic to Parquet files, each row exactly once.
 
-    A file contains the rows of one partition between two offsets, and is named
-    ``TOPIC.PARTITION.FIRST-LAST.parquet``. The end offset is committed to Kafka once the file is
-    complete. If the process is killed before that, the next run finds the file and continues after
-    it, so each row is written exactly once.
+    A file contains the rows of one partition between two offsets. Its name is
+    ``TOPIC.PARTITION.FIRST-LAST.parquet``. The last offset is committed to Kafka after the file is
+    complete. If the process is killed before the commit, the next run finds the file and continues
+    after its last row.
+
+    Args:
+        servers: bootstrap servers, ``HOST:PORT,...``.
+        topic: name of the topic.
+        group: consumer group that stores the offsets.
+        folder: folder of the Parquet files.
+        rows_per_file: maximum number of rows in a file.
+        config: additional librdkafka options.
     """
 
     def __init__(
@@ -153,7 +172,10 @@ class KafkaConsumer:
         }
 
     def run(self, progress: Callable[[int], None]) -> list[Path]:
-        """Write new rows and return the new files. ``progress`` is called with row counts."""
+        """Write all new rows, and return the new files.
+
+        ``progress`` is called with the number of rows of each new file.
+        """
         client = self._place.client
         with ExitStack() as opened:
             opened.enter_context(folders.locked_folder(self._folder))
@@ -177,7 +199,7 @@ class KafkaConsumer:
     def _copy(
         self, consumer: Any, number: int, in_folder: int, progress: Callable[[int], None]
     ) -> Iterator[Path]:
-        """Write new rows of a partition. Each run of rows with equal columns is one file."""
+        """Write the new rows of a partition. A new file starts when the columns change."""
         start, end = self._range(consumer, number, in_folder)
         rows = self._rows(consumer, number, start, end)
         following = next(rows, None)
@@ -201,7 +223,7 @@ class KafkaConsumer:
             yield file.path
 
     def _range(self, consumer: Any, number: int, in_folder: int) -> tuple[int, int]:
-        """Return the offsets to read, from the last one read to the end of the partition."""
+        """Return the first offset to read, and the offset after the last message."""
         asked = self._place.client.TopicPartition(self._topic, number)
         (committed,) = consumer.committed([asked], timeout=_SECONDS)
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)
@@ -209,8 +231,9 @@ class KafkaConsumer:
         read_before = max(in_folder, committed.offset + 1) > 0
         if start > high or (read_before and start < low):
             raise self._place.failed(
-                f"partition {number} has offsets {low} to {high} and was read up to {start}: rows "
-                "were deleted, or the topic was made anew; use another group and another folder"
+                f"partition {number} has offsets {low} to {high}, but was read up to {start}, so "
+                "rows were deleted or the topic was created again. Use another --group and another "
+                "FOLDER."
             )
         return max(start, low), high
 
@@ -224,7 +247,7 @@ class KafkaConsumer:
         while True:
             message = consumer.poll(_SECONDS)
             if message is None:
-                raise self._place.failed(f"no answer for {_SECONDS:.0f} s")
+                raise self._place.failed(f"the servers did not answer for {_SECONDS:.0f} s")
             error = message.error()
             if error is not None and error.code() == client.KafkaError._PARTITION_EOF:
                 return
@@ -234,14 +257,17 @@ class KafkaConsumer:
                 row = pa.ipc.open_stream(message.value() or b"").read_next_batch()
             except (pa.ArrowException, OSError, StopIteration) as error:
                 where = f"partition {number}, offset {message.offset()}"
-                raise self._place.failed(f"{where}: no row of recd: {error}") from error
+                raise self._place.failed(
+                    f"{where}: the message is not a row from recd logs produce ({error}). Use "
+                    "another topic"
+                ) from error
             yield message.offset(), row
             if message.offset() + 1 >= end:
                 return
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """Return for each partition the offset after the last one in the files of ``folder``."""
+    """Return the next offset to read, keyed by partition, according to the files in ``folder``."""
     name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.\d{{19}}-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     return {int(each[1]): int(each[2]) + 1 for each in sorted(matches, key=lambda each: each[0])}

@@ -33,11 +33,17 @@ _MOST_BATCHES = 512
 
 
 class ParquetFile:
-    """Writes row groups of about ``block_size`` bytes, with zstd and page checksums.
+    """Writes a Parquet file with zstd compression and page checksums.
 
-    Use as a context manager and call ``close``; otherwise the file is discarded. Until then,
-    ``path`` may change within its folder. ``sort`` names a column whose equal values are grouped
-    within a row group, in input order.
+    Use as a context manager and call ``close`` at the end; otherwise the file is discarded.
+    ``path`` may be changed before ``close``, within the same folder.
+
+    Args:
+        path: file to write.
+        schema: columns of the rows.
+        block_size: size of a row group, in bytes of rows in memory.
+        level: zstd compression level.
+        sort: column by which the rows of a row group are sorted; None keeps the input order.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class ParquetFile:
         self._scratch.unlink(missing_ok=True)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows. Row groups are written to disk when they are full."""
         self._waiting.append(rows)
         self._bytes += rows.nbytes
         self.num_rows += rows.num_rows
@@ -89,7 +95,7 @@ class ParquetFile:
             self._waiting = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
 
     def close(self, provenance: dict[str, Any]) -> None:
-        """Sync the file to disk and move it to ``path``, replacing any existing file."""
+        """Write the file to ``path`` atomically, with ``provenance`` as JSON in its metadata."""
         if self._waiting:
             self._write_block(pa.Table.from_batches(self._waiting))
         self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
@@ -105,7 +111,7 @@ class ParquetFile:
 
 
 def provenance(path: Path) -> dict[str, Any] | None:
-    """Return the provenance stored in the file at ``path``, or None if it has none."""
+    """Return the value that ``ParquetFile.close`` stored in a file, or None if there is none."""
     try:
         file_utils.check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}
@@ -125,11 +131,11 @@ def _fsync(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How a log is sharded and stored.
+    """Settings of a log: sharding and block size.
 
     Attributes:
-        session: column of the session, whole numbers or strings.
-        num_shards: number of shards. Each buffers one block in memory.
+        session: column of the session id, whole numbers or strings.
+        num_shards: number of shards. Each shard buffers one block in memory.
         block_size: size of a block, in bytes of rows in memory.
         sort: group the rows of each session within a block, in input order.
     """
@@ -142,7 +148,14 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Damage:
-    """A block or a whole segment that cannot be read, and the number of rows lost."""
+    """A damaged part of a log that cannot be read.
+
+    Attributes:
+        segment: path of the damaged file.
+        block: number of the damaged block, or None if the whole file cannot be read.
+        cause: reason, as text.
+        rows_lost: number of rows that cannot be read.
+    """
 
     segment: Path
     block: int | None
@@ -150,8 +163,8 @@ class Damage:
     rows_lost: int
 
     def __str__(self) -> str:
-        where = "" if self.block is None else f"block {self.block}: "
-        return f"{self.segment}: {where}{self.cause}; {self.rows_lost} rows lost"
+        what = "the file" if self.block is None else f"block {self.block}"
+        return f"{self.segment}: {what} {self.cause}, so {self.rows_lost} rows are lost."
 
 
 Report = Callable[[Damage], None]
@@ -159,7 +172,15 @@ Report = Callable[[Damage], None]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of one shard; ``raw_bytes`` is its size before compression, ``footer`` a CRC-32."""
+    """A file of a log, which contains rows of one shard.
+
+    Attributes:
+        name: file name.
+        shard: number of the shard.
+        rows, blocks: number of rows and of blocks.
+        bytes, raw_bytes: size of the file, and size of its rows before compression.
+        footer: CRC-32 of the Parquet footer.
+    """
 
     name: str
     shard: int
@@ -172,7 +193,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class LogIndex:
-    """Content of ``log.json``; ``id`` uniquely identifies the log."""
+    """Content of ``log.json``, which lists the segments of a log.
+
+    Attributes:
+        id: random identifier of the log.
+        session: column of the session id.
+        num_shards: number of shards.
+        flushes: number of flushes so far.
+        segments: all segments, oldest first.
+    """
 
     id: str
     session: str
@@ -182,23 +211,35 @@ class LogIndex:
 
 
 def read_index(folder: Path) -> LogIndex:
-    """Read ``log.json``."""
+    """Read the index of the log in ``folder``.
+
+    Raises:
+        DataError: the folder has no ``log.json``, or the file is damaged.
+    """
     found = file_utils.read_note(folder / INDEX)
     if found is None:
-        raise DataError(f"{folder}: no log: there is no {INDEX}, or it was damaged or changed")
+        raise DataError(
+            f"{folder} is not a log, because {INDEX} is missing or damaged. Use a folder that "
+            "recd logs write has created."
+        )
     segments = tuple(Segment(**each) for each in found.pop("segments"))
     return LogIndex(**found, segments=segments)
 
 
 class LogWriter:
-    """Writes rows of ``schema`` to the new or existing log in ``folder``.
+    """Writes rows to a new log, or appends rows to an existing log.
 
-    Use as a context manager, which flushes at the end. Rows are durable (fsync) and visible to
-    readers after ``flush`` returns. Only one process can write to a log at a time.
+    Use as a context manager, which flushes at the end. After ``flush`` returns, rows are synced to
+    disk and visible to readers. Only one process can write to a log at a time.
+
+    Args:
+        folder: folder of the log.
+        schema: columns of the rows.
+        settings: sharding and block size. An existing log must have the same sharding.
 
     Raises:
         DataError: the folder has a log with other settings or columns.
-        RecdError: another writer is at work.
+        RecdError: another process writes to the log.
 
     Attributes:
         raw_bytes, stored_bytes: bytes flushed by this writer, before and after compression.
@@ -226,7 +267,7 @@ class LogWriter:
                 self.flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows with the log's columns. Each shard that has a full block writes it."""
+        """Add rows. Full blocks are written to disk, but are not visible before ``flush``."""
         settings = self._settings
         batch = batch.replace_schema_metadata(None)
         shards = session_shards(batch.column(settings.session), settings.num_shards)
@@ -237,7 +278,7 @@ class LogWriter:
             self._file(shard).write(batch.take(pa.array(rows)))
 
     def flush(self) -> None:
-        """Write the rows in memory, sync all segments to disk and list them in ``log.json``."""
+        """Write all rows to disk, and make them visible to readers."""
         segments = []
         for shard, file in sorted(self._files.items()):
             file.close({"log": self._index.id})
@@ -262,9 +303,15 @@ class LogWriter:
         for name in ("num_shards", "session"):
             asked, there = getattr(settings, name), getattr(index, name)
             if asked != there:
-                raise DataError(f"{self._folder}: the log has {name} {there}, not {asked}")
+                raise DataError(
+                    f"{self._folder}: the log was written with {name} {there}, but this run uses "
+                    f"{asked}. Use {there} in --shards or --session, or write a new log."
+                )
         if index.segments and not Consumer(self._folder, None, print).schema().equals(self._schema):
-            raise DataError(f"{self._folder}: the log has other columns")
+            raise DataError(
+                f"{self._folder}: the columns of the log differ from the columns of the new rows. "
+                "Append rows with equal columns, or write a new log."
+            )
         return index
 
     def _file(self, shard: int) -> ParquetFile:
@@ -290,18 +337,18 @@ def _segment(path: Path, shard: int) -> Segment:
 
 
 class Consumer:
-    """Reads the rows of a log from a position on, block by block and shard by shard.
+    """Iterates over the rows of a log, block by block and shard by shard.
 
-    The position advances with each block, and skips damaged ones. ``commit`` writes it atomically
-    to ``offsets``. A new consumer starts from there.
+    Keeps the read position, and skips damaged blocks. ``commit`` stores the position in
+    ``offsets``, from where the next consumer continues.
 
     Args:
         folder: folder of the log.
-        offsets: a JSON file. If it is None or missing, reading starts at the first row.
-        report: called with each Damage.
+        offsets: a JSON file. If the file is None or missing, reading starts at the first row.
+        report: called with a Damage for each damaged block or segment.
 
     Raises:
-        DataError: there is no log, or the offsets are damaged or of another log.
+        DataError: there is no log, or the offsets are damaged or belong to another log.
     """
 
     def __init__(self, folder: Path, offsets: Path | None, report: Report) -> None:
@@ -318,7 +365,9 @@ class Consumer:
             if isinstance(opened, pq.ParquetFile):
                 with opened:
                     return opened.schema_arrow.remove_metadata()
-        raise DataError(f"{self._folder}: no segment can be read")
+        raise DataError(
+            f"{self._folder}: no segment of the log can be read. Restore the log from a backup."
+        )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for shard in range(self.index.num_shards):
@@ -333,20 +382,24 @@ class Consumer:
                     self._blocks[shard] = max(start, self._blocks[shard])
 
     def state(self) -> dict[str, Any]:
-        """Return the position as JSON values."""
+        """Return the read position as JSON values."""
         return {"log": self.index.id, "blocks": list(self._blocks)}
 
     def load(self, state: Any) -> None:
-        """Restore the position from a value of ``state``."""
+        """Set the read position to a value that ``state`` returned.
+
+        Raises:
+            DataError: the value is damaged or belongs to another log.
+        """
         if not isinstance(state, dict) or state.get("log") != self.index.id:
             raise DataError(
-                f"{self._offsets}: no offsets of {self._folder}, or damaged ones; remove the file "
-                "to start from the first row"
+                f"{self._offsets}: the file has no valid offsets of the log {self._folder}. Use "
+                "another file in --offsets, or remove the file to start at the first row."
             )
         self._blocks = list(state["blocks"])
 
     def commit(self) -> None:
-        """Write the position to the offsets file."""
+        """Write the read position to the offsets file atomically."""
         assert self._offsets is not None, "a consumer without an offsets file commits nothing"
         file_utils.write_note(self._offsets, self.state())
 
@@ -354,7 +407,7 @@ class Consumer:
 def _read_blocks(
     folder: Path, segment: Segment, first: int, report: Report
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the blocks of a segment, starting at index ``first``. Report damaged ones."""
+    """Yield number and rows of each block of a segment from ``first`` on; report damaged blocks."""
     if first >= segment.blocks:
         return
     opened = _open(folder, segment)
@@ -375,15 +428,15 @@ def _read_blocks(
 
 
 def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
-    """Open a segment if it is the file that ``log.json`` lists."""
+    """Open a segment, or return its damage if the file differs from ``log.json``."""
     path = folder / segment.name
     try:
         file_utils.check_regular(path)
         if path.stat().st_size == segment.bytes and _footer_checksum(path) == segment.footer:
             return pq.ParquetFile(path, page_checksum_verification=True)
-        cause = f"the file is not the one that was written, as {INDEX} says"
+        cause = f"differs from the file that is listed in {INDEX}"
     except FileNotFoundError:
-        cause = "the segment is missing"
+        cause = "is missing"
     except (pa.ArrowException, OSError) as error:
         cause = f"cannot be read ({error})"
     return Damage(path, None, cause, segment.rows)

@@ -1,4 +1,4 @@
-"""Pooling plugins: reduce a sequence of embeddings to one vector per row."""
+"""Pooling plugins, which reduce the sequence of embeddings in a row to one vector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _SelfAttentionPooling(Pooling):
-    """Pools the features of all groups in one attention call."""
+    """Base of self-attention poolings, which pool all features in one attention call."""
 
     always_trained = True
 
@@ -31,7 +31,7 @@ class _SelfAttentionPooling(Pooling):
 
 
 class AttentionPooling(_SelfAttentionPooling):
-    """Self-attention over a sequence, then the mean of its outputs."""
+    """Pools a sequence by multi-head self-attention and the mean of its outputs."""
 
     name = "recd.attention"
 
@@ -52,14 +52,15 @@ class AttentionPooling(_SelfAttentionPooling):
 def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
     if embedding_dim % heads:
         raise RecdError(
-            f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim})"
+            f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim}). "
+            "Change heads or embedding_dim."
         )
 
 
 class DinPooling(TargetPooling):
-    """Target attention: pools a sequence with weights from the item's vector.
+    """Pools a sequence by attention, with the vector of the target item as query.
 
-    After Deep Interest Network (arXiv 1706.06978), with scaled dot products as scores.
+    Like Deep Interest Network (arXiv 1706.06978), but with scaled dot products as scores.
     """
 
     name = "recd.din"
@@ -67,12 +68,12 @@ class DinPooling(TargetPooling):
 
     class Options(PluginOptions):
         target: str = Field(
-            min_length=1, description="Item feature. Its vector is the attention query."
+            min_length=1, description="Item feature whose vector is the attention query."
         )
         weights: Literal["softmax", "sigmoid"] = Field(
             default="softmax",
-            description="softmax: the weights of a row sum to 1. sigmoid: weights are "
-            "independent, so that more matches give a larger result.",
+            description="softmax: the weights of a sequence sum to 1. sigmoid: weights are "
+            "independent, so more matching items give a larger result.",
         )
         heads: int = Field(
             default=1, gt=0, description="Number of attention heads. Must divide embedding_dim."
@@ -103,7 +104,7 @@ class DinPooling(TargetPooling):
 
 
 class TransformerPooling(_SelfAttentionPooling):
-    """Transformer encoder over a sequence, then the mean of its outputs."""
+    """Pools a sequence by a transformer encoder and the mean of its outputs."""
 
     name = "recd.transformer"
 
@@ -153,21 +154,21 @@ class _Reduction(Pooling):
 
 
 class SumPooling(_Reduction):
-    """Sum of a sequence's embeddings."""
+    """Pools a sequence by the sum of its embeddings."""
 
     name = "recd.sum"
     mode = "sum"
 
 
 class MeanPooling(_Reduction):
-    """Mean of a sequence's embeddings."""
+    """Pools a sequence by the mean of its embeddings."""
 
     name = "recd.mean"
     mode = "mean"
 
 
 class MaxPooling(_Reduction):
-    """Element-wise maximum of a sequence's embeddings."""
+    """Pools a sequence by the element-wise maximum of its embeddings."""
 
     name = "recd.max"
     mode = "max"

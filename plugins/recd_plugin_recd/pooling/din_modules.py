@@ -1,12 +1,11 @@
-"""Attention from one target per batch row to deduplicated sequences.
+"""Target attention: one query per batch row, deduplicated sequences as keys and values.
 
-Scores and weighted sums are computed for B rows, but sequences are not repeated. Batch rows are put
-in the order of their unique rows and cut into blocks of as many as a unique row has on average. A
-block holds its sequence once for all of its targets: at most 2 * U sequences in place of B, and at
-most 2 * B targets with padding.
+B batch rows share U unique sequences. Batch rows are sorted by unique row and cut into blocks of
+the mean number of batch rows per unique row. A block contains its sequence once for all of its
+targets, so there are at most 2 * U sequences instead of B, and at most 2 * B targets with padding.
 
-No projection runs on the values of sequences. That of the keys is applied to the query instead,
-``(W_q t) (W_k x) = (W_k^T W_q t) x``, and that of the values to the weighted sum: both are exact.
+No projection runs on the values of sequences. The key projection is applied to the query instead,
+``(W_q t) (W_k x) = (W_k^T W_q t) x``, and the value projection to the weighted sum. Both are exact.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Weights = Literal["softmax", "sigmoid"]
 
 
 class TargetAttention(nn.Module):
-    """``nn.MultiheadAttention`` with the target as query and a sequence as keys and values.
+    """Multi-head attention with a target as query and a sequence as keys and values.
 
-    With ``sigmoid``, weights are sigmoids of the scores instead of a softmax.
+    Attention weights are the softmax or the sigmoid of the scores.
     """
 
     def __init__(self, embedding_dim: int, heads: int, weights: Weights) -> None:
@@ -46,17 +45,17 @@ class TargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool one feature to ``[B, D]``.
+        """Pool the sequences of one feature.
 
         Args:
-            sequences: ``[num_values, D]`` over U rows.
-            targets: ``[B, D]``.
+            sequences: embeddings ``[num_values, D]`` of U rows.
+            targets: vectors of the target items, ``[B, D]``.
             inverse: index of each target's sequence, int64 ``[B]``; None if there are B sequences.
         """
         return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
-        """Return queries for the values of the sequence itself, ``[B, heads, D]``."""
+        """Return queries to multiply with unprojected sequence values, ``[B, heads, D]``."""
         queries = self.query_projection(targets).view(
             -1, self.heads, targets.shape[1] // self.heads
         )
@@ -77,7 +76,17 @@ def pool_for_targets(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> Tensor:
-    """Pool all features to ``[B, num_features, D]``, with zeros for empty sequences."""
+    """Pool the sequences of several features, with one module per feature.
+
+    Args:
+        modules: attention of each feature.
+        sequences: embeddings ``[num_values, D]`` of U rows, for each feature.
+        targets: vectors of the target items, ``[B, D]``.
+        inverse: index of each target's sequence, int64 ``[B]``; None if there are B sequences.
+
+    Returns:
+        ``[B, num_features, D]``, zeros for empty sequences.
+    """
     first = modules[0]
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
@@ -135,14 +144,14 @@ class _Blocks:
     places: Tensor
 
     def gather(self, vectors: Tensor) -> Tensor:
-        """Scatter ``[B, heads, D]`` into ``[num_blocks, width * heads, D]``, with zero padding."""
+        """Move ``[B, heads, D]`` to blocks ``[num_blocks, width * heads, D]``, zero-padded."""
         num_blocks, (_, heads, dim) = self.rows.numel(), vectors.shape
         placed = vectors.new_zeros(num_blocks * self.width, heads, dim)
         placed = placed.index_copy(0, self.places, vectors)
         return placed.view(num_blocks, self.width * heads, dim)
 
     def scatter(self, vectors: Tensor, heads: int) -> Tensor:
-        """Invert ``gather``."""
+        """Move blocks back to batch rows ``[B, heads, D]``, the inverse of ``gather``."""
         placed = vectors.reshape(self.rows.numel() * self.width, heads * vectors.shape[2])
         return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
 

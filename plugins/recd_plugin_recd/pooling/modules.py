@@ -24,7 +24,15 @@ class Reduction(nn.Module):
 
 
 def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
-    """Reduce all features in one call and return ``[R, num_features, D]``."""
+    """Reduce the rows of all features by ``sum``, ``mean`` or ``max``.
+
+    Args:
+        sequences: embeddings ``[num_values, D]`` of R rows, for each feature.
+        mode: ``sum``, ``mean`` or ``max``.
+
+    Returns:
+        ``[R, num_features, D]``.
+    """
     values = torch.cat([sequence.values() for sequence in sequences])
     lengths = torch.cat([sequence.lengths() for sequence in sequences])
     pooled = pool_bags(values, lengths, mode)
@@ -32,7 +40,7 @@ def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention within each row, and the mean of its outputs.
+    """Multi-head self-attention within each row, followed by the mean of its outputs.
 
     The output projection is linear, so it is applied after the mean, to rows instead of values.
     """
@@ -51,7 +59,7 @@ class SelfAttention(nn.Module):
 def pool_by_attention(
     modules: Sequence[SelfAttention], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Run one attention over the rows of all features. Return ``[R, D]`` for each feature."""
+    """Pool several features with one attention call. Return ``[R, D]`` for each feature."""
     rows = attention_rows(sequences)
     projected = [
         module.in_projection(sequence.values())
@@ -104,7 +112,7 @@ class Transformer(nn.Module):
 def pool_by_transformer(
     modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Run the encoders of all features layer by layer. Return ``[R, D]`` for each feature."""
+    """Pool several features with one attention call per layer. Return ``[R, D]`` for each."""
     rows = attention_rows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
@@ -118,7 +126,7 @@ def pool_by_transformer(
 def _attended(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the attention sublayer of a layer."""
+    """Run the attention sublayer of one layer for all features."""
     projected = [
         layer.in_projection(layer.attention_norm(each) if pre else each)
         for layer, each in zip(layers, values, strict=True)
@@ -149,7 +157,7 @@ def _layer(
 def _last_layer_means(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the last layer and average each row.
+    """Run the last layer and return the mean of each row, ``[R, D]`` for each feature.
 
     With pre-norm, the last linear layer runs after the mean, on rows instead of values.
     """

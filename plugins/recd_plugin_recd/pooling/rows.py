@@ -31,7 +31,7 @@ _MOST_ROWS = 65_535
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Rows padded to the longest of them; ``lengths`` is None if all are equal."""
+    """Rows of similar length, padded to the longest. ``lengths`` is None if all are equal."""
 
     num_rows: int
     longest: int
@@ -42,7 +42,7 @@ class _Bucket:
         return self.num_rows * self.longest
 
     def valid(self) -> Tensor | None:
-        """Return the attention mask of keys, ``[num_rows, 1, 1, longest]``; None for all keys."""
+        """Return the attention mask, bool ``[num_rows, 1, 1, longest]``; None without padding."""
         if self.lengths is None:
             return None
         position = torch.arange(self.longest, device=self.lengths.device)
@@ -51,7 +51,7 @@ class _Bucket:
 
 
 class JaggedRows:
-    """R rows of one or more features, in feature order."""
+    """Lengths of R rows of one or more features, and attention within these rows."""
 
     def __init__(self, sequences: Sequence[JaggedTensor]) -> None:
         self.num_rows = [sequence.lengths().numel() for sequence in sequences]
@@ -91,7 +91,10 @@ class JaggedRows:
         self._places = jagged.positions_of_ranges(padded_starts, self.lengths, total)
 
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
-        """Attend within rows: ``[num_values, 3 * D]`` to ``[num_values, D]``."""
+        """Compute multi-head self-attention within each row.
+
+        ``query_key_value`` is ``[num_values, 3 * D]``. Returns ``[num_values, D]``.
+        """
         dim = query_key_value.shape[1] // 3
         if not self._buckets:
             return query_key_value[:, :dim]
@@ -113,16 +116,16 @@ class JaggedRows:
         values: Tensor,
         attend: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     ) -> Tensor:
-        """Sum the values of each row, weighted by the row's queries.
+        """Apply ``attend`` to the queries and the values of each row.
 
         Args:
             queries: ``[R, num_queries, D]``.
-            values: ``[num_values, D]``, keys and values in one.
-            attend: from queries ``[n, num_queries, D]``, padded values ``[n, L, D]`` and which of
-                them count, ``[n, 1, L]`` or None for all, to ``[n, num_queries, D]``.
+            values: ``[num_values, D]``, used as keys and as values.
+            attend: function of queries ``[n, num_queries, D]``, padded values ``[n, L, D]`` and a
+                mask of valid values, bool ``[n, 1, L]`` or None. Returns ``[n, num_queries, D]``.
 
         Returns:
-            ``[R, num_queries, D]``; what it holds for empty rows is finite and else undefined.
+            ``[R, num_queries, D]``. Empty rows have undefined but finite values.
         """
         if not self._buckets:
             return queries + values.sum()
@@ -141,7 +144,7 @@ class JaggedRows:
         return torch.cat(sums).index_select(0, self._order.argsort())
 
     def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """Zero the vectors ``[num_rows, D]`` of empty rows."""
+        """Set the vectors of empty rows to zero. ``pooled`` is ``[num_rows, D]`` per feature."""
         filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 
@@ -154,7 +157,16 @@ class JaggedRows:
 
 
 def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """Return the ``sum``, ``mean`` or ``max`` of each row; zeros for empty rows."""
+    """Reduce the values of each row by ``sum``, ``mean`` or ``max``.
+
+    Args:
+        values: ``[num_values, D]``.
+        lengths: number of values of each row, int ``[R]``.
+        mode: ``sum``, ``mean`` or ``max``.
+
+    Returns:
+        ``[R, D]``, zeros for empty rows.
+    """
     lengths = lengths.long()
     if mode == "max":
         return _bags(values, lengths, mode)
@@ -169,7 +181,7 @@ def _bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
 
 
 class _SumOrMean(torch.autograd.Function):
-    """embedding_bag with a backward that does not sort, because values are in order."""
+    """``F.embedding_bag`` with a faster backward that does not sort, as values are in order."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, lengths: Tensor, mode: str) -> Tensor:
@@ -187,7 +199,7 @@ class _SumOrMean(torch.autograd.Function):
 
 
 def _cut(ordered: Tensor) -> list[_Bucket]:
-    """Sort rows by length and cut them into buckets. Empty rows join the shortest."""
+    """Cut rows, sorted by length, into buckets. Empty rows join the shortest rows."""
     lengths = ordered.tolist()
     call = _CALL.get(ordered.device.type, _CALL_ELSEWHERE)
     buckets = []
@@ -214,7 +226,7 @@ def _cost(length: int) -> int:
 
 
 class _Spread(torch.autograd.Function):
-    """Index select to padded positions. Its backward ignores padding."""
+    """Copies values to padded positions. Its backward ignores gradients of padding."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
@@ -228,7 +240,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """The inverse of ``_Spread``. Its backward gives padding zero gradients."""
+    """Copies padded positions back to values, the inverse of ``_Spread``."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, places: Tensor) -> Tensor:
@@ -244,9 +256,10 @@ class _Collect(torch.autograd.Function):
 
 
 class TracedRows(JaggedRows):
-    """``JaggedRows`` with the same operations for all lengths, for scripting.
+    """``JaggedRows`` without branches that depend on lengths, for scripting and export.
 
-    With ``inverse``, int64 ``[B]``, rows are those of targets, for ``weighted_sums`` alone.
+    Pads all rows to the longest. With ``inverse``, int64 ``[B]``, each of B targets has a row; then
+    only ``weighted_sums`` may be called.
     """
 
     def __init__(self, sequences: Sequence[JaggedTensor], inverse: Tensor | None = None) -> None:
@@ -268,7 +281,7 @@ class TracedRows(JaggedRows):
         self._longest = longest
         position = torch.arange(longest, device=starts.device)
         inside = position < all_lengths.unsqueeze(1)
-        # What is padded is the value behind the last.
+        # Padding reads the extra value behind the last value.
         self._taken = torch.where(inside, starts.unsqueeze(1) + position, sum(self.num_values))
         self._valid = position < all_lengths.clamp(min=1).unsqueeze(1)
 
@@ -293,13 +306,13 @@ class TracedRows(JaggedRows):
         return attend(queries, self._places_of(values), self._valid.unsqueeze(1))
 
     def _places_of(self, values: Tensor) -> Tensor:
-        """Return the padded positions of all rows, ``[R, longest, D]``."""
+        """Return the padded values of all rows, ``[R, longest, D]``."""
         padded = F.pad(values, (0, 0, 0, 1)).index_select(0, self._taken.flatten())
         return padded.view(-1, self._longest, values.shape[1])
 
 
 def attention_rows(sequences: Sequence[JaggedTensor]) -> JaggedRows:
-    """Return the rows of sequences, in the form for scripting or for training."""
+    """Return ``TracedRows`` while scripting or exporting, otherwise ``JaggedRows``."""
     return TracedRows(sequences) if is_traced() else JaggedRows(sequences)
 
 

@@ -1,4 +1,4 @@
-"""Preprocessing plugins: transforms of ids and numbers, TorchArrow's where it defines them."""
+"""Preprocessing plugins, which transform ids and numbers, many of them like TorchArrow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ModulePreprocessing(Preprocessing):
-    """Base of plugins that run the scriptable module of the same name with the plugin's options."""
+    """Base of plugins that run the TorchScript-compatible module with the same class name."""
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module that ``transform`` runs."""
+        """Return the module that ``transform`` runs, built with the plugin's options."""
         from recd_plugin_recd.preprocessing import modules
 
         module: nn.Module = getattr(modules, type(self).__name__)(**dict(self.options))
@@ -69,7 +69,7 @@ class Bucketize(ModulePreprocessing):
         @classmethod
         def _ascending(cls, borders: tuple[float, ...]) -> tuple[float, ...]:
             if list(borders) != sorted(borders):
-                raise ValueError("borders ascend")
+                raise ValueError(f"borders {list(borders)} are not ascending. Sort the borders.")
             return borders
 
     options: Options
@@ -92,7 +92,10 @@ class Clamp(ModulePreprocessing):
         @model_validator(mode="after")
         def _in_order(self) -> Self:
             if self.lower is not None and self.upper is not None and self.lower > self.upper:
-                raise ValueError(f"lower {self.lower} is above upper {self.upper}")
+                raise ValueError(
+                    f"lower ({self.lower}) is larger than upper ({self.upper}). Lower the option "
+                    "lower or raise the option upper."
+                )
             return self
 
     options: Options
@@ -151,7 +154,7 @@ class MapId(ModulePreprocessing):
         @classmethod
         def _each_once(cls, mapping: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
             if len(dict(mapping)) < len(mapping):
-                raise ValueError("an id is mapped twice")
+                raise ValueError("mapping contains an id more than once. Map each id once.")
             return mapping
 
     options: Options
@@ -177,7 +180,7 @@ class NGram(ModulePreprocessing):
 
 
 class Onehot(ModulePreprocessing):
-    """Encode each value v as a one-hot list of length classes, with a 1 at index v."""
+    """Replace each value v by a list of length ``classes``, with 1 at index v and 0 elsewhere."""
 
     name = "recd.onehot"
     takes = ("ids", "numbers")
@@ -195,7 +198,7 @@ class Onehot(ModulePreprocessing):
 
 
 class SigridHash(ModulePreprocessing):
-    """Hash ids of any size into [0, buckets), like TorchArrow's sigrid_hash."""
+    """Hash ids to the range [0, buckets), like TorchArrow's sigrid_hash."""
 
     name = "recd.sigrid_hash"
     scope = "id"

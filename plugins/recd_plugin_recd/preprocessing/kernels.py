@@ -17,7 +17,7 @@ _NARROW = 1 << 31
 
 
 def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
-    """Hash int64 ids into [0, buckets), buckets <= 2**48."""
+    """Hash int64 ids on the CPU to the range [0, buckets), with ``buckets`` <= 2**48."""
     ids = values.contiguous().numpy()
     hashed = np.empty_like(ids)
     (_hash_narrow if buckets <= _NARROW else _hash)(ids, salt, buckets, hashed)

@@ -1,11 +1,12 @@
-"""Transforms as scriptable modules that map (values, offsets) to (values, offsets).
+"""Preprocessing as TorchScript-compatible modules.
 
-Each maps a feature of N rows, ``values`` (int64 ids, or float32 numbers) and ``offsets`` (int32 or
-int64 ``[N + 1]``, from 0), to the same form with N rows. In a script, and on other devices than the
-CPU, torch operations do the work; otherwise compiled kernels with the same results.
+Each module takes and returns ``values`` and ``offsets`` of a feature with N rows. ``values`` are
+int64 ids or float32 numbers. ``offsets`` are int32 or int64 ``[N + 1]`` and start at 0. On the CPU,
+compiled kernels do the work. In TorchScript and on other devices, torch operations do, with the
+same results.
 """
 
-# Annotations are no strings here: torch.jit.script does not resolve those of attributes.
+# No ``from __future__ import annotations``: torch.jit.script needs real annotations.
 import math
 from collections.abc import Sequence
 
@@ -77,7 +78,7 @@ class Bucketize(nn.Module):
 
 
 class NGram(nn.Module):
-    """Hashes each ``n`` consecutive ids of a row: m ids become m - n + 1 ids, or none."""
+    """Replaces the m ids of a row by hashes of its m - n + 1 runs of ``n`` consecutive ids."""
 
     def __init__(self, n: int, salt: int = 0) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class NGram(nn.Module):
 
 
 class MapId(nn.Module):
-    """Maps ids in ``mapping`` to its values, other ids to ``default``; None keeps them."""
+    """Replaces ids according to ``mapping``. Other ids become ``default``; None keeps them."""
 
     sources: Tensor
     targets: Tensor
@@ -147,9 +148,9 @@ class Logit(nn.Module):
 
 
 class BoxCox(nn.Module):
-    """Caffe2's ``BatchBoxCox``: (y^lambda1 - 1) / lambda1 of y = max(x + lambda2, 1e-6).
+    """Computes (y^lambda1 - 1) / lambda1 for y = max(x + lambda2, 1e-6), like ``BatchBoxCox``.
 
-    Where ``lambda1`` is 0 it is log(y).
+    Computes log(y) if ``lambda1`` is 0.
     """
 
     def __init__(self, lambda1: float, lambda2: float = 0.0) -> None:
@@ -161,12 +162,12 @@ class BoxCox(nn.Module):
         shifted = (values + self.lambda2).clamp(min=1e-6)
         if self.lambda1 == 0.0:
             return shifted.log(), offsets
-        # Of a power near 1 as it is, float32 would leave little when 1 is taken from it.
+        # expm1 is accurate where the power is close to 1.
         return torch.expm1(self.lambda1 * shifted.log()) / self.lambda1, offsets
 
 
 class Onehot(nn.Module):
-    """Maps each value v to ``classes`` values: 1 at index v if it exists, and 0 elsewhere."""
+    """Replaces each value v by ``classes`` values: 1 at index v, and 0 elsewhere."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ def combine(hashes: Tensor, ids: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift to the right logically; torch's shift fills with the sign."""
+    """Shift int64 numbers to the right without their sign, unlike torch's arithmetic shift."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -109,9 +109,13 @@ def test_forms_of_features(cls: Any, options: dict[str, Any], forms: Any) -> Non
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "one group only: b"),
-        (PartialIkjtConverter, {"features": ["a"], "groups": [["a"]]}, "and in groups: a"),
-        (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "one group only: a"),
+        (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "more than once: b"),
+        (
+            PartialIkjtConverter,
+            {"features": ["a"], "groups": [["a"]]},
+            "both features and groups: a",
+        ),
+        (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "more than once: a"),
     ],
 )
 def test_wrong_options_are_refused(cls: Any, options: dict[str, Any], message: str) -> None:

@@ -64,10 +64,10 @@ def test_options_stand_in_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("papercal", "--scale", 0.5), "papercal has one size"),
+        (("papercal", "--scale", 0.5), "--scale applies only to rm1"),
         (("rm1", "--scale", 0), "not in the range"),
         (("rm1", "--scale", 2), "not in the range"),
-        (("rm1", "--rows", 511), "511 rows are no batch of 256 for each of 2 ranks"),
+        (("rm1", "--rows", 511), "--rows 511 is too small for one batch"),
         (("rm4",), "rm4"),
     ],
 )

@@ -155,7 +155,10 @@ def test_writes_a_table_and_says_how_it_was_made(tmp_path):
         "scale": 0.1,
     }
     assert read(tmp_path / "t").schema.equals(shape_of("rm3", 0.1).schema)
-    assert "papercal has one size" in run(tmp_path / "u", "--rows", 40, "--scale", 0.1).output
+    assert (
+        "--scale applies only to --shape rm1"
+        in run(tmp_path / "u", "--rows", 40, "--scale", 0.1).output
+    )
 
 
 def test_force_replaces_a_generated_table_and_nothing_else(tmp_path):
@@ -166,7 +169,7 @@ def test_force_replaces_a_generated_table_and_nothing_else(tmp_path):
     assert read(tmp_path / "t").num_rows == 60
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     (tmp_path / "t" / "part-00000.parquet").rename(tmp_path / "t" / "thesis.tex")
-    assert "was not generated" in run(tmp_path / "t", "--rows", 50, "--force").output
+    assert "--force cannot replace" in run(tmp_path / "t", "--rows", 50, "--force").output
     assert (tmp_path / "t" / "thesis.tex").exists()
 
 

@@ -55,8 +55,8 @@ def test_every_row_comes_in_stored_order(tmp_path: Path, more: dict[str, list[An
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
-        ("a", ["x", "y"], "is string, and ids in"),
-        ("number", ["x", "y"], "is string, and numbers in"),
+        ("a", ["x", "y"], "has the type string, but contains ids in"),
+        ("number", ["x", "y"], "has the type string, but contains numbers in"),
     ],
 )
 def test_a_feature_of_another_type_is_named(
@@ -65,7 +65,7 @@ def test_a_feature_of_another_type_is_named(
     dataset = trained(tmp_path)
     new = table(2).drop_columns([column]).append_column(column, pa.array(values))
     pq.write_table(new, tmp_path / "new.parquet")
-    with pytest.raises(DataError, match=rf"new.parquet: column {column} {said} .*train.parquet"):
+    with pytest.raises(DataError, match=rf"new.parquet: column '{column}' {said} .*train.parquet"):
         dataset.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
@@ -97,11 +97,11 @@ def test_events_come_in_the_order_of_their_file(tmp_path: Path) -> None:
 def test_a_log_to_score_says_outcomes(tmp_path: Path) -> None:
     dataset = log(tmp_path, "1,2,5,5\n2,3,1,6\n")
     without = "user_id,item_id,timestamp\n2,9,30\n"
-    with pytest.raises(DataError, match=r"no column rating; add it"):
+    with pytest.raises(DataError, match=r"no column 'rating'. Add the column"):
         scored_log(dataset, tmp_path, without).prepare()
     with pytest.raises(DataError, match=r"new.csv: .*Row #3: .* invalid value 'good'"):
         scored_log(dataset, tmp_path, HEAD + "2,9,,30\n2,9,good,31\n").prepare()
-    with pytest.raises(DataError, match=r"log.csv: column rating, row 0"):
+    with pytest.raises(DataError, match=r"log.csv: column 'rating', row 0"):
         log(tmp_path, "1,2,,5\n").prepare()
 
 
@@ -121,6 +121,6 @@ def test_ids_are_of_the_kind_that_is_trained_on(tmp_path: Path, there: bool) -> 
             del dataset._events
     found = rows_of(scored_log(texts, tmp_path, HEAD + "2,7,5,10\n"))
     assert found[0]["user_id"][0] in ids
-    said = r"new.csv: column user_id has texts, and whole numbers in the log"
+    said = r"new.csv: column 'user_id' contains text, but"
     with pytest.raises(DataError, match=said):
         scored_log(whole, tmp_path, HEAD + "2,7,5,10\nguest,7,5,10\n").prepare()

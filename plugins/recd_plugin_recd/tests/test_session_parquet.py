@@ -132,12 +132,12 @@ def test_generates_a_missing_table_once(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"session": "sid"}, "no column sid; set option session to one of: session_id, ts"),
-        ({"sparse": ["sean*"]}, r"sean\* of option sparse matches no column"),
-        ({"sparse": ["price"]}, "column price is float, which option sparse cannot take"),
-        ({"dense": ["seen"]}, "column seen is list"),
+        ({"session": "sid"}, "no column 'sid'. Set the option session to one of: session_id, ts"),
+        ({"sparse": ["sean*"]}, r"'sean\*' in the option sparse matches no column"),
+        ({"sparse": ["price"]}, "column 'price' has the type float, which the option sparse"),
+        ({"dense": ["seen"]}, "column 'seen' has the type list"),
         ({"dense": ["price", "country"], "sparse": ["country"]}, "country match both"),
-        ({"label": "seen"}, "label seen is list"),
+        ({"label": "seen"}, "label column 'seen' has the type list"),
     ],
 )
 def test_wrong_columns_are_named(folder, options, message):
@@ -153,7 +153,7 @@ class TestContract(DatasetContract):
 
 @pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
 def test_commands_name_the_option_of_a_missing_column(folder, option, column):
-    message = rf"part\.parquet: no column {column}; .*--{option}; the columns are session_id, ts"
+    message = rf"part\.parquet: there is no column '{column}'.*--{option}: session_id, ts"
     with pytest.raises(DataError, match=message):
         open_source(folder, **{option: column})
 

@@ -48,19 +48,19 @@ def test_a_log_is_appended_to_as_it_was_begun(folder):
     pq.write_table(table, "visits.parquet")
     begun = ["--shards", 3, "--session", "visit"]
     run("write", "visits.parquet", "log", *begun)
-    run("write", "visits.parquet", "log", fails="log exists already; --append adds to it")
+    run("write", "visits.parquet", "log", fails="log exists already. Use --append")
     assert "400 rows in 3 shards" in run("write", "visits.parquet", "log", "--append").stdout
     run("read", "log", "back.parquet")
     assert pq.read_metadata("back.parquet").num_rows == 800
-    run("read", "log", "back.parquet", fails="back.parquet exists already; --force replaces it")
+    run("read", "log", "back.parquet", fails="back.parquet exists already. Use another path")
     run("read", "log", "back.parquet", "--force")
-    run("read", "log", "rows.parquet", "--force", fails="rows.parquet was not exported from a log")
-    run("read", "log", "log/log.json", "--force", fails="is part of what is read")
+    run("read", "log", "rows.parquet", "--force", fails="--force cannot replace rows.parquet")
+    run("read", "log", "log/log.json", "--force", fails="log/log.json is inside the log")
 
 
 def test_a_source_that_fails_leaves_no_log(folder):
     pq.write_table(pa.table({"session_id": [1, None]}), "bad.parquet")
-    run("write", "bad.parquet", "log", fails="row 1 (from 0), column 'session_id': null")
+    run("write", "bad.parquet", "log", fails="row 1 (from 0), column 'session_id' is null")
     assert sorted(path.name for path in folder.iterdir()) == ["bad.parquet", "rows.parquet"]
 
 
@@ -69,13 +69,13 @@ def test_damage_is_told_and_the_rest_comes_out(folder):
     path = folder / "log" / "shard-00001-000000.parquet"
     data = bytearray(path.read_bytes())
     data[100] ^= 16
-    run("read", "rows.parquet", "back.parquet", fails="no log")
+    run("read", "rows.parquet", "back.parquet", fails="rows.parquet is not a log")
     path.write_bytes(data)
-    result = run("read", "log", "back.parquet", fails="log is damaged in 1 places")
+    result = run("read", "log", "back.parquet", fails="are damaged (see 1 lines above)")
     lost = 400 - pq.read_metadata("back.parquet").num_rows
     assert 0 < lost < 100
-    assert f"log/{path.name}: block 0: cannot be read" in result.stderr
-    assert f"{lost} rows lost" in result.stderr
+    assert f"log/{path.name}: block 0 cannot be read" in result.stderr
+    assert f"{lost} rows are lost" in result.stderr
 
 
 def test_offsets_read_only_what_is_new(folder, monkeypatch):
@@ -86,8 +86,11 @@ def test_offsets_read_only_what_is_new(folder, monkeypatch):
         arguments = ["logs", "read", "log", "a.parquet", *offsets]
         assert CliRunner().invoke(main, arguments).exit_code == 9
     assert not (folder / "offsets.json").exists()
-    assert "was written before, 400 rows" in run("read", "log", "a.parquet", *offsets).stdout
-    assert "nothing new" in run("read", "log", "b.parquet", *offsets).stdout
+    assert (
+        "400 rows were written by an earlier run"
+        in run("read", "log", "a.parquet", *offsets).stdout
+    )
+    assert "no new rows" in run("read", "log", "b.parquet", *offsets).stdout
     assert not (folder / "b.parquet").exists()
     pq.write_table(pa.table(rows(30, seed=1)), "more.parquet")
     run("write", "more.parquet", "log", "--append")
