@@ -132,7 +132,7 @@ class _Recd(click.Group):
             raise _Failure(str(error)) from error
         except KeyboardInterrupt as error:
             number = error.signal if isinstance(error, Ended) else signal.SIGINT
-            with suppress(OSError):  # of a terminal that has gone
+            with suppress(OSError):  # the terminal may be closed
                 name = signal.Signals(number).name
                 click.secho(
                     f"{name}: the command was stopped before it finished", fg="red", err=True

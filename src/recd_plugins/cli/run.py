@@ -339,7 +339,7 @@ def run(
         hang_timeout=hang_timeout,
     )
     set_to = [*settings, *(f"training.{name}={value}" for name, value in overrides.items())]
-    if not several:  # else figures stand under their names
+    if not several:  # else the report has one entry per sharding
         set_to += [f"--sharding {name}" for name in shardings]
     if many or dry_run:
         overrides |= {"checkpoint": {}, "validation": None}

@@ -110,7 +110,7 @@ def _put_entry(
     by_name = sorted(plugins.items())
     entry["title"] = f"{what} entry"
     entry["properties"]["use"]["enum"] = [name for name, _ in by_name]
-    if by_name:  # an empty allOf is no JSON Schema
+    if by_name:  # JSON Schema does not allow an empty allOf
         entry["allOf"] = [
             _options_of(what, name, registered, definitions) for name, registered in by_name
         ]

@@ -27,7 +27,7 @@ _ESCAPES = {
     **{code: f"\\x{code:02x}" for code in _C0},
     **{code: f"\\u{code:04x}" for code in (*_DEL_AND_C1, *_BIDI)},
 }
-# A whole message in one style, as click.secho writes it; or a bar, which begins its line again.
+# A complete message in one style, as click.secho writes it, or a progress bar after a \r.
 _STYLED = re.compile(r"((?:\x1b\[(?:1|[39]\d)m)+|\r)(.*?)((?:\x1b\[0m)?\n?)", re.DOTALL)
 
 

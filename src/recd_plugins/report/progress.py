@@ -50,7 +50,7 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeRemainingColumn(),
     )
     console = error_console()
-    # In a file it would leave an empty line.
+    # In a file, the bar would leave an empty line.
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=total)

@@ -195,7 +195,7 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
             "path, or remove --resume."
         )
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
-        with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
+        with passed_on(()):  # no ranks yet: a signal stops the preparation cleanly
             check_dataset(registry)
             dataset = wrapped_dataset(registry)
             dataset.prepare()

@@ -319,7 +319,7 @@ class Trainer:
         saved = "no checkpoint was saved, because training.checkpoint.path is not set"
         if newest is not None:
             saved = f"its checkpoint is {newest}"
-        dist.barrier()  # a rank that ends takes the others along
+        dist.barrier()  # a rank that exits early would stop the other ranks
         raise RunInterrupted.by(
             number,
             f"the run was ended after step {self.progress.step}; {saved}",
