@@ -102,7 +102,7 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
             yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
         if rows in seen:
-            yield f"Options as of `{seen[rows]}`.\n"
+            yield f"The options are those of `{seen[rows]}`.\n"
         elif rows:
             yield f"| option | meaning |\n|---|---|\n{rows}"
             seen[rows] = f"{path} {name}"
