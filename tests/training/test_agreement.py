@@ -90,7 +90,7 @@ SMALL: dict[str, Any] = {
 OF_TRAINERS = {
     plan: ('(sharding bags): the plan, t_b0.sharding_type: "row_wise" on rank 0, "table_wise" on'),
     loader: (
-        "rank 0 is at the form of the first batch of bags, rank 1 at the first "
+        "rank 0 is at the form of the first batch of bags, but rank 1 is at the first "
         "batch of dedup(loader)"
     ),
 }
@@ -134,7 +134,7 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
     for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
         assert "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1" in seeds
-        assert "Give all ranks one installation, one command, one registry file" in seeds
+        assert "Use the same installation, command, registry file" in seeds
         differs = 'acme.constrains.t_b.sharding_types: ["row_wise"] on rank 0'
         assert f"what plugins ask of the plan, {differs}" in plans
 

@@ -103,7 +103,7 @@ def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> 
     assert type(prepared.model) is EmbeddingCollection, "without tiers"
     assert prepared.coalesced == {"t_big", "t_small"}
     refused = [why for group in chosen_of(prepared).groups for _, why in group.refused]
-    assert any("feature seq_0_0 looks up tables t_big and t_small" in why for why in refused)
+    assert any("seq_0_0" in why and "t_big" in why for why in refused)
 
 
 def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
