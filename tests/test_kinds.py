@@ -93,7 +93,9 @@ def test_a_section_of_a_third_party(site: Site) -> None:
     with pytest.raises(RegistryError, match=r"yaml:5 audits\[0\].tables: t_user matches no table"):
         registry.claim("audit", ["t_item", "t_h"])
     assert recd("validate", site.registry(HEAD + AUDITS)).stdout.endswith(": 4 entries, ok\n")
-    with pytest.raises(PluginError, match=r"registers a kind audits; did you mean audit\?"):
+    with pytest.raises(
+        PluginError, match=r"registers a plugin kind named 'audits'; did you mean audit\?"
+    ):
         registry.entries("audits")
 
 
@@ -112,7 +114,7 @@ def test_what_stands_in_a_section(site: Site, claims: str, entry: str, seen: lis
     registry = load(site, f"audits: {entry}\n")
     assert [each.patterns for each in registry.entries("audit")] == seen
     if claims in ("list", "optional one"):
-        with pytest.raises(TypeError, match=f"of kind audit claim {claims}, no features or tables"):
+        with pytest.raises(TypeError, match="of kind 'audit' have no feature or table patterns"):
             registry.claim("audit", ["user"])
     else:
         found = registry.claim("audit", ["user", "item"])["user"]
@@ -124,17 +126,17 @@ def test_what_stands_in_a_section(site: Site, claims: str, entry: str, seen: lis
 def test_the_package_of_a_section_is_broken(site: Site) -> None:
     site.install("acme", f"{KIND}\nraise ValueError(5)")
     said = refused(site, "audits: []\n")
-    assert "registry.yaml:4 audits: unknown key; known: version, dataset" in said
+    assert "registry.yaml:4 audits: unknown key. Use one of these: version, dataset" in said
     assert "acme cannot be used: acme-plugins 1.0: entry point acme" in recd("plugins").stderr
     load(site, "preprocessing: []\n")
 
 
-OWN = "is a kind or section of recd-plugins; rename it"
+OWN = "is already a kind or section of recd-plugins. Rename the kind"
 WRONG = [
-    ('section="audits"', 'section="model_config"', f"model_config {OWN}"),
-    ('section="audits"', 'section="wrapper"', f"wrapper {OWN}"),
-    ('section="audits"', 'section="training"', f"training {OWN}"),
-    ('name="audit"', 'name="dataset"', f"dataset {OWN}"),
+    ('section="audits"', 'section="model_config"', f"'model_config' {OWN}"),
+    ('section="audits"', 'section="wrapper"', f"'wrapper' {OWN}"),
+    ('section="audits"', 'section="training"', f"'training' {OWN}"),
+    ('name="audit"', 'name="dataset"', f"'dataset' {OWN}"),
     ("return [Kind", "return 1 / 0, [Kind", "register_kinds failed: ZeroDivisionError"),
 ]
 
@@ -153,15 +155,15 @@ def test_of_two_packages_with_one_section_the_second_is_broken(site: Site) -> No
     site.install("acme", KIND)
     site.install("two", KIND.replace('"audit"', '"check"').replace("Audit", "Check"))
     said = recd("plugins").stderr
-    assert "two cannot be used: two-plugins 1.0: kind 'check': audits is a kind or section" in said
+    assert "two cannot be used: two-plugins 1.0: kind 'check': the name 'audits' is" in said
     assert recd("--without", "two", "plugins").stderr == ""
 
 
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        ("(Audit)", "(Plugin)", "is of kind None, which no installed package registers"),
-        ("(Audit):", "(Plugin):\n    kind = 'audit'", "is no subclass of module_of_acme.Audit"),
+        ("(Audit)", "(Plugin)", "has kind = None, which no installed package registers"),
+        ("(Audit):", "(Plugin):\n    kind = 'audit'", "is not a subclass of module_of_acme.Audit"),
     ],
 )
 def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
@@ -184,7 +186,7 @@ def test_kinds_and_plugins_of_files(site: Site) -> None:
     assert len(load_registry(registry, plugins_dir=folder).entries("audit")) == 1
     (folder / "a.py").write_text(plugin.replace("mine.", "yours.").replace("AUDIT", imported))
     with pytest.raises(
-        PluginError, match=r"a\.py: register_plugins returned Count, which is no sub"
+        PluginError, match=r"a\.py: register_plugins returned Count, which is not a sub"
     ):
         load_registry(registry, plugins_dir=folder)
 

@@ -53,7 +53,9 @@ def test_an_installed_plugin_is_made_without_a_registry():
     plugin = installed_plugin("sharding", name)
     assert plugin.name == name
     assert isinstance(plugin.options, PluginOptions)
-    with pytest.raises(PluginError, match=r"no installed package has sharding acme\.rows"):
+    with pytest.raises(
+        PluginError, match=r"no installed package has a sharding plugin named 'acme\.rows'"
+    ):
         installed_plugin("sharding", "acme.rows")
 
 
@@ -69,7 +71,7 @@ def test_files_and_packages_of_a_folder(folder):
     assert PluginManager(folder).plugins["preprocessing"]["acme.one"].cls is found["acme.one"].cls
     write(folder, "three.py", PLUGIN.format(name="acme.one"))
     same = (
-        "two preprocessing plugins are named acme.one: Keep from {}/one.py and Keep from {}/three"
+        "two preprocessing plugins are named 'acme.one': Keep from {}/one.py and Keep from {}/three"
     )
     assert same.format(folder, folder) in refused(folder)
 
@@ -87,10 +89,10 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
     ("change", "expected"),
     [
         (("acme.one", "Acme.One"), "package.part"),
-        (('name = "acme.one"', ""), "Keep is named ''; name it package.part"),
-        (("return [Keep]", "return [object]"), "no subclass of"),
+        (('name = "acme.one"', ""), "the plugin name '' of Keep is invalid"),
+        (("return [Keep]", "return [object]"), "not a subclass of"),
         (("return [Keep]", "return [1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
-        (("(Preprocessing):", "(Plugin):"), "returned Keep, which is no subclass of"),
+        (("(Preprocessing):", "(Plugin):"), "returned Keep, which is not a subclass of"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
         (("@hookimpl\n", ""), "implements no hook"),

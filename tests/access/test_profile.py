@@ -88,9 +88,9 @@ def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
 def test_covering() -> None:
     profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
     assert profile.covering("t_items", 100) is profile.tables["t_items"]
-    with pytest.raises(DataError, match="does not cover table t_item; its tables: t_items"):
+    with pytest.raises(DataError, match="does not contain table t_item, only: t_items"):
         profile.covering("t_item", 100)
-    with pytest.raises(DataError, match="has 100 rows of table t_items, the model has 101"):
+    with pytest.raises(DataError, match="has 100 rows for table t_items, but the model has 101"):
         profile.covering("t_items", 101)
 
 
@@ -116,10 +116,13 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_file", "message"),
     [
-        (Path.unlink, "no such file; make it with recd profile registry"),
+        (Path.unlink, "no such file. Create it with recd profile registry"),
         (damage, "p.parquet: "),
-        (lambda path: path.write_text("table,row\n"), "no Parquet file, or a damaged one"),
-        (lambda path: edit(path, lambda head: head.update(version=2)), "no access profile of ver"),
+        (lambda path: path.write_text("table,row\n"), "the file is damaged or not Parquet"),
+        (
+            lambda path: edit(path, lambda head: head.update(version=2)),
+            "not an access profile of ver",
+        ),
     ],
 )
 def test_a_broken_file_is_refused(

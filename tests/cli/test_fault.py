@@ -53,7 +53,7 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["validate", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
+        (["validate", "no.yaml"], "no.yaml: the file cannot be read: No such file or directory"),
         (["--plugins-dir", ".", "falter"], "internal error in recd-plugins"),
     ],
 )

@@ -30,7 +30,7 @@ REFUSED = {
     "run registry.yaml --html registry.yaml": "exists and is not a report in HTML format",
     "run registry.yaml --json s3://bucket/j": "s3://bucket/j is a URL, not a local path",
     "cluster registry.yaml file:///x": "file:///x is a URL, not a local path",
-    "run registry.yaml training.checkpoint.path=s3://bucket/x": "is a URL; checkpoints go into",
+    "run registry.yaml training.checkpoint.path=s3://bucket/x": "the path is a URL",
 }
 
 

@@ -173,7 +173,10 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
         (("registry.yaml", "--ranks", "0"), "--ranks"),
         (("registry.yaml", "--workers", "-1"), "--workers"),
         (("registry.yaml", "--ranks", "81"), "too few"),
-        (("registry.yaml", "--ranks-per-node", "3"), "2 ranks do not fill nodes of 3"),
+        (
+            ("registry.yaml", "--ranks-per-node", "3"),
+            "training.ranks is 2, which is not a multiple of 3",
+        ),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:

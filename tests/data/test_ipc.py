@@ -50,5 +50,7 @@ def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(ipc, "_versions", lambda: "recd-plugins 9.9, torch 2.13, torchrec 1.8")
     other = encode(torch.arange(3))
     monkeypatch.undo()
-    with pytest.raises(SetupError, match=r"a reader has recd-plugins 9\.9.* install the same"):
+    with pytest.raises(
+        SetupError, match=r"a reader process uses recd-plugins 9\.9.* Install the same"
+    ):
         decode(other)

@@ -120,7 +120,7 @@ def test_a_file_of_equal_size_is_noticed(
     path.write_bytes(content(300, statistics=statistics))
     opened = ParquetTable(path)
     replace(path, content(600, statistics=statistics))
-    found = rf"{re.escape(str(path))} was replaced while it was in use \({change}\); start anew"
+    found = rf"{re.escape(str(path))} was replaced while it was in use \({change}\)\. Start"
     with pytest.raises(DataError, match=found):
         list(read(opened))
 

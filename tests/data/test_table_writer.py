@@ -120,7 +120,7 @@ def test_nulls_are_named_or_become_empty(tmp_path):
     write(path, batch, nulls="empty", layout="list_dict")
     assert decoded(path)["history"] == [[1], [2], [3], [], [4]]
     inside = table([1, 1, 2, 2, 2], history=pa.array([[1], [2], [3], [4, None], [4]], IDS))
-    with pytest.raises(DataError, match=r"t\.parquet: row 3 .*'history'.*null in the list"):
+    with pytest.raises(DataError, match=r"t\.parquet: row 3 .*'history'.*the list contains a null"):
         write(path, inside, nulls="empty")
 
 

@@ -43,9 +43,9 @@ def test_cuda_is_taken_where_all_is_there(registry, machine, capsys, wanted):
 
 
 LACKS = [
-    (0, True, "torch finds no CUDA device"),
-    (2, False, "FBGEMM is the CPU build"),
-    (1, True, "2 ranks need a CUDA device each and there are 1"),
+    (0, True, "torch.cuda.is_available"),
+    (2, False, "the CPU build of FBGEMM is installed"),
+    (1, True, "2 ranks need 2 CUDA devices, but this machine has 1"),
 ]
 
 
@@ -56,7 +56,7 @@ def test_the_reason_against_cuda_is_told(
     machine(devices, fbgemm_has_cuda=fbgemm_has_cuda)
     assert choose_device(registry) == "cpu"
     line = capsys.readouterr().err
-    assert line.startswith(f"training.device auto takes the CPU: {reason}")
+    assert line.startswith(f"training.device: auto selects the CPU, because {reason}")
     assert line.count("\n") == 1
     with pytest.raises(SetupError, match=rf"registry.yaml: training.device is cuda, but {reason}"):
         choose_device(registry.with_training({"device": "cuda"}))

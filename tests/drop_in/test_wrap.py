@@ -79,7 +79,7 @@ def test_a_file_needs_no_data(file: Any, caplog: pytest.LogCaptureFixture) -> No
     plan = ready.planner(world_size=2).plan(model, ready.sharders())
     assert plan.plan["bags"]["t_f0"].sharding_type == "row_wise"
     assert params_of_bags(ready.sharders()) == {}
-    with pytest.raises(RegistryError, match="dataset: is missing"):
+    with pytest.raises(RegistryError, match="dataset: the key is missing"):
         recd_plugins.load_registry(file(ROW_WISE))  # which who runs it needs
     ready = recd_plugins.wrap(bags("f"), file("sharding: [{use: auto}]"))
     assert f"{ready.chosen}; the registry has no dataset, so no rows are taken" in caplog.text
@@ -161,13 +161,13 @@ HASH = "{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}"
     [
         (
             "dataset: {use: dlrm.random, options: {rows: 64, sparse: {f0: 9}}}",
-            "converter: is missing",
+            "converter: the key is missing",
         ),
-        ("converter: {use: recd.kjt}", "dataset: is missing"),
-        (f"preprocessing: [{HASH}]", "dataset: is missing"),
+        ("converter: {use: recd.kjt}", "dataset: the key is missing"),
+        (f"preprocessing: [{HASH}]", "dataset: the key is missing"),
         (
             "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]",
-            r"yaml:2 cache\[0\]: this needs rows .* dataset and converter",
+            r"yaml:2 cache\[0\]: this command needs training data.* dataset: and converter:",
         ),
         (ROW_WISE.replace("wise", "wize"), "no sharding plugin is named torchrec.row_wize"),
     ],
@@ -212,8 +212,8 @@ def _tied() -> nn.Module:
         (lambda: _two("module"), r"first\.bags and second\.bags share a table"),
         (lambda: _two("parameter"), r"first\.bags and second\.bags share a table"),
         (_one_weight, r"t_f0\.weight and .*t_f1\.weight of bags share a weight"),
-        (_frozen, r"t_f0\.weight of bags is frozen .* learning rate of 0"),
-        (_tied, r"^out\.weight is a table of inner\.bags, which sharding"),
+        (_frozen, r"t_f0\.weight of bags is frozen .* learning rate 0"),
+        (_tied, r"^out\.weight is the weight of a table of inner\.bags, but sharding"),
     ],
     ids=["module", "parameter", "weight", "frozen", "tied"],
 )
@@ -229,7 +229,7 @@ def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
     sharders: list[Any] = ready.sharders()
     plan: Any = ready.planner(world_size=1).plan(model, sharders).plan["bags"]
     model.bags.requires_grad_(False)
-    with one_rank(), pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* rate of 0"):
+    with one_rank(), pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* rate 0"):
         sharders[0].shard(model.bags, plan, everyone(), CPU, "bags")
 
 

@@ -338,12 +338,15 @@ model:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"cross_layers": 2}, ":5 model.cross_layers: is an option of architecture dcn, and this"),
-        ({"cross_net": "full"}, ":5 model.cross_net: is an option of architecture dcn"),
-        ({"low_rank_dim": 2}, ":5 model.low_rank_dim: is an option of architecture dcn"),
+        (
+            {"cross_layers": 2},
+            ":5 model.cross_layers: the option applies only to model.architecture: dcn",
+        ),
+        ({"cross_net": "full"}, ":5 model.cross_net: the option applies only to"),
+        ({"low_rank_dim": 2}, ":5 model.low_rank_dim: the option applies only to"),
         (
             {"architecture": "dcn", "cross_net": "full", "low_rank_dim": 2},
-            ":7 model.low_rank_dim: is an option of cross_net low_rank, and this model's is full",
+            ":7 model.low_rank_dim: the option applies only to model.cross_net: low_rank",
         ),
         ({"architecture": "dcnv2"}, ":5 model.architecture: "),
         ({"architecture": "dcn", "cross_layers": 0}, ":6 model.cross_layers: "),

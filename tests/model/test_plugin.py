@@ -84,10 +84,16 @@ MODEL = "model: {use: test.tower, options: {dim: 8}}"
         ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named test.towr"),
         ("{use: test.tower, options: {dm: 8}}", "unknown option of test.tower; did you mean dim?"),
         ("{use: test.tower, options: {dim: 6}}", "registry.yaml:17 model.options.dim: "),
-        ("{use: test.tower, embedding_dim: 4}", "model.embedding_dim: unknown key; known: use"),
-        ("{options: {dim: 8}}", "model.use: is missing; this key is required"),
+        (
+            "{use: test.tower, embedding_dim: 4}",
+            "model.embedding_dim: unknown key. Use one of these: use",
+        ),
+        ("{options: {dim: 8}}", "model.use: the key is missing, but required"),
         ("{architecture: tower}", "model.architecture: input should be 'dlrm' or 'dcn'"),
-        ("{use: recd.ikjt}", "recd.ikjt is a converter plugin; it belongs under converter:"),
+        (
+            "{use: recd.ikjt}",
+            "recd.ikjt is a converter plugin. Move this entry to the section converter:",
+        ),
     ],
 )
 def test_a_wrong_section_is_refused(folder: Path, written: str, message: str) -> None:
@@ -212,7 +218,7 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
         ("no_logits", "the model's logits are NaN in 64 of 64 rows"),
         ("wrong_width", r"mat1 and mat2.*forward failed at .*tower.py:\d+"),
         ("extra_state", "the model has extra state top._extra_state"),
-        ("mixes_copies", "tables ids_of_usr_0 are replicated on every rank, the others are not"),
+        ("mixes_copies", "tables ids_of_usr_0 are replicated on every rank, but the other"),
     ],
 )
 def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:

@@ -53,7 +53,7 @@ def pool(module: nn.Module) -> Tensor:
     [
         (
             torch.ones(4, 8),
-            "[4, 8]); expected one vector per row, [num_rows, embedding_dim] = [2, 8]",
+            "[4, 8]). Return one vector per row, [num_rows, embedding_dim] = [2, 8]",
         ),
         (torch.ones(8), "[8]); expected"),
         ((torch.ones(2, 8), None), "returned tuple; expected"),

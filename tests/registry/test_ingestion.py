@@ -97,7 +97,8 @@ def recd(*arguments: str) -> Result:
         ({"{}": "{reader: 2}"}, "registry.yaml:6 ingestion.options.reader: unknown option of "
          "acme.far; did you mean readers?"),
         ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers and "
-         "ingestion acme.far would both read; leave one out"),
+         "ingestion acme.far would both read the data. Set training.workers: 0, or remove the "
+         "ingestion: section"),
     ],
 )  # fmt: skip
 def test_mistakes_have_lines(changes, expected):

@@ -68,8 +68,8 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
     assert dead.endswith(
         "registry.yaml:12 sharding[0].tables: t_usr matches no table; did you mean t_user?"
     )
-    assert "nothing_like_it matches no table; the tables: t_user, t_history" in unlike
-    assert "registry.yaml:13 sharding[1]: table t_history is claimed by" in twice
+    assert "nothing_like_it matches no table. Use one of these tables: t_user, t_history" in unlike
+    assert "registry.yaml:13 sharding[1]: table t_history is matched by" in twice
     assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
 
 

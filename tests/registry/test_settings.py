@@ -57,16 +57,19 @@ def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> No
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("training.learning_rate", "is no setting; write KEY=VALUE"),
-        ("training..seed=3", "is no setting; write KEY=VALUE"),
+        ("training.learning_rate", "this argument is not KEY=VALUE"),
+        ("training..seed=3", "this argument is not KEY=VALUE"),
         ("training.lerning_rate=3", "unknown key; did you mean learning_rate?"),
-        ("training.learning_rate=", "input should be a valid number, got nothing"),
-        ("training.batch_size=[", "is not YAML"),
-        ("training.checkpoint.path=!!python/name:os.system", "is not allowed; write plain values"),
-        ("training[0]=3", "training is no list in the file; leave out [0]"),
-        ("sharding.use=torchrec.row_wise", "sharding is a list; name an item, as sharding[0]"),
-        ("sharding[1].use=torchrec.row_wise", "sharding has 1 in the file; [0] is"),
-        ("model.embedding_dim.x=3", "model.embedding_dim is one value"),
+        ("training.learning_rate=", "input should be a valid number, but the value is empty"),
+        ("training.batch_size=[", "is not valid YAML"),
+        ("training.checkpoint.path=!!python/name:os.system", "is not allowed. Write a plain value"),
+        ("training[0]=3", "training is not a list in the file. Remove [0]"),
+        (
+            "sharding.use=torchrec.row_wise",
+            "sharding is a list in the file. Add an item number, for example sharding[0]",
+        ),
+        ("sharding[1].use=torchrec.row_wise", "sharding has 1 items in the file"),
+        ("model.embedding_dim.x=3", "model.embedding_dim is a single value"),
         ("sharding[0].use=torchrec.rowwise", "did you mean torchrec.row_wise?"),
     ],
 )

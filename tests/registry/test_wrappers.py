@@ -66,8 +66,8 @@ def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins
     [
         (
             "    - {use: acme.data}",
-            "r.yaml:5 dataset.wrap[0].use: acme.data is a dataset plugin; it belongs under "
-            "dataset:",
+            "r.yaml:5 dataset.wrap[0].use: acme.data is a dataset plugin. Move "
+            "this entry to the section dataset:",
         ),
         (
             "    - {use: acme.outre}",
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_with_its_line(
 def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
     wrapped = prepared_data.wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
     assert isinstance(wrapped, DatasetWrapper)
-    with pytest.raises(SetupError, match="known when prepare has seen the model"):
+    with pytest.raises(SetupError, match="unknown until prepare"):
         _ = wrapped.lookups.parts
 
 

@@ -113,7 +113,7 @@ Options = Callable[[Path], dict[str, Any]]
 @pytest.mark.parametrize(
     ("use", "options", "says"),
     [
-        ("joint", lambda p: {"profile": str(p)}, "no such file; make it"),
+        ("joint", lambda p: {"profile": str(p)}, "no such file. Create it"),
         ("joint", lambda p: {"budget": "0.01x"}, "budget ('0.01x') is too small"),
         ("three_tier", lambda p: {}, "Use flexshard.two_tier or flexshard.joint"),
     ],

@@ -136,10 +136,10 @@ def test_caches_larger_than_the_device(context: PlanContext) -> None:
 def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "accesses.parquet"
     context.data.access(TABLES[:1], None).save(path)
-    with pytest.raises(DataError, match="does not cover table t_history"):
+    with pytest.raises(DataError, match="does not contain table t_history"):
         plugin(profile=path).strategy(TABLES, context)
     larger = replace(TABLES[0], num_embeddings=2000)
-    with pytest.raises(DataError, match=r"1,000 rows of table t_user, the model has 2,000"):
+    with pytest.raises(DataError, match=r"1,000 rows for table t_user, but the model has 2,000"):
         plugin(profile=path).strategy([larger], context)
     counts = AccessProfile.load(path).tables["t_user"]
     found = caches_of(context, TABLES[:1], profile=path, rows=7)["t_user"]

@@ -97,7 +97,7 @@ def test_what_is_sent_or_all_rows(folder: Path) -> None:
     assert (figures["dedupe_factor"], figures["batch_size"]) == (sent.dedupe_factor, 64)
     assert profile("merge", "sent", "sent", "-o", "both").exit_code == 0
     refused = profile("merge", "sent", "all", "-o", "neither")
-    assert "count both with recd profile" in " ".join(refused.output.split())
+    assert "Create both with recd profile" in " ".join(refused.output.split())
     assert not (folder / "neither").exists()
 
 

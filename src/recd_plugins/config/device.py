@@ -26,10 +26,11 @@ def choose_device(registry: RunConfig) -> str:
     lack = "" if wanted == "cpu" else lack_for_cuda(_ranks_here(registry))
     if lack and wanted == "cuda":
         raise SetupError(
-            f"{registry.path}: training.device is cuda, but {lack}; cpu trains without CUDA"
+            f"{registry.path}: training.device is cuda, but {lack}. Fix this, or set "
+            "training.device: cpu."
         )
     if lack and torchrun_rank() in (None, 0):
-        _say_once(registry.path, f"training.device auto takes the CPU: {lack}")
+        _print_once(registry.path, f"training.device: auto selects the CPU, because {lack}")
     device = "cpu" if wanted == "cpu" or lack else "cuda"
     for entry in registry.cache:
         with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
@@ -38,8 +39,8 @@ def choose_device(registry: RunConfig) -> str:
 
 
 @cache
-def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
-    print(words, file=sys.stderr)
+def _print_once(path: Path, message: str) -> None:  # noqa: ARG001
+    print(message, file=sys.stderr)
 
 
 def device_of_rank(kind: str) -> torch.device:
@@ -50,12 +51,14 @@ def device_of_rank(kind: str) -> torch.device:
 def lack_for_cuda(ranks: int) -> str:
     """Return why this number of local ranks cannot use CUDA; an empty text if they can."""
     if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
+        return "torch.cuda.is_available() is False"
     if not fbgemm_has_cuda():
-        return "FBGEMM is the CPU build (recd doctor says how to get the other)"
+        return (
+            "the CPU build of FBGEMM is installed (recd doctor shows how to install the CUDA build)"
+        )
     devices = torch.cuda.device_count()
     if devices < ranks:
-        return f"{ranks} ranks need a CUDA device each and there are {devices} (lower the ranks)"
+        return f"{ranks} ranks need {ranks} CUDA devices, but this machine has {devices}"
     return ""
 
 

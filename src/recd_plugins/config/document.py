@@ -94,20 +94,27 @@ def read_yaml(
     """
     name = str(path)
     if names_table(name):
-        raise _error(name, 0, f"is a table, no registry file; recd init {name} my.yaml writes one")
+        raise _error(
+            name,
+            0,
+            "this is a data file, not a registry file. Create a registry file with "
+            f"recd init {name} my.yaml",
+        )
     try:
         if text is None:
             text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise _error(name, 0, f"is not UTF-8: {error.reason}") from error
+        message = f"the file is not UTF-8 ({error.reason}). Save the file as UTF-8"
+        raise _error(name, 0, message) from error
     except OSError as error:
-        raise _error(name, 0, f"cannot be read: {error.strerror}") from error
+        raise _error(name, 0, f"the file cannot be read: {error.strerror}") from error
     reading = _Reading(name)
     root = reading.compose(text)
     if root is None:
-        raise _error(name, 0, f"is empty; start with {first}")
+        raise _error(name, 0, f"the file is empty. Start the file with {first}")
     if not isinstance(root, MappingNode):
-        raise _error(name, root.start_mark.line + 1, f"must be a mapping, as {first}")
+        message = f"the file is not a mapping of sections. Start the file with {first}"
+        raise _error(name, root.start_mark.line + 1, message)
     return Document(name, reading.read(root, ()), reading.lines, text=text)
 
 
@@ -130,10 +137,11 @@ class _Reading:
             root: Node | None = self.yaml.compose(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            message = f"is not YAML: {error.problem or error.context}"
+            message = f"the text is not valid YAML: {error.problem or error.context}"
             raise _error(self.path, mark.line + 1 if mark else 0, message) from error
         except (YAMLError, RecursionError, ValueError) as error:
-            raise _error(self.path, 0, f"is not YAML: {' '.join(str(error).split())}") from error
+            message = f"the text is not valid YAML: {' '.join(str(error).split())}"
+            raise _error(self.path, 0, message) from error
         return root
 
     def read(self, root: Node, location: Location) -> Any:
@@ -144,15 +152,17 @@ class _Reading:
 
     def _value(self, node: Node, location: Location, enclosing: tuple[Node, ...]) -> Any:
         if node in enclosing:
-            self._refuse(node, location, "contains itself through an alias")
+            self._refuse(node, location, "the value contains itself through an alias")
             return None
         self.num_values += 1
         if self.num_values > MOST_VALUES:
             line = self.lines.get(location, 0)
-            raise _error(self.path, line, f"holds more than {MOST_VALUES:,} values")
+            message = f"the file has more than {MOST_VALUES:,} values, counting expanded aliases"
+            raise _error(self.path, line, message)
         tag = str(node.tag)
         if tag not in _TAGS:
-            self._refuse(node, location, f"tag {tag} is not allowed; write plain values")
+            message = f"YAML tag {tag!r} is not allowed. Write a plain value without a tag"
+            self._refuse(node, location, message)
             return None
         enclosing = (*enclosing, node)
         if isinstance(node, MappingNode):
@@ -167,7 +177,7 @@ class _Reading:
             return self.yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
             kind = tag.removeprefix(_STANDARD)
-            self._refuse(node, location, f"{short_repr(node.value)} is no {kind}")
+            self._refuse(node, location, f"{short_repr(node.value)} is not a YAML {kind}")
             return None
 
     def _mapping(
@@ -176,13 +186,16 @@ class _Reading:
         result: dict[str, Any] = {}
         for key, item in node.value:
             if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
-                what = "merge key <<" if key.value == "<<" else "key that is no text"
-                self._refuse(key, location, f"{what} is not allowed; write plain keys")
+                message = "this key is not a string. Write the key in quotes"
+                if key.value == "<<":
+                    message = "merge key << is not allowed. Write out the merged keys"
+                self._refuse(key, location, message)
                 continue
             inner = (*location, key.value)
             if key.value in result:
                 first = self.lines[inner]
-                self._refuse(key, inner, f"stands here twice, first in line {first}; keep one")
+                message = f"the key is a duplicate of line {first}. Remove one of the two lines"
+                self._refuse(key, inner, message)
                 continue
             self.lines[inner] = key.start_mark.line + 1
             result[key.value] = self._value(item, inner, enclosing)
@@ -214,7 +227,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not _KEY.fullmatch(key):
-            wrong = "is no setting; write KEY=VALUE, as training.learning_rate=0.05, at the end"
+            wrong = "this argument is not KEY=VALUE. Write for example training.learning_rate=0.05"
         else:
             parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)
             location = tuple(int(index) if index else name for index, name in parts)
@@ -246,12 +259,13 @@ def _set(data: Any, location: Location, value: Any) -> str:
         where = render(location[:depth])
         if isinstance(part, int):
             if not isinstance(data, list):
-                return f"{where} is no list in the file; leave out [{part}]"
+                return f"{where} is not a list in the file. Remove [{part}]"
             if part >= len(data):
-                return f"{where} has {len(data)} in the file; [0] is the first"
+                return f"{where} has {len(data)} items in the file, so [{part}] does not exist"
         elif not isinstance(data, dict):
-            what = f"a list; name an item, as {where}[0]" if isinstance(data, list) else "one value"
-            return f"{where} is {what}"
+            if isinstance(data, list):
+                return f"{where} is a list in the file. Add an item number, for example {where}[0]"
+            return f"{where} is a single value in the file, so it has no key {part!r}"
         if depth == len(location) - 1:
             data[part] = value
         else:

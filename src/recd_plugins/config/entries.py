@@ -68,14 +68,17 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
     names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:
-        raise TypeError(f"entries of kind {kind.name} claim {kind.claims}, no features or tables")
+        raise TypeError(f"entries of kind {kind.name!r} have no feature or table patterns")
     problems = [
         Problem(
             str(path),
             entry.line,
             f"{entry.field}.{what}s",
             f"{pattern} matches no {what}"
-            + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(list(names))}"),
+            + (
+                did_you_mean(pattern, names)
+                or f". Use one of these {what}s: {shortened(list(names))}"
+            ),
         )
         for entry in entries
         for pattern in entry.patterns
@@ -106,9 +109,10 @@ def _conflicts(
             str(path),
             claimants[-1].line,
             claimants[-1].field,
-            f"{what} {shortened(claimed)} is claimed by "
+            f"{what} {shortened(claimed)} is matched by several entries: "
             + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
-            + "; narrow the patterns of one, or give it enabled: false",
+            + f". Narrow the {what}s: patterns until one entry matches, or set enabled: false in "
+            "the other entries",
         )
         for claimants, claimed in together.items()
     ]
@@ -183,8 +187,8 @@ def one_answer(
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:
         raise PluginError(
-            f"table {table}: {said[0][0]} and {said[1][0]} both say its {what}; leave the table to "
-            "one of them"
+            f"table {table!r}: {said[0][0]} and {said[1][0]} both define {what}. Remove the table "
+            "from one of these entries."
         )
     return said[0][1] if said else None
 

@@ -110,8 +110,8 @@ def load_registry(
     if len(choosers) > 1:
         first, second = choosers[:2]
         problem = (
-            f"{first.plugin.name} stands in {first.field} (line {first.line}) already: keep one, "
-            "with the patterns of both"
+            f"{first.plugin.name} is already used in {first.field} (line {first.line}). Merge the "
+            "two entries into one with the table patterns of both"
         )
         raise RegistryError([Problem(str(path), second.line, second.field, problem)])
     shardings: Any = manager.plugins["sharding"].values() if choosers else ()
@@ -182,7 +182,7 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         entries.append({"use": name})
         return replace(document, data={**document.data, "sharding": entries})
     if not enabled:
-        problem = f"has no enabled entry whose tables {name} could take; add one"
+        problem = f"the section has no enabled entry that {name} can replace. Add an entry"
         raise RegistryError([document.problem(("sharding",), problem)])
     first = enabled[0]
     tables = _tables_of(entries[first])
@@ -353,16 +353,17 @@ def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name
         if name in plugins:
             what = "wrapper" if issubclass(plugins[name].cls, DatasetWrapper) else other
             section = "dataset.wrap" if what == "wrapper" else manager.kinds[other].section
-            return f"{name} is a {what} plugin; it belongs under {section}:"
+            return f"{name} is a {what} plugin. Move this entry to the section {section}:"
     of_kind = manager.plugins.get(kind.name, {})
     usable = sorted(each for each, found in of_kind.items() if _belongs(found, location))
     message = f"no {'wrapper' if 'wrap' in location else kind.name} plugin is named {name}" + (
         did_you_mean(name, usable)
-        or f"; there are: {', '.join(usable) or 'none'}. Install the distribution that has it, or "
-        "give the folder of its file with --plugins-dir"
+        or f". Use one of these: {', '.join(usable) or 'none'}. Otherwise install the package of "
+        f"{name}, or set --plugins-dir to the folder of its file"
     )
     if manager.broken:
-        message += f". Broken packages: {'; '.join(each.reason for each in manager.broken)}"
+        reasons = "; ".join(each.reason for each in manager.broken)
+        message += f". Some plugin packages failed to load: {reasons}"
     return message
 
 
@@ -413,20 +414,22 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
 def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
     kind, got = details["type"], details["input"]
     if kind == "missing":
-        return f"is missing; this {what} is required"
+        return f"the {what} is missing, but required"
     if kind == "extra_forbidden":
         known = list(_fields(model, inside[:-1]))
         meant = did_you_mean(str(inside[-1]), known)
-        return f"unknown {what}" + (meant or f"; known: {', '.join(known) or 'none'}")
+        if not known:
+            return f"unknown {what}. Remove it, since no options exist here"
+        return f"unknown {what}" + (meant or f". Use one of these: {', '.join(known)}")
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     message = details["msg"][:1].lower() + details["msg"][1:]
     if kind in ("dict_type", "model_type"):
-        message = "input should be a mapping"
+        message = "input should be a mapping of keys to values"
     if kind in ("list_type", "tuple_type"):
         message = "expected a list"
     if got is None:
-        return f"{message}, got nothing; leave it out, or write a value"
+        return f"{message}, but the value is empty. Remove the key, or write a value"
     return f"{message}, got {short_repr(got)}"
 
 

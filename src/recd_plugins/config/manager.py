@@ -190,8 +190,9 @@ class PluginManager:
         """Add the plugin kinds of a module, and return its hooks."""
         if (needed := getattr(module, "REQUIRES_API", API_VERSION)) > API_VERSION:
             raise PluginError(
-                f"{origin} needs version {needed} of recd_plugins.api, and recd-plugins "
-                f"{__version__} has {API_VERSION}: upgrade it (pip install --upgrade recd-plugins)"
+                f"{origin} needs version {needed} of recd_plugins.api, but recd-plugins "
+                f"{__version__} has version {API_VERSION}. Upgrade recd-plugins with "
+                "pip install --upgrade recd-plugins"
             )
         hooks = _hooks_of(module, origin)
         for kind in _returned(hooks, "register_kinds", origin):
@@ -210,8 +211,8 @@ class PluginManager:
             own = word in _RESERVED or hasattr(BaseModel, word)  # a section is a field of a model
             if owner := owners.get(word, OWN if own else ""):
                 raise PluginError(
-                    f"{origin}: kind {kind.name!r}: {word} is a kind or section of {owner}; rename "
-                    "it, or leave one package out (--without NAME)"
+                    f"{origin}: kind {kind.name!r}: the name {word!r} is already a kind or section "
+                    f"of {owner}. Rename the kind, or exclude a package with recd --without NAME"
                 )
 
     def _register_plugins(
@@ -227,8 +228,9 @@ class PluginManager:
             )
             if other.cls is not cls:
                 raise PluginError(
-                    f"two {kind.name} plugins are named {cls.name}: {qualified(other.cls)} from "
-                    f"{other.origin} and {qualified(cls)} from {origin}; rename or remove one"
+                    f"two {kind.name} plugins are named {cls.name!r}: {qualified(other.cls)} from "
+                    f"{other.origin} and {qualified(cls)} from {origin}. Rename or remove one of "
+                    "them"
                 )
 
     def _classes(
@@ -241,8 +243,8 @@ class PluginManager:
                 kind = BY_NAME[name] if name else self._kind_of(cls, where)
                 if not issubclass(cls, kind.interface):
                     raise PluginError(
-                        f"{where} returned {qualified(cls)}, which is no subclass of "
-                        f"{qualified(kind.interface)}"
+                        f"{where} returned {qualified(cls)}, which is not a subclass of "
+                        f"{qualified(kind.interface)}. Derive {cls.__name__} from this class"
                     )
                 self._check_name(cls, where, package)
                 yield kind, cls
@@ -256,8 +258,8 @@ class PluginManager:
         if name not in known:
             shown = qualified(cls) if isinstance(cls, type) else repr(cls)
             raise PluginError(
-                f"{where}: {shown} is of kind {name}, which no installed package registers; the "
-                f"kinds: {', '.join(known)}"
+                f"{where}: {shown} has kind = {name!r}, which no installed package registers. Use "
+                f"one of these kinds: {', '.join(known)}"
             )
         return known[name]
 
@@ -267,8 +269,8 @@ class PluginManager:
         own = package.name if package else None
         if not _NAME.fullmatch(name) or (not dot and prefix != own):
             raise PluginError(
-                f"{where}: {qualified(cls)} is named {name!r}; name it package.part in lower case, "
-                "as in 'acme.hash'"
+                f"{where}: the plugin name {name!r} of {qualified(cls)} is invalid. Use "
+                "package.part in lower case, for example 'acme.hash'"
             )
 
 
@@ -285,7 +287,8 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
     if found is None:
         meant = did_you_mean(name, manager.plugins.get(kind, {}))
         raise PluginError(
-            f"no installed package has {kind} {name}{meant or '; install the one that has it'}"
+            f"no installed package has a {kind} plugin named {name!r}"
+            f"{meant or '. Install the package of this plugin'}"
         )
     return found.cls
 
@@ -299,11 +302,13 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
         hooks.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(
-            f"{origin}: {without_folder_prefix(str(error))}. docs/plugins/index.md lists the hooks"
+            f"{origin}: {without_folder_prefix(str(error))}. See docs/plugins/index.md for the "
+            "available hooks"
         ) from error
     if not hooks.get_hookcallers(module):
         raise PluginError(
-            f"{origin} implements no hook; decorate its functions with recd_plugins.api.hookimpl"
+            f"{origin} implements no hook. Decorate a hook function, such as "
+            "register_preprocessing, with recd_plugins.api.hookimpl"
         )
     return hooks
 

@@ -156,14 +156,17 @@ class RunConfig:
         kinds = self.kinds if name in self.kinds else PluginManager().kinds
         if name not in kinds:
             raise PluginError(
-                f"no installed package registers a kind {name}"
-                + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
+                f"no installed package registers a plugin kind named {name!r}"
+                + (did_you_mean(name, kinds) or f". Use one of these kinds: {', '.join(kinds)}")
             )
         return kinds[name]
 
 
 def two_readers(ingestion: str, workers: int) -> str:
-    return f"{workers} workers and ingestion {ingestion} would both read; leave one out"
+    return (
+        f"{workers} workers and ingestion {ingestion} would both read the data. Set "
+        "training.workers: 0, or remove the ingestion: section"
+    )
 
 
 def check_dataset(config: RunConfig) -> None:
@@ -216,8 +219,8 @@ class NoDataset(Dataset):
 
     def prepare(self) -> NoReturn:
         raise SetupError(
-            "this needs rows of data, for example to count ids for tiers and caches: add the "
-            "sections dataset and converter to the registry file"
+            "this command needs training data, for example to count ids for tiers and caches. Add "
+            "the sections dataset: and converter: to the registry file"
         )
 
     def schema(self) -> FeatureSchema:

@@ -29,7 +29,7 @@ Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
 
 def _is_not_0_to_kernels(value: float) -> float:
     if value < 1.2e-38:
-        raise ValueError("is 0 as a float32, which kernels compute with")
+        raise ValueError(f"{value} rounds to 0 in float32. Use at least 1.2e-38")
     return value
 
 
@@ -60,14 +60,19 @@ class CheckpointSpec(Spec):
     @classmethod
     def _is_a_path(cls, path: str | None) -> str | None:
         if path is not None and "://" in path:
-            raise ValueError("is a URL; checkpoints go into a folder that all ranks share")
+            raise ValueError(
+                "the path is a URL, but checkpoints need a folder. Use a folder shared by all ranks"
+            )
         return path
 
     @model_validator(mode="after")
     def _has_a_path(self) -> Self:
         given = self.model_fields_set
         if given and "path" not in given:  # an explicit `path: null` disables checkpoints
-            raise ValueError(f"{' and '.join(sorted(given))} without path write no checkpoint")
+            raise ValueError(
+                f"{' and '.join(sorted(given))} is set, but path is not, so no checkpoint would be "
+                "written. Set checkpoint.path"
+            )
         return self
 
 
@@ -88,11 +93,19 @@ class ScheduleSpec(Spec):
     @model_validator(mode="after")
     def _falls(self) -> Self:
         if self.decay != "none" and self.steps is None:
-            raise ValueError(f"decay: {self.decay} needs steps, the step at which it has ended")
+            raise ValueError(
+                f"decay: {self.decay} needs an end. Set schedule.steps to the step at which the "
+                "decay ends"
+            )
         if self.decay == "none" and (self.steps is not None or self.floor):
-            raise ValueError("steps and floor are about decay; name one, as decay: cosine")
+            raise ValueError(
+                "steps and floor have no effect without a decay. Set decay, for example to cosine"
+            )
         if self.steps is not None and self.steps <= self.warmup:
-            raise ValueError(f"steps: {self.steps} is not behind the warm-up of {self.warmup}")
+            raise ValueError(
+                f"steps is {self.steps}, but the warm-up takes {self.warmup} steps. Set "
+                "schedule.steps to a larger number than schedule.warmup"
+            )
         return self
 
 
@@ -119,18 +132,24 @@ class ValidationSpec(Spec):
     @classmethod
     def _has_a_best(cls, metric: str) -> str:
         if metric in ("calibration", "num_samples"):
-            raise ValueError(f"the least and the most {metric} are no best; name another")
+            raise ValueError(
+                f"neither the smallest nor the largest {metric} is best. Use another metric, such "
+                "as normalized_entropy"
+            )
         return metric
 
     @model_validator(mode="after")
     def _knows_the_best(self) -> Self:
         if self.mode is None and self.metric not in _BEST:
-            known = ", ".join(f"{name} ({mode})" for name, mode in _BEST.items())
             raise ValueError(
-                f"metric {self.metric} needs mode: min or max, which is known of {known}"
+                f"metric {self.metric} has no default mode. Set mode to min or max, whichever is "
+                "best"
             )
         if self.mode not in (None, _BEST.get(self.metric, self.mode)):
-            raise ValueError(f"mode: {self.mode} of {self.metric} is its worst; leave out mode")
+            raise ValueError(
+                f"mode: {self.mode} selects the worst {self.metric}. Remove mode, or set mode: "
+                f"{_BEST[self.metric]}"
+            )
         return self
 
     @property
@@ -246,8 +265,8 @@ class TrainingSpec(Spec):
         ranks = info.data.get("ranks")
         if ranks and ranks_per_node and ranks % ranks_per_node:
             raise ValueError(
-                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
-                "many"
+                f"training.ranks is {ranks}, which is not a multiple of {ranks_per_node}. Every "
+                "node needs the same number of ranks"
             )
         return ranks_per_node
 
@@ -258,7 +277,8 @@ class TrainingSpec(Spec):
     ) -> ValidationSpec | None:
         if validation is not None and info.data.get("evaluate") is False:
             raise ValueError(
-                "validation measures the test split, and training.evaluate is false; leave one out"
+                "validation evaluates the test split, but training.evaluate is false. Remove "
+                "training.validation or training.evaluate"
             )
         return validation
 
@@ -375,13 +395,14 @@ class ModelSpec(Spec):
         architecture = info.data.get("architecture", "dcn")
         if architecture != "dcn":
             raise ValueError(
-                f"is an option of architecture dcn, and this model's is {architecture}; leave it "
-                "out, or set model.architecture: dcn"
+                f"the option applies only to model.architecture: dcn, not to {architecture}. "
+                "Remove the option, or set model.architecture: dcn"
             )
         cross_net = info.data.get("cross_net", "low_rank")
         if info.field_name == "low_rank_dim" and value is not None and cross_net != "low_rank":
             raise ValueError(
-                f"is an option of cross_net low_rank, and this model's is {cross_net}; leave it out"
+                "the option applies only to model.cross_net: low_rank, not to "
+                f"{cross_net}. Remove the option"
             )
         return value
 

@@ -75,7 +75,9 @@ def measure_access(
         if progress is not None:
             progress(reads.samples)
     if not samples:
-        raise DataError(f"{registry.path}: the training split has no rows to profile")
+        raise DataError(
+            f"{registry.path}: the training split has no rows to profile. Check dataset.options"
+        )
     found = {}
     for table in tables:
         access = counters[table.name].access(

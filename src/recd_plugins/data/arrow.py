@@ -60,8 +60,8 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     if used.null_count:
         row = int(np.searchsorted(offsets, first + _first_null(used), "right")) - 1
         raise DataError(
-            f"{place(rows, name, row)}: a null in the list {_shown(column, row)}; "
-            "write lists without nulls"
+            f"{place(rows, name, row)}: the list {_shown(column, row)} contains a null. Fill or "
+            "drop nulls"
         )
     return _ids(used), offsets - first
 
@@ -95,7 +95,7 @@ def broken_list(rows: Rows, name: str) -> DataError:
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
         f"{place(rows, name, row)}: the value has {lengths[row]} bytes, not a multiple of "
-        f"{ID_BYTES}; the table is damaged, write it anew"
+        f"{ID_BYTES}, so the file is damaged. Write the file again"
     )
 
 
@@ -130,7 +130,7 @@ def labels(rows: Rows, name: str) -> Tensor:
         row = int(wrong.argmax())
         raise DataError(
             f"{place(rows, name, row)}: the label is {_shown(_column(rows, name), row)}, "
-            "expected 0 or 1"
+            "expected 0 or 1. Fix or drop this row"
         )
     return torch.from_numpy(numbers.astype(np.float32))
 
@@ -152,9 +152,9 @@ def _column(rows: Rows, name: str) -> Any:
     if index >= 0:
         return rows.data.column(index)
     names = rows.data.schema.names
-    advice = did_you_mean(name, names) or f"; the columns are {', '.join(names)}"
+    advice = did_you_mean(name, names) or f". Use one of these columns: {', '.join(names)}"
     where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
-    raise DataError(f"{where}: no column {name!r}{advice}")
+    raise DataError(f"{where}: there is no column {name!r}{advice}")
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[Any]:
@@ -184,8 +184,8 @@ def column_without_nulls(rows: Rows, name: str) -> pa.Array:
 def _refuse_nulls(rows: Rows, name: str, column: Any) -> None:
     if column.null_count:
         raise DataError(
-            f"{place(rows, name, _first_null(column))}: the value is null (as pandas writes NaN); "
-            "write a number, or where ids are missing an empty list"
+            f"{place(rows, name, _first_null(column))}: the value is null (pandas writes NaN as "
+            "null). Replace it by a number, or by an empty list of ids"
         )
 
 
@@ -195,7 +195,9 @@ def _first_null(column: Any) -> int:
 
 def _wrong_type(rows: Rows, name: str, column: Any, expected: str) -> DataError:
     where = place(rows, name, 0) if len(rows) else f"column {name!r}"
-    return DataError(f"{where}: the column is of type {column.type}, expected {expected}")
+    return DataError(
+        f"{where}: the column has type {column.type}, expected {expected}. Convert the column"
+    )
 
 
 def _shown(column: Any, row: int) -> str:

@@ -35,12 +35,12 @@ def check_ids(
         limit = num_embeddings[key]
         at = _first_outside(values, np.uint64(limit))
         if at >= 0:
-            made = f", as {made_by[key]} leaves it" if key in made_by else ""
+            made = f" after {made_by[key]}" if key in made_by else ""
             raise DataError(
-                f"{place(rows, key, row_of(at))}: the id is {values[at]}{made}, and the table of "
-                f"this feature has {limit} rows, 0 to {limit - 1}; ids in this batch go from "
-                f"{int(values.min())} to {int(values.max())}: raise num_embeddings, or preprocess "
-                "ids with a hash or a vocabulary"
+                f"{place(rows, key, row_of(at))}: the id is {values[at]}{made}, but the table of "
+                f"this feature has rows 0 to {limit - 1}. Raise num_embeddings, or preprocess the "
+                "ids with a hash or a vocabulary. Ids in this batch range from "
+                f"{int(values.min())} to {int(values.max())}."
             )
 
 
@@ -100,10 +100,13 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
         name = schema.dense[column]
         raise DataError(
             f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}; "
-            "write a finite float32 number, or leave the row out"
+            "expected a finite float32 number. Fix or drop this row"
         )
     inside = (batch.labels >= 0) & (batch.labels <= 1)  # NaN is not
     if not bool(inside.all()):
         row = int((~inside).int().argmax())
         value = shown(rows, schema.label, row, batch.labels[row])
-        raise DataError(f"{place(rows, schema.label, row)}: the label is {value}, expected 0 or 1")
+        raise DataError(
+            f"{place(rows, schema.label, row)}: the label is {value}, expected 0 or 1. Fix or drop "
+            "this row"
+        )

@@ -58,7 +58,10 @@ def decode(buffer: Any) -> Any:
     end, versions = _HEADER.unpack_from(buffer)
     theirs, ours = versions.rstrip(b"\0").decode(errors="replace"), _versions()
     if theirs != ours:
-        raise SetupError(f"a reader has {theirs}; this trainer has {ours}: install the same")
+        raise SetupError(
+            f"a reader process uses {theirs}, but this trainer uses {ours}. Install the same "
+            "versions on all machines"
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         data = torch.frombuffer(buffer, dtype=torch.uint8)

@@ -64,9 +64,12 @@ def to_list_dict(lists: pa.Array) -> pa.Array:
     first, last = int(offsets[0]), int(offsets[-1])
     items = items.slice(first, last - first)
     if lists.null_count or items.null_count:
-        raise ValueError("lists with nulls")
+        raise ValueError("the column has a null list or a null inside a list; fill or drop nulls")
     if len(items) * ID_BYTES > _MAX_BYTES:
-        raise ValueError(f"{len(items)} ids in {len(lists)} lists exceed the 2 GiB of a column")
+        raise ValueError(
+            f"{len(items)} ids in {len(lists)} lists need more than 2 GiB, the limit of an Arrow "
+            "binary column. Use fewer rows per row group"
+        )
     ids = items.cast(pa.int64()).to_numpy()
     ends = ((offsets - first) * ID_BYTES).astype(np.int32)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(ids))]
@@ -98,7 +101,8 @@ def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if odd.size:
         row = int(odd[0])
         raise ValueError(
-            f"value {row} has {ends[row + 1] - ends[row]} bytes, not a multiple of {ID_BYTES}"
+            f"the value in row {row} has {ends[row + 1] - ends[row]} bytes, not a multiple of "
+            f"{ID_BYTES}"
         )
     first, last = int(ends[0]), int(ends[-1])
     count = (last - first) // ID_BYTES

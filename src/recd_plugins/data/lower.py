@@ -186,7 +186,7 @@ def _weights(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor |
     without = [name for name in names if name not in weights]
     if without:
         raise DataError(
-            f"features {', '.join(weights)} have weights and {', '.join(without)} have none; give "
-            "all of them weights (1 is neutral), or none"
+            f"features {', '.join(weights)} have weights, but {', '.join(without)} have none. Set "
+            "weights for all of these features (1 is neutral), or for none"
         )
     return torch.cat(list(weights.values()))

@@ -76,7 +76,7 @@ class ParquetTable:
         self.schema = _decoded_schema(read_metadata(found[0]))
         counts = Counter(self.schema.names)
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise DataError(f"{found[0]}: has two columns named {twice[0]}; rename one")
+            raise DataError(f"{found[0]}: two columns are named {twice[0]!r}. Rename one of them")
         on_columns = [each for each in where if each.column in self.schema.names]
         chosen = self._with_keys(found, [each for each in where if each not in on_columns])
         self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
@@ -90,8 +90,8 @@ class ParquetTable:
                 one, two = mine.get(name, "missing"), kinds.get(name, "missing")
                 if one != two:
                     raise DataError(
-                        f"files of one table differ: column {name} is {one} in {found[0]} "
-                        f"and {two} in {location}"
+                        f"column {name!r} is {one} in {found[0]}, but {two} in {location}. Write "
+                        "all files of the table with the same columns"
                     )
 
     @property
@@ -214,16 +214,16 @@ class ParquetTable:
             for condition in where:
                 if condition.column not in keys:
                     raise DataError(
-                        f"{location}: no column {condition.column}, which option where names, nor "
-                        f"is it a key of its folders; there are: "
+                        f"{location}: option where uses {condition.column!r}, which is neither a "
+                        "column nor a partition key. Use one of these: "
                         f"{', '.join([*self.schema.names, *keys])}"
                     )
             if all(holds_for_key(each, _key(keys[each.column]), location) for each in where):
                 kept.append(location)
         if not kept:
             raise DataError(
-                f"{self.root}: none of {len(found)} files is in a folder for which option where "
-                f"holds: {', '.join(map(str, where))}"
+                f"{self.root}: no file of {len(found)} is in a partition that meets option where: "
+                f"{', '.join(map(str, where))}. Check the values in where"
             )
         return kept
 
@@ -275,13 +275,13 @@ def _look_at(location: Location, source: pa.NativeFile) -> tuple[pq.FileMetaData
 
 
 @contextmanager
-def _errors(location: Location, what: str = "no readable Parquet file") -> Iterator[None]:
+def _errors(location: Location, what: str = "the file is not valid Parquet") -> Iterator[None]:
     try:
         with location.told():
             yield
     except _UNREADABLE as error:
         other = "magic bytes" in str(error)
-        advice = f" recd init {location} my.yaml reads other formats." if other else ""
+        advice = f" For other formats, run recd init {location} my.yaml" if other else ""
         raise DataError(f"{location}: {what}: {error}{advice}") from error
 
 
@@ -332,8 +332,8 @@ def _batches(
                     code = pc.max(column.indices).as_py()
                     if code is not None and code >= len(column.dictionary):
                         raise DataError(
-                            f"{location}: row group {group}: column {name} has a code without a "
-                            "value; the table is damaged, write it anew"
+                            f"{location}: row group {group}: column {name!r} has an index outside "
+                            "its dictionary, so the file is damaged. Write the file again"
                         )
             yield batch
 
@@ -357,7 +357,7 @@ def _count(row_filter: RowFilter, location: Location) -> list[int]:
 
 
 def _replaced(location: Location, what: str) -> DataError:
-    return DataError(f"{location} was replaced while it was in use{what}; start anew")
+    return DataError(f"{location} was replaced while it was in use{what}. Start the command again")
 
 
 def _check_same(location: Location, now: dict[str, str | int]) -> None:
@@ -387,8 +387,8 @@ def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordB
             cast.append(column if column.type == wanted.type else column.cast(wanted.type))
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"{origin.path}: column {wanted.name}, rows {origin.first_row} to "
-                f"{origin.row(origin.num_rows - 1)}: {error}"
+                f"{origin.path}: column {wanted.name!r}, rows {origin.first_row} to "
+                f"{origin.row(origin.num_rows - 1)}, cannot be cast to {wanted.type}: {error}"
             ) from error
     return pa.record_batch(cast, schema=schema)
 

@@ -47,8 +47,8 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 
     if registry.entries("model"):
         raise SetupError(
-            f"{registry.path}: a model plugin's lookups are known after prepare; read by "
-            "prepared.dataloader()"
+            f"{registry.path}: the features of a model plugin are unknown until prepare() has run. "
+            "Call prepare(), then prepared.dataloader()"
         )
     sequence = registry.claim("pooling", schema.sparse)
     sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
@@ -88,9 +88,10 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
         ]
         if copies and len(copies) < len(bags):
             raise ExactnessError(
-                f"{module.path}: tables {', '.join(copies)} are replicated on every rank, the "
-                "others are not. Give these tables an EmbeddingBagCollection of their own, fed by "
-                "batch.replicated_features, or another sharding"
+                f"{module.path}: tables {', '.join(copies)} are replicated on every rank, but the "
+                "other tables of this module are not. Move the replicated tables to a separate "
+                "EmbeddingBagCollection with input batch.replicated_features, or use another "
+                "sharding"
             )
         for table in module.tables:
             if not table.pooled:
@@ -195,7 +196,9 @@ class RegistryLookups(Lookups):
     def tables(self) -> Sequence[Table]:
         """See ``Lookups.tables``."""
         if self._tables is None:
-            raise SetupError("the tables are known when prepare has seen the model")
+            raise SetupError(
+                "the tables of the model are unknown until prepare() has run. Call prepare() first"
+            )
         return self._tables
 
     @property
@@ -259,7 +262,10 @@ class UnknownLookups(Lookups):
 
     def of(self, *_: object) -> Never:
         """Raise, since the lookups are not known yet."""
-        raise _NotPrepared("a sample is read before the model is prepared")
+        raise _NotPrepared(
+            "a dataset wrapper needs the model's tables, but prepare() has not run. Call prepare() "
+            "first"
+        )
 
     tables = parts = property(of)
 

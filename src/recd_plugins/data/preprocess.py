@@ -147,8 +147,8 @@ class Preprocess:
         changed = [key for key in keys if key in self._steps]
         if changed and tensor.weights_or_none() is not None:
             raise DataError(
-                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
-                "of preprocessing, or give them no weights"
+                f"features {', '.join(changed)} have weights, but preprocessing does not support "
+                "weights. Remove these features from preprocessing:, or drop their weights"
             )
         by_feature = lengths.view(len(keys), -1)
         ids_per_feature = by_feature.sum(1).tolist() if len(keys) > 1 else [values.numel()]
@@ -275,9 +275,9 @@ def _transform_columns(
         name = features[feature]
         where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
         raise DataError(
-            f"{where}: {', then '.join(step.title for step in steps)} make "
-            f"{by_feature[feature, row].tolist()} of {columns[row, feature].item()}; keep the "
-            "number between bounds by a step before, or leave the row out"
+            f"{where}: {', then '.join(step.title for step in steps)} turned "
+            f"{columns[row, feature].item()} into {by_feature[feature, row].tolist()}. Clip the "
+            "number in an earlier step, or drop this row"
         )
     return by_feature.transpose(0, 1).reshape(num_rows, -1)
 
@@ -302,8 +302,8 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
             if found and taken[entry.field].isdisjoint(found):
                 kind = "sparse (ids)" if found[0] in schema.sparse else "dense (numbers)"
                 message = (
-                    f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
-                    f"{pattern} matches {', '.join(found)}: {kind}"
+                    f"{entry.plugin.name} supports {' and '.join(_CALLED[k] for k in takes)}, but "
+                    f"{pattern!r} matches only {', '.join(found)}: {kind}. Change the pattern"
                 )
                 where = str(registry.path), entry.line, f"{entry.field}.features"
                 raise RegistryError([Problem(*where, message)])
@@ -323,9 +323,9 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
         if not those or len(table.features) == 1 or together:
             continue
         message = (
-            f"{' and '.join(table.features)} share the table {table.name}, and {entry.plugin.name} "
-            f"numbers the ids of {' and of '.join(those)} apart; name all of them in one entry "
-            "with shared: true"
+            f"{' and '.join(table.features)} share the table {table.name}, but {entry.plugin.name} "
+            f"builds a separate vocabulary for {' and for '.join(those)}. List all features of the "
+            "table in one entry with shared: true"
         )
         raise RegistryError([Problem(str(registry.path), entry.line, entry.field, message)])
 

@@ -206,11 +206,13 @@ class PlannedReader(Reader):
         ahead: int,
     ) -> None:
         if plan.num_rows == 0:
-            raise DataError(f"{what} has no rows; look at its files, conditions and splits")
+            raise DataError(
+                f"{what} has no rows. Check the dataset's files, row filters and splits"
+            )
         if plan.num_steps(world_size) == 0:
             raise DataError(
                 f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "
-                f"each of {world_size} ranks; lower training.batch_size or training.ranks"
+                f"each of {world_size} ranks. Lower training.batch_size or training.ranks"
             )
         self._plan = plan
         self._read = read
@@ -283,19 +285,20 @@ class PlannedReader(Reader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("version") != _STATE_VERSION:
             raise DataError(
-                f"the state of {self._what} has version {state.get('version')!r}, "
-                f"not {_STATE_VERSION}"
+                f"the reader state of {self._what} has version {state.get('version')!r}, expected "
+                f"{_STATE_VERSION}. Resume with the version of recd-plugins that wrote the state"
             )
         if "data" not in state:
             raise DataError(
-                f"the state is of a wrapper around {self._what}; go on with the former "
-                "dataset.wrap, or start anew"
+                f"the checkpoint was written with a wrapper around {self._what}. Restore the "
+                "previous dataset.wrap: section, or start a new run"
             )
         for name, mine in self._data.items():
             if (theirs := state["data"].get(name)) != mine:
                 raise DataError(
-                    f"the state belongs to other data than {self._what}: {name} was {theirs!r} "
-                    f"and is {mine!r}; go on with the former data and options, or start anew"
+                    f"the checkpoint belongs to other data than {self._what}: {name} was "
+                    f"{theirs!r}, but is now {mine!r}. Restore the previous data and options, or "
+                    "start a new run"
                 )
         history = tuple((world_size, steps) for world_size, steps in state["history"])
         self._epoch, self._steps = state["epoch"], 0

@@ -52,7 +52,10 @@ class Condition(BaseModel):
     def _from_list(cls, given: Any) -> Any:
         if isinstance(given, list | tuple):
             if not 2 <= len(given) <= 3:
-                raise ValueError("a condition is [column, op, value], or [column, is null]")
+                raise ValueError(
+                    f"the condition has {len(given)} items. Write [column, op, value], or "
+                    "[column, is null]"
+                )
             return dict(zip(("column", "op", "value"), given, strict=False))
         return given
 
@@ -60,12 +63,12 @@ class Condition(BaseModel):
     def _value_fits_op(self) -> Condition:
         if self.op in _NO_VALUE:
             if self.value is not None:
-                raise ValueError(f"{self.op} takes no value, got {self.value!r}")
+                raise ValueError(f"{self.op} has no value, got {self.value!r}. Remove the value")
         elif self.op == "in":
             if not isinstance(self.value, list | tuple):
-                raise ValueError(f"in takes a list of values, got {self.value!r}")
+                raise ValueError(f"operator in needs a list of values, got {self.value!r}")
         elif self.value is None or isinstance(self.value, list | tuple | dict):
-            raise ValueError(f"{self.op} takes one value, got {self.value!r}")
+            raise ValueError(f"operator {self.op} needs a single value, got {self.value!r}")
         return self
 
     def __str__(self) -> str:
@@ -87,8 +90,8 @@ class RowFilter:
         for condition in conditions:
             if condition.column not in schema.names:
                 raise DataError(
-                    f"{where}: no column {condition.column}, which option where names; there are: "
-                    f"{', '.join(schema.names)}"
+                    f"{where}: option where uses {condition.column!r}, which is not a column. Use "
+                    f"one of these columns: {', '.join(schema.names)}"
                 )
         fields = [schema.field(name) for name in self.columns]
         self.floats = any(pt.is_floating(field.type) for field in fields)
@@ -113,8 +116,8 @@ def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
         column = pa.array([key], pa.string()).cast(kind)
     except pa.ArrowInvalid as error:
         raise DataError(
-            f"{where}: option where compares the folder {condition.column}={key} with a number: "
-            f"{condition}"
+            f"{where}: option where compares partition {condition.column}={key} with a number: "
+            f"{condition}. Write the value in quotes"
         ) from error
     row = pa.record_batch({condition.column: column})
     return len(RowFilter([condition], row.schema, where).kept(row)) > 0
@@ -144,8 +147,8 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
         schema.empty_table().select([condition.column]).filter(expression)
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise DataError(
-            f"{where}: option where compares column {condition.column}, which is {kind}: "
-            f"{condition}: {error}"
+            f"{where}: condition {condition} of option where does not fit column "
+            f"{condition.column!r} of type {kind}: {error}"
         ) from error
     return expression
 
@@ -156,11 +159,14 @@ def _typed(value: Any, kind: pa.DataType) -> pa.Scalar:
     if isinstance(value, date) and not is_datetime and pt.is_timestamp(kind):
         value, is_datetime = datetime.combine(value, time()), True
     if is_datetime and (pt.is_date(kind) or (value.tzinfo is None) != (kind.tz is None)):
-        raise ValueError("give a time zone where the column has one, and a day to a column of days")
+        raise ValueError(
+            f"{value!r} does not match the column type. Write a time zone only if the column has "
+            "a time zone, and a date for a date column"
+        )
     if isinstance(value, float) and (math.isnan(value) or pt.is_integer(kind)):
-        raise ValueError(f"{value!r} is no such value")
+        raise ValueError(f"{value!r} is not a value of type {kind}")
     if isinstance(value, bool) != pt.is_boolean(kind):
-        raise ValueError(f"{value!r} is no such value")
+        raise ValueError(f"{value!r} is not a value of type {kind}")
     if isinstance(value, str) and pt.is_temporal(kind):
         return pa.scalar(value).cast(kind)
     return pa.scalar(value, kind)

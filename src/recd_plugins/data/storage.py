@@ -77,9 +77,11 @@ class Location:
                     raise FileNotFoundError(path)
                 infos = files.get_file_info(pafs.FileSelector(path, recursive=True))
         except FileNotFoundError as error:
-            raise DataError(f"{self}: no such file or folder (from {Path.cwd()})") from error
+            raise DataError(
+                f"{self}: no such file or folder (current directory: {Path.cwd()})"
+            ) from error
         except (OSError, pa.ArrowException, UnicodeError) as error:
-            raise DataError(f"{self}: cannot be listed: {error}") from error
+            raise DataError(f"{self}: the folder cannot be listed: {error}") from error
         root = path.rstrip("/")
         for info in infos:
             below = info.path.removeprefix(root).lstrip("/")
@@ -92,7 +94,7 @@ class Location:
                 )
                 found.append((parts, self._found(info, inner)))
         if not found:
-            raise DataError(f"{self}: no *{suffix} file in this folder")
+            raise DataError(f"{self}: this folder has no *{suffix} file. Use another path")
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def below(self, root: Location) -> str:
@@ -138,13 +140,15 @@ class Location:
             text = " ".join(str(error).split())
             where = f" at {self.storage.endpoint}" if self.storage.endpoint else ""
             if isinstance(error, FileNotFoundError) or "NO_SUCH_BUCKET" in text:
-                raise DataError(f"{self}: no such file, folder or bucket{where}") from error
+                raise DataError(
+                    f"{self}: no such file, folder or bucket{where}. Check the URL"
+                ) from error
             known = isinstance(error, PermissionError | TimeoutError | ConnectionError)
             if not known and not _OF_STORE.search(text):
                 raise
             raise SetupError(
-                f"{self}: the store cannot be read{where}: {text}; check the network, "
-                "storage.endpoint and region, and the credentials (AWS_ACCESS_KEY_ID and "
+                f"{self}: the object store cannot be read{where}: {text}. Check the network, "
+                "storage.endpoint, storage.region and the credentials (AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage: {anonymous: true})"
             ) from error
 
@@ -156,7 +160,10 @@ class Location:
         parts = urlsplit(url)
         path = url.partition("://")[2]
         if "@" in parts.netloc:
-            raise SetupError(f"{self}: leave user and password out; set them in the environment")
+            raise SetupError(
+                f"{self}: the URL contains a user or password. Set credentials in environment "
+                "variables instead"
+            )
         scheme, _, host = (given.endpoint or "").rstrip("/").rpartition("://")
         if parts.scheme in _BUCKETS:
             if parts.scheme == "s3":
@@ -183,8 +190,9 @@ class Location:
             files, path = url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise SetupError(
-                f"{self}: {error}; use a path, s3://, gs://, or a file system of fsspec "
-                '(pip install "recd-plugins[fsspec]", and its package)'
+                f"{self}: the URL cannot be opened: {error}. Use a path, s3:// or gs://. For "
+                'other URLs, run pip install "recd-plugins[fsspec]" and install the fsspec '
+                "package of the scheme"
             ) from error
         return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path
 
@@ -199,8 +207,9 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
         kind = _MARKS.get(part) or ("Iceberg" if snapshot and at == len(below) - 2 else None)
         if kind is not None:
             raise DataError(
-                f"{'/'.join([root.rstrip('/'), *below[:at]])}: a table of {kind}, whose files may "
-                "hold deleted rows; use recd init for Delta and Iceberg, or write Parquet"
+                f"{'/'.join([root.rstrip('/'), *below[:at]])}: this is a {kind} table, whose files "
+                "may contain deleted rows. Import Delta and Iceberg tables with recd init, or "
+                "write Parquet"
             )
 
 

@@ -202,7 +202,7 @@ class TableWriter:
             lists = lists.cast(pa.list_(lists.type.value_type))
         if lists.null_count and self._nulls == "error":
             row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
-            advice = "the list is null; write an empty one, or use --nulls empty"
+            advice = "the list is null. Write an empty list, or use --nulls empty"
             raise self._at(row, name, advice)
         lists = lists.fill_null(pa.scalar([], lists.type)) if lists.null_count else lists
         used = lists.flatten()
@@ -210,7 +210,7 @@ class TableWriter:
             bad = int(used.is_null().to_numpy(zero_copy_only=False).argmax())
             ends = np.cumsum(lists.value_lengths().to_numpy())
             row = int(np.searchsorted(ends, bad, "right"))
-            raise self._at(row, name, "a null in the list; write lists without nulls")
+            raise self._at(row, name, "the list contains a null. Fill or drop nulls")
         return lists
 
     def _at(self, row: int, name: str, what: str) -> DataError:

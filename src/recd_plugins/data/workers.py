@@ -39,8 +39,8 @@ from recd_plugins.runtime.processes import (
 )
 
 _REMEDY = (
-    ". If nobody killed it, the machine ran out of memory: use fewer workers, or smaller batches "
-    "or row groups"
+    ". The machine probably ran out of memory. Lower training.workers or training.batch_size, or "
+    "write smaller row groups"
 )
 
 
@@ -76,10 +76,10 @@ class Workers(Feed):
                 what = f"reader worker {died.worker} of rank {self._task.rank} {died}"
                 if deaths == 3:
                     raise SetupError(
-                        f"{what}, the third death without a batch in between{died.remedy}. With "
-                        "training.workers: 0 the rank reads by itself"
+                        f"{what}, the third failure without a batch in between{died.remedy}. Set "
+                        "training.workers: 0 to read in the training process"
                     ) from None
-                print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
+                print(f"{what}; new workers continue{died.remedy}", file=sys.stderr)
 
     def _awaited(self, blocks: Iterator[BatchBlock]) -> Iterator[BatchBlock]:
         """Yield the blocks; reports of a hang name the process that is awaited."""

@@ -177,13 +177,13 @@ class TableAccess:
             mine, theirs = getattr(self, what), getattr(other, what)
             if mine != theirs:
                 raise DataError(
-                    f"table {self.table}: its {what} is {mine} in one profile and {theirs} in the "
-                    "other; merge profiles of one model"
+                    f"table {self.table}: {what} is {mine} in one profile, but {theirs} in the "
+                    "other. Merge only profiles of the same model"
                 )
         if self.batch_size != other.batch_size:
             raise DataError(
                 f"table {self.table}: one profile counts {self.counted}, the other "
-                f"{other.counted}; count both with recd profile registry --all-rows"
+                f"{other.counted}. Create both with recd profile registry --all-rows"
             )
         rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
         merged = TableAccess.from_counts(
@@ -294,15 +294,18 @@ class AccessProfile:
             lines = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         except FileNotFoundError as error:
             raise DataError(
-                f"{path}: no such file; make it with recd profile registry REGISTRY -o {path}"
+                f"{path}: no such file. Create it with recd profile registry REGISTRY -o {path}"
             ) from error
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{path}: no Parquet file, or a damaged one: {error}") from error
+            raise DataError(
+                f"{path}: the file is damaged or not Parquet: {error}. Create an access profile "
+                "with recd profile registry"
+            ) from error
         head = json.loads((lines.schema.metadata or {}).get(_KEY, "{}"))
         if head.get("version") != _VERSION:
             raise DataError(
-                f"{path}: no access profile of version {_VERSION}; make one with recd profile "
-                "registry"
+                f"{path}: this is not an access profile of version {_VERSION}. Create one with "
+                "recd profile registry"
             )
         rows, accesses = (lines[name].to_numpy() for name in ("row", "accesses"))
         tables, start = {}, 0
@@ -367,12 +370,12 @@ class AccessProfile:
         name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
         if found is None:
             raise DataError(
-                f"{name} does not cover table {table}; its tables: "
-                f"{', '.join(self.tables) or 'none'}. Make one with recd profile registry"
+                f"{name} does not contain table {table}, only: "
+                f"{', '.join(self.tables) or 'none'}. Profile this table with recd profile registry"
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(
-                f"{name} has {found.num_embeddings:,} rows of table {table}, the model has "
-                f"{num_embeddings:,}; profile the data again with recd profile registry"
+                f"{name} has {found.num_embeddings:,} rows for table {table}, but the model has "
+                f"{num_embeddings:,}. Profile the data again with recd profile registry"
             )
         return found

@@ -190,10 +190,10 @@ class ModelInput(Pipelineable):
         if forgotten:
             raise ExactnessError(
                 f"the model ignores deduplication of {', '.join(forgotten)}: it pools the output "
-                "of the EmbeddingCollection. "
+                "of the EmbeddingCollection directly. "
                 "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
-                "index_select(0, batch.inverse_lookup[feature]), or use SequencePooling, or leave "
-                "the features out of the converter"
+                "index_select(0, batch.inverse_lookup[feature]). Or use SequencePooling, or remove "
+                "the features from the converter"
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:

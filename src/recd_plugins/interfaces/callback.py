@@ -173,8 +173,8 @@ class Callback(Plugin, ABC):
             RecdError: the states do not fit this plugin.
         """
         raise RecdError(
-            f"{self.name} has no state, but the checkpoint has one of it ({len(states)} ranks); "
-            "resume with the version of it that wrote the checkpoint"
+            f"{self.name} has no state, but the checkpoint contains its state of {len(states)} "
+            f"ranks. Resume with the version of {self.name} that wrote the checkpoint"
         )
 
 

@@ -259,7 +259,7 @@ class TableStatistics:
     def from_json(cls, value: Any) -> Self:
         """Parse the result of ``to_json``. Raises ValueError for other values."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
-            raise ValueError(f"no statistics of version {_VERSION}")
+            raise ValueError(f"the table statistics do not have version {_VERSION}")
         try:
             rows, sessions = int(value["rows"]), int(value["sessions"])
             known = {field.name for field in fields(FeatureStatistics)} - {"rows", "sessions"}
@@ -268,7 +268,7 @@ class TableStatistics:
                 for name, counts in value["features"].items()
             }
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"incomplete statistics: {error!r}") from error
+            raise ValueError(f"the table statistics are incomplete: {error!r}") from error
         return cls(rows, sessions, features)
 
 

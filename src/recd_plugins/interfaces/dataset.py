@@ -201,8 +201,8 @@ class Dataset(Plugin, ABC):
             DataError: ``reader`` would raise it, or the dataset has no sessions.
         """
         raise DataError(
-            f"{self.name} has no sessions for the rows of the {split} split; use a dataset with "
-            "sessions, or leave them out"
+            f"{self.name} has no session column in the {split} split. Use a dataset with sessions, "
+            "or remove what needs sessions"
         )
 
     def label_mean(self) -> float | None:
@@ -225,7 +225,7 @@ class Dataset(Plugin, ABC):
             DataError: the split does not exist, or the dataset has no sessions.
         """
         raise DataError(
-            f"{self.name} has no sessions, so its {split} split cannot be scanned; use a dataset "
+            f"{self.name} has no sessions, so its {split} split cannot be scanned. Use a dataset "
             "with sessions, or a Parquet file or folder"
         )
 
@@ -265,7 +265,7 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: the dataset cannot score other tables, or a column is missing.
         """
-        raise DataError(f"{self.name} cannot score other tables")
+        raise DataError(f"dataset {self.name} cannot read other tables to score them")
 
 
 class DatasetWrapper(Dataset):

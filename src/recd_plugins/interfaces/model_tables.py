@@ -136,8 +136,8 @@ def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> 
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
-                f"{name} of {path or 'the model'} is frozen (requires_grad=False), but kernels of "
-                "TorchRec would train it. Give its table an optimizer with a learning rate of 0"
+                f"{name} of {path or 'the model'} is frozen (requires_grad=False), but TorchRec's "
+                "kernels would train it. Use an optimizer with learning rate 0 for its table"
             )
 
 
@@ -147,8 +147,8 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise SetupError(
-                f"{first} and {name} of {path or 'the model'} share a weight, which sharding would "
-                "split into two: give one table the features of both"
+                f"{first} and {name} of {path or 'the model'} share a weight, but sharding would "
+                "create two copies. Use one table with the features of both"
             )
 
 
@@ -164,8 +164,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
             first = paths.setdefault(id(parameter), path)
             if first != path:
                 raise SetupError(
-                    f"{first} and {path} share a table, which sharding would split into two: look "
-                    "it up in one module, as features of one table, at one place of the model"
+                    f"{first} and {path} share a table, but sharding would create two copies. Use "
+                    "one module whose table has the features of both"
                 )
     for path, module in modules.items():
         if any(f"{path}.".startswith(f"{outer}." if outer else "") for outer in found):
@@ -173,8 +173,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(path, recurse=False):
             if (owner := paths.get(id(parameter))) is not None:
                 raise SetupError(
-                    f"{name} is a table of {owner or 'the model'}, which sharding would split in "
-                    "two: give it a parameter of its own, or look its rows up in the table"
+                    f"{name} is the weight of a table of {owner or 'the model'}, but sharding "
+                    "would create two copies. Use a separate parameter, or look up table rows"
                 )
 
 

@@ -137,7 +137,7 @@ Offered = Sequence[tuple[Candidate, Sequence[str]]]
 
 
 def _no_step(_: Collection[str]) -> StageTimes:
-    raise ValueError("there is no plan, and no step to leave tables out of")
+    raise ValueError("the evaluation has no plan, so no step time can be estimated")
 
 
 @dataclass(frozen=True)

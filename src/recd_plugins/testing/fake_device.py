@@ -100,8 +100,9 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     strange = [each for each in tensors if each.dim() and not isinstance(each, _OnDevice)]
     if strange and len(strange) < len(tensors) and func._schema.name not in _MIXED:
         raise RuntimeError(
-            f"{func} has tensors of {strange[0].device} and of {_NAME}:0; the shapes of the former "
-            f"are {[tuple(each.shape) for each in strange]}"
+            f"{func} got tensors on {strange[0].device} and on {_NAME}:0. Move the "
+            f"{strange[0].device} tensors to the device; their shapes are "
+            f"{[tuple(each.shape) for each in strange]}"
         )
     device = kwargs.get("device")
     inner = {**kwargs, "device": torch.device("cpu")} if device is not None else kwargs
