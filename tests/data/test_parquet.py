@@ -76,7 +76,7 @@ def test_a_flip_anywhere_in_the_pages_is_noticed_or_changes_nothing(tmp_path: Pa
 def test_layouts_do_not_mix(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", seen="list")
     write(tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"seen is list<int64> in .*a\.parquet and list_dict in"):
+    with pytest.raises(DataError, match=r"seen. is list<int64> in .*a\.parquet, but list_dict in"):
         ParquetTable(tmp_path)
 
 

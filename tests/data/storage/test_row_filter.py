@@ -183,7 +183,7 @@ def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (["hours", ">=", 3], "option where uses 'hours', which is not a column"),
+        (["hours", ">=", 3], "option where uses 'hours', which is neither a column"),
         (["hour", ">=", "three"], "condition hour >= 'three' of .* column 'hour' of type int8: "),
         (["hour", ">=", 3.5], "condition hour >= 3.5 of .* column 'hour' of type int8: "),
         (["hour", "<", 1000], "condition hour < 1000 of .* column 'hour' of type int8: "),
