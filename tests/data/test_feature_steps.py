@@ -52,13 +52,13 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
     [
         (
             HASH % "user_id, price",
-            "r.yaml:5 preprocessing[0].features: recd.sigrid_hash takes sparse features, and price "
-            "matches price: dense (numbers)",
+            "r.yaml:5 preprocessing[0].features: recd.sigrid_hash supports sparse features, "
+            "but 'price' matches only price: dense (numbers)",
         ),
         (
             LOGIT % '"*_id"',
-            "r.yaml:5 preprocessing[0].features: recd.logit takes dense features, and *_id matches "
-            "user_id, item_id: sparse (ids)",
+            "r.yaml:5 preprocessing[0].features: recd.logit supports dense features, but "
+            "'*_id' matches only user_id, item_id: sparse (ids)",
         ),
         (LOGIT % "prise", "prise matches no feature; did you mean price?"),
     ],

@@ -205,7 +205,7 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
         (
             [*AUTO, {"use": "auto", "tables": ["t_usr_0"]}],
             {},
-            r"sharding\[1\]: auto stands in sharding\[0\]",
+            r"sharding\[1\]: auto is already used in sharding\[0\]",
         ),
         (
             [*AUTO, {"use": "torchrec.row_wise", "tables": ["*"]}],
