@@ -55,8 +55,8 @@ def pool(module: nn.Module) -> Tensor:
             torch.ones(4, 8),
             "[4, 8]). Return one vector per row, [num_rows, embedding_dim] = [2, 8]",
         ),
-        (torch.ones(8), "[8]); expected"),
-        ((torch.ones(2, 8), None), "returned tuple; expected"),
+        (torch.ones(8), "[8]). Return"),
+        ((torch.ones(2, 8), None), "returned tuple. Return"),
     ],
 )
 def test_a_wrong_shape_names_plugin_and_feature(result: Any, found: str) -> None:

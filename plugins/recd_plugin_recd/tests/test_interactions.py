@@ -165,7 +165,7 @@ def test_state_of_a_changed_file_or_of_other_options_is_refused(path):
 
     state = reader().state_dict()
     reader(prefetch=0).load_state_dict(state)
-    with pytest.raises(DataError, match="order was 'session' and is 'time'"):
+    with pytest.raises(DataError, match="order was 'session' and is now 'time'"):
         reader(order="time").load_state_dict(state)
     path.write_text(inter([(*event[:2], 5, event[3]) for event in LOG]))
     with pytest.raises(DataError, match="events was"):

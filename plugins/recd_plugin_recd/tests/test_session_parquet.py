@@ -79,9 +79,9 @@ def test_reads_every_column_in_the_order_of_the_files(folder):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"batch_size": 10}, "batch_size was 20 and is 10"),
+        ({"batch_size": 10}, "batch_size was 20 and is now 10"),
         ({"shuffle": True}, "shuffle"),
-        ({"more": True}, "rows was 250 and is 251"),
+        ({"more": True}, "rows was 250 and is now 251"),
         ({"other": True}, "files"),
     ],
 )

@@ -297,7 +297,7 @@ class PlannedReader(Reader):
             if (theirs := state["data"].get(name)) != mine:
                 raise DataError(
                     f"the checkpoint belongs to other data than {self._what}: {name} was "
-                    f"{theirs!r}, but is now {mine!r}. Restore the previous data and options, or "
+                    f"{theirs!r} and is now {mine!r}. Restore the previous data and options, or "
                     "start a new run"
                 )
         history = tuple((world_size, steps) for world_size, steps in state["history"])

@@ -151,7 +151,7 @@ def _stacked(pooled: Sequence[Tensor], num_rows: int, embedding_dim: int) -> Ten
         shape = getattr(vectors, "shape", type(vectors).__name__)
         if shape != expected:
             raise ValueError(
-                f"pooling module {index} of {len(pooled)} returned shape {shape}. Return one "
+                f"pooling module {index} of {len(pooled)} returned {shape}. Return one "
                 f"vector per row, [num_rows, embedding_dim] = {list(expected)}"
             )
     return torch.stack(list(pooled), dim=1)
