@@ -229,7 +229,7 @@ def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> 
     ready = wrap(EmbeddingCollection(tables=[table], device=torch.device("cpu")), path)
     (group,) = chosen_of(ready).groups
     assert group.offer is None
-    assert {str(offer) for offer, why in group.refused if "needs rows" in why} == {
+    assert {str(offer) for offer, why in group.refused if "needs training data" in why} == {
         "flexshard.joint", "flexshard.joint {coalesce: true}"
     }  # fmt: skip
     assert ready.registry.sharding == ()
