@@ -82,10 +82,10 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanCon
         plan = CachePlan.within(loads, _room(options, loads, context, memory), **step)
     if memory is not None and plan.cached_bytes > memory:
         raise SetupError(
-            f"the caches of {text_utils.shortened(list(plan.tables))} take "
-            f"{_gib(plan.cached_bytes)}, and the "
-            f"{context.device_type} memory of all {context.world_size} ranks is {_gib(memory)}: "
-            "lower rows, share or bytes, or leave them out, which caches what pays"
+            f"scars.cache: the caches of {text_utils.shortened(list(plan.tables))} need "
+            f"{_gib(plan.cached_bytes)}, but the {context.world_size} ranks have only "
+            f"{_gib(memory)} of {context.device_type} memory. Reduce option rows, share or bytes, "
+            "or remove the option."
         )
     return plan
 
@@ -114,9 +114,8 @@ def _sizes(options: CacheOptions, tables: Sequence[Table]) -> dict[str, int]:
     for table in tables:
         if options.rows > table.num_embeddings:
             raise SetupError(
-                f"the option rows is {options.rows:,}, and table {table.name} has "
-                f"{table.num_embeddings:,} rows: lower it, narrow the patterns of the entry, or "
-                "take the option share"
+                f"table {table.name!r}: option rows of scars.cache is {options.rows:,}, but the "
+                f"table has only {table.num_embeddings:,} rows. Reduce rows, or use option share."
             )
     return {table.name: options.rows for table in tables}
 

@@ -56,12 +56,12 @@ class HotBatches(DatasetWrapper):
         super().prepare()
         if self.options.sessions and self.inner.session_keys() is None:
             raise SetupError(
-                f"{self.name}: {self.inner.name} does not say which rows are of one session; leave "
-                "out sessions"
+                f"{self.name}: option sessions needs a session column, but dataset "
+                f"{self.inner.name} has none. Remove sessions."
             )
 
     def check(self) -> None:
-        """Refuse caches whose rows change during training."""
+        """Reject caches whose rows change during training."""
         _ = self.hot_rows
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -111,8 +111,8 @@ class HotBatches(DatasetWrapper):
         caches = all_caches(_cache_parts(self.lookups))
         if not caches:
             raise SetupError(
-                f"{self.name}: no table has a cache, and hot samples are those whose every id is "
-                "cached; add a cache: entry with scars.cache"
+                f"{self.name}: hot samples need cached tables, but no table has a cache. Add "
+                "scars.cache under cache:."
             )
         dynamic = [
             f"{name} ({cache.policy_name})"
@@ -121,8 +121,8 @@ class HotBatches(DatasetWrapper):
         ]
         if dynamic:
             raise SetupError(
-                f"{self.name}: the cached rows of {', '.join(dynamic)} change while it trains, so "
-                "no sample is hot for good; take policy static, or leave the wrapper out"
+                f"{self.name}: the cached rows of {', '.join(dynamic)} change during training. "
+                "Set policy: static in scars.cache, or remove the wrapper."
             )
         return {
             table.name: HotTable(

@@ -74,7 +74,7 @@ class CacheOptions(AccessOptions):
         given = [name for name in ("rows", "share", "bytes") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(
-                f"{' and '.join(given)} both say how much is cached; give one of them, or none, "
-                "which caches what pays"
+                f"{' and '.join(given)} all set the cache size. Keep one of these options, or "
+                "remove all of them for automatic sizes"
             )
         return self

@@ -15,8 +15,8 @@ _STATE_VERSION = 1
 
 #: Possible causes of a difference, for messages.
 _WHY = {
-    "hot_rows": ". A cache without rows or share holds what fits ranks, device and machine, and "
-    "these may be others now: give the cache one of the two, and the next run goes on elsewhere too"
+    "hot_rows": " Automatic cache sizes depend on the ranks and the machine. Set rows or share of "
+    "scars.cache to resume on another machine."
 }
 
 
@@ -92,16 +92,16 @@ class WindowReader(Reader):
     def load_state_dict(self, state: State) -> None:
         if state.get("version") != _STATE_VERSION or "taken" not in state:
             raise DataError(
-                "the state was taken with other wrappers of the dataset: go on with those, or "
-                "start anew"
+                "the checkpoint was saved with different dataset wrappers. Restore the wrappers, "
+                "or start a new run."
             )
         if state["taken"]:
             for name, mine in self._identity().items():
                 if (theirs := state["order"].get(name)) != mine:
                     raise DataError(
-                        f"the state is one inside a window of other hot batches: {name} was "
-                        f"{theirs!r} and is {mine!r}; go on with the former options, cache and "
-                        f"data, or start anew{_WHY.get(name, '')}"
+                        f"scars.hot_batches: {name} is {mine!r}, but the checkpoint was saved with "
+                        f"{theirs!r}. Restore the options, cache and data, or start a new run."
+                        f"{_WHY.get(name, '')}"
                     )
         self._inner.load_state_dict(state["inner"])
         self._position = dict(state)

@@ -1,4 +1,4 @@
-"""Converts table rows to import rows: typed columns, exploded lists, finite numbers."""
+"""Converts rows of a source table to the columns and types that an import stores."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ class Converter:
     """Converts the columns of a table to the columns of an import.
 
     Args:
-        plan: role of each leaf.
+        plan: role of each leaf (a column or a struct field).
         label: name of the label column.
-        widths: list lengths of features that are lists of numbers.
-        on_nan: rule for missing or infinite numbers.
-        scoring: whether to keep every row, as if missing values were empty or 0.
-        texts: collects the text of ids.
+        widths: list length of each ``numbers`` feature, keyed by feature name.
+        on_nan: how to handle missing or infinite numbers.
+        scoring: whether to keep every row and replace missing values by an empty list or 0.
+        texts: collects the original text of each hashed id.
 
     Attributes:
         schema: schema of the import.
-        filled: number of missing or infinite values by column.
-        dropped: number of rows left out by column (when scoring: that training would leave out).
-        without_candidates: rows of the table without candidates.
+        filled: number of missing or infinite values, keyed by column.
+        dropped: number of rows dropped because of a missing value, keyed by column. Scoring keeps
+            these rows and only counts them.
+        without_candidates: number of table rows whose exploded lists are empty.
     """
 
     def __init__(
@@ -82,10 +83,16 @@ class Converter:
         self.schema = pa.schema(fields)
         for name, count in Counter(self.schema.names).items():
             if count > 1:
-                raise DataError(f"two columns would be called {name}; set name: of one")
+                raise DataError(
+                    f"two columns would both be imported as {name!r}. Set option name for one of "
+                    "the columns."
+                )
 
     def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
-        """Return rows of the import for rows of the table, which begin at ``first_row``."""
+        """Convert rows of the table to rows of the import.
+
+        ``first_row`` is the number of the first of these rows in the table.
+        """
         exploded = Exploded(rows, self._plan.explode)
         self.without_candidates += exploded.num_empty
         self._left_out = {}
@@ -159,7 +166,10 @@ class Converter:
         numbers = labels_of(cells, use.options)
         gaps = np.isnan(numbers)
         if gaps.any() and missing in (None, "error"):
-            raise cells.wrong(int(gaps.argmax()), "set missing: drop, 0 or 1 for it")
+            raise cells.wrong(
+                int(gaps.argmax()),
+                "The label is missing. Set missing: drop, 0 or 1 for this column.",
+            )
         self.filled[use.leaf.name] += int(gaps.sum())
         if missing == "drop":
             self._drop(use, exploded, gaps)
@@ -169,7 +179,7 @@ class Converter:
     def _grouped(
         self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]
     ) -> pa.Array | None:
-        """Return one id per session or request. A row without one gets a unique id."""
+        """Return a session or request id per row; rows with null get a unique id."""
         if use is None:
             return None
         cells = exploded.cells(use.leaf)
@@ -193,9 +203,11 @@ class Converter:
             empty, missing = nulls(ids), use.options.missing
             if missing in (None, "error", "empty") and not self._scoring:
                 roles = " and ".join(use.options.roles)
-                value = "" if "time" in use.options.roles else ", or a value for it"
+                value = "" if "time" in use.options.roles else " or to a replacement value"
                 raise cells.wrong(
-                    int(empty.argmax()), f"the column is {roles}; set missing: drop{value}"
+                    int(empty.argmax()),
+                    f"A {roles} column cannot have missing values. Set option missing of the "
+                    f"column to drop{value}.",
                 )
             if use.options.feature is None:
                 self.filled[use.leaf.name] += int(empty.sum())
@@ -223,9 +235,9 @@ class Exploded:
                 row = int((found != lengths).argmax())
                 path, row_in_file = rows.origin_of(row)
                 raise DataError(
-                    f"{path}: row {row_in_file} (from 0): {found[row]} elements in column {name} "
-                    f"and {lengths[row]} in {columns[0]}; columns that are exploded together are "
-                    "parallel"
+                    f"{path}: row {row_in_file} (from 0) has {found[row]} elements in column "
+                    f"{name!r} but {lengths[row]} in {columns[0]!r}. List columns in explode must "
+                    "have equal lengths in each row."
                 )
         if lengths is not None:
             self.parents = np.repeat(self.parents, lengths)
@@ -238,7 +250,7 @@ class Exploded:
         return self._items[leaf.path[0]] if leaf.exploded else self._rows.data[leaf.path[0]]
 
     def cells(self, leaf: Leaf) -> Cells:
-        """Return the values of a leaf in that column."""
+        """Return the values of a leaf, with their locations for error messages."""
 
         def place(index: int) -> str:
             row = int(self.parents[index]) if leaf.exploded else index
@@ -250,14 +262,18 @@ class Exploded:
         return Cells(values.cast(leaf.type) if holds_nothing(values.type) else values, place)
 
     def spread(self, values: pa.Array, leaf: Leaf) -> pa.Array:
-        """Repeat the values of a leaf's column so that each row has one."""
+        """Repeat the values of an unexploded column for each exploded row."""
         return values if leaf.exploded or not self._items else values.take(pa.array(self.parents))
 
 
 def _finite(
     cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
 ) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-    """Replace NaN and infinity in numbers ``[B, width]``. Return also rows to drop and a count."""
+    """Replace NaN and infinity in ``numbers`` ``[B, width]``.
+
+    Returns:
+        The replaced numbers, the rows to drop (bool ``[B]``), and the count of NaN and infinity.
+    """
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
         infinite = ~gaps & ~np.isfinite(numbers.astype(np.float32))
@@ -269,8 +285,8 @@ def _finite(
         if how == "error" and in_row.any():
             raise cells.wrong(
                 int(in_row.argmax()),
-                "features are finite numbers of 32 bits; set missing: of this column to a value "
-                "(for null and NaN), or on_nan: of the dataset to drop or zero",
+                "Numeric features must be finite float32 values. Set on_nan: drop or zero for the "
+                "dataset, or option missing of the column to replace null and NaN.",
             )
         if how == "drop":
             dropped |= in_row

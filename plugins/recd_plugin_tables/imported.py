@@ -82,24 +82,30 @@ class ImportOptions(PluginOptions):
             by == "session" and not (grouped or self.explode)
         ):
             raise ValueError(
-                f"split by: {by} needs a column that is {by}, and columns has none; mark one, or "
-                "choose by: row"
+                f"split: {{by: {by}}} needs a column with role {by}, but option columns has none. "
+                "Set the role for a column, or set by: row"
             )
         for name, history in self.histories.items():
             where = f"histories.{name}"
             items = self.columns.get(history.of)
             if items is None or items.feature != "id":
                 raise ValueError(
-                    f"{where}.of: {history.of!r} is not a column used as id; name one that is"
+                    f"{where}.of: {history.of!r} is not a column with role id. "
+                    "Use a column with role id"
                 )
             if not self.implicit:
-                raise ValueError(f"{where} works only for logs without a label; set implicit: true")
+                raise ValueError(
+                    f"{where}: histories need a log without a label. Set implicit: true"
+                )
             if not grouped:
-                raise ValueError(f"{where} needs a session or request column; mark one")
+                raise ValueError(
+                    f"{where}: histories need a session or request column. Set one of "
+                    "these roles for a column"
+                )
             if by == "row":
                 raise ValueError(
-                    f"{where}: split by: row puts test rows into training histories; choose by: "
-                    "time or session"
+                    f"{where}: with split: {{by: row}}, training histories would contain test "
+                    "rows. Set by: time or by: session"
                 )
         return self
 
@@ -111,14 +117,15 @@ class ImportNote:
     Attributes:
         rows: rows of the table.
         train, test: rows of the splits.
-        positives, train_positives: rows with label 1, of both splits and of training.
-        scoring: whether the table is to be scored, so that every row stays.
-        without_candidates: rows of the table without candidates, which left no row.
-        dropped: rows left out for a value, by column.
-        filled: missing or infinite values that were replaced, by column.
-        widths: list lengths by feature.
-        files: files of the table in order, and their rows.
-        times: first and last time by split, in microseconds since 1970, if there is a time column.
+        positives, train_positives: rows with label 1, in both splits and in training.
+        scoring: whether the import is for scoring, so that it keeps every row.
+        without_candidates: rows of the table whose exploded lists are empty.
+        dropped: number of rows dropped for a missing value, keyed by column.
+        filled: number of missing or infinite values that were replaced, keyed by column.
+        widths: list length of each ``numbers`` feature.
+        files: files of the table in order, and the number of rows of each.
+        times: first and last time of each split in microseconds since 1970; empty without a time
+            column.
     """
 
     rows: int
@@ -145,27 +152,30 @@ class ImportNote:
         return cls(**found) if found is not None else None
 
     def time_leak(self, test_times: tuple[int, int] | None) -> list[str]:
-        """Return a warning, as a list of lines, if training rows are later than test rows."""
+        """Return the lines of a warning if training rows are later than test rows, otherwise []."""
         train_times = self.times.get("train")
         if train_times is None or test_times is None or train_times[1] <= test_times[0]:
             return []
         return [
-            "  training rows are later than test rows, so the figures may be too good; split: {by: "
-            "time} tests on the last rows"
+            "  Some training rows are later than test rows, so test metrics may be too good. Set "
+            "split: {by: time} to test on the latest rows."
         ]
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines to print about a new import."""
+        """Return the lines that summarize a new import for the user."""
         kept = f"{self.train:,} {'to score' if self.scoring else 'for training'}"
-        test = f" and {self.test:,} for the test" if self.test else ""
-        became = ":" if self.train + self.test == self.rows else ", which became"
-        what = "scored that training leaves out" if self.scoring else "left out"
+        test = f" and {self.test:,} for testing" if self.test else ""
+        became = ":" if self.train + self.test == self.rows else " became"
+        what = "have a missing value" if self.scoring else "were dropped for a missing value"
         lines = [f"{name}: {self.rows:,} rows{became} {kept}{test}"]
-        lines += [f"  {count:,} rows {what}: column {c}" for c, count in self.dropped.items()]
+        lines += [f"  {count:,} rows {what} in column {c!r}" for c, count in self.dropped.items()]
         if self.without_candidates:
-            lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
+            lines.append(
+                f"  {self.without_candidates:,} rows were dropped because their exploded lists are "
+                "empty"
+            )
         lines += [
-            f"  {count:,} values of column {c} were missing or not finite"
+            f"  {count:,} missing or infinite values of column {c!r} were replaced"
             for c, count in self.filled.items()
         ]
         return lines + self.time_leak(self.times.get("test"))
@@ -192,7 +202,7 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported table: ``folder`` contains its splits; ``new`` is True if this call built it."""
+    """An imported table. ``folder`` contains its splits; ``new`` is True if this call built it."""
 
     folder: Path
     note: ImportNote
@@ -204,12 +214,12 @@ class ImportPlace:
     """Location of the import of a table, whether or not it exists yet.
 
     Args:
-        path: of the table.
-        options: what it is made by.
+        path: path or URL of the table.
+        options: options of the import.
         label: name of the label column.
-        widths: known list lengths by feature.
-        scoring: whether to keep every row as stored, without looking at labels.
-        trained: types of the leaves of the table that is trained on, if this is another one.
+        widths: known list lengths of ``numbers`` features.
+        scoring: whether to keep every row in stored order and ignore labels.
+        trained: type of each leaf in the training table, if this is another table.
     """
 
     path: Path | str
@@ -221,7 +231,7 @@ class ImportPlace:
 
     @cached_property
     def source(self) -> Source:
-        """The table."""
+        """The opened table."""
         return open_source(
             self.path, self.options.source, of_another=self.scoring, texts=self._texts
         )
@@ -232,7 +242,7 @@ class ImportPlace:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Return what determines the import's content, as JSON values."""
+        """Return JSON values that change whenever the import's content would change."""
         location = self.source.location
         options = set(ImportOptions.model_fields) - {"cache"}
         return {

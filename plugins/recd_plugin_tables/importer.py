@@ -36,11 +36,11 @@ _CANDIDATE_ROWS = 2_048
 
 
 def make_import(place: ImportPlace) -> Imported:
-    """Return the import of a table. Build it if missing, with a progress bar on stderr."""
+    """Return the import of a table; build it first if missing, with a progress bar on stderr."""
     if (found := place.find()) is not None:
         return found
     location = place.source.location
-    waits = f"{location}: another process imports it, which this one waits for"
+    waits = f"{location}: waiting for another process that imports this table"
     with progress_bars.progress_bars() as add_bar:
         bar = add_bar(f"importing {location}", place.source.num_rows)
         note = _Importer(place).make(bar, lambda: print(waits, file=sys.stderr))
@@ -140,7 +140,7 @@ class _Importer:
     def _write_splits(
         self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
     ) -> tuple[Counter[str], dict[str, tuple[int, int]]]:
-        """Write both splits. Return counts of rows, and the first and last time by split."""
+        """Write the training and test split. Return row counts and the time range of each split."""
         times: dict[str, tuple[int, int]] = {}
         counts: Counter[str] = Counter()
         names = ["train"] if self._options.split is None else ["train", "test"]
@@ -175,26 +175,29 @@ class _Importer:
         return counts, times
 
     def _check(self, note: ImportNote) -> None:
-        """Reject an import without trainable data."""
+        """Reject an import with an empty split or only one label value."""
         where = self._source.location
         if not note.rows:
-            raise DataError(f"{where}: the table has no rows")
+            raise DataError(f"{where}: the table has no rows. Use a table with at least one row.")
         if not note.train or (self._options.split is not None and not note.test):
             empty = "training" if not note.train else "test"
             raise DataError(
-                f"{where}: of {note.rows:,} rows none is in the {empty} split, and "
-                f"{sum(note.dropped.values()):,} were left out for missing values; choose another "
-                "split:"
+                f"{where}: the {empty} split is empty; the table has {note.rows:,} rows, of which "
+                f"{sum(note.dropped.values()):,} were dropped for missing values. Change option "
+                "split of the dataset."
             )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)
         if label is not None and given and note.positives in (0, note.train + note.test):
-            every = "no row is" if not note.positives else "every row is"
-            raise DataError(f"{where}: {every} positive by column {label.leaf.name}")
+            value = 1 if note.positives else 0
+            raise DataError(
+                f"{where}: every row gets label {value} from column {label.leaf.name!r}. Change "
+                "positive_from or positive of the column."
+            )
 
 
 def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
-    """Return the list length of each numbers feature: ``width``, or its first list's length."""
+    """Return the list length of each ``numbers`` feature: option ``width``, or the first list's."""
     widths = dict(known)
     waiting = {}
     for use in plan.features:
@@ -220,6 +223,6 @@ def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dic
         if not waiting:
             return widths
     raise DataError(
-        f"{source.location}: column {next(iter(waiting.values())).leaf.name} has no list in any "
-        "row; mark it unused"
+        f"{source.location}: column {next(iter(waiting.values())).leaf.name!r} has only empty or "
+        "null lists. Set the role of the column to unused."
     )

@@ -79,7 +79,7 @@ class ColumnOptions(PluginOptions):
     )
     texts: bool = Field(
         default=False,
-        description="Store the text of each id beside the import, for embedding exports.",
+        description="Store the text of each id in the import, so that embedding exports show it.",
     )
     width: int | None = Field(
         default=None,
@@ -87,7 +87,7 @@ class ColumnOptions(PluginOptions):
         description="Length of a list of numbers; null means the length of the first list.",
     )
     positive_from: float | None = Field(
-        default=None, description="Labels of at least this become 1, lower ones 0."
+        default=None, description="Smallest label value that becomes 1; lower values become 0."
     )
     positive: tuple[str | float | bool, ...] | None = Field(
         default=None, min_length=1, description="Label values that become 1; all others become 0."
@@ -118,18 +118,27 @@ class ColumnOptions(PluginOptions):
         roles = set(self.roles)
         alone = [role for role in self.roles if role in ("label", "unused")]
         if alone and len(roles) > 1:
-            yield f"a column that is {alone[0]} is nothing else"
+            yield f"role {alone[0]!r} excludes other roles. Remove the other roles"
         features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
-            yield f"as: {' and '.join(features)} are two features; choose one"
+            yield f"a column cannot be {' and '.join(features)} at once. Keep one of these roles"
         for option, needed in _ONLY_FOR.items():
             if getattr(self, option) is not None and not roles & set(needed):
-                yield f"{option} is for columns that are {' or '.join(needed)}"
+                yield (
+                    f"option {option} needs a column with role {' or '.join(needed)}. Remove the "
+                    "option or change the role"
+                )
         numeric = {"number", "numbers", "label", "time"} & roles
         if numeric and isinstance(self.missing, str) and self.missing not in ("error", "drop"):
-            yield f"missing: {self.missing} is no value of {' and '.join(numeric)}"
+            yield (
+                f"missing: {self.missing!r} is not valid for role {' and '.join(sorted(numeric))}. "
+                "Use error, drop or a number"
+            )
         elif "time" in roles and isinstance(self.missing, int | float):
-            yield f"missing: {self.missing} would be the time of such rows; say drop or error"
+            yield (
+                f"missing: {self.missing!r} is a number, which cannot replace a missing time. Use "
+                "drop or error"
+            )
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
@@ -176,7 +185,10 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column without fields, or a struct field. If ``exploded``, each list element is a row."""
+    """A column or, for a struct column, one of its fields.
+
+    If ``exploded``, each list element of the column becomes a row.
+    """
 
     name: str
     type: pa.DataType
@@ -185,7 +197,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
-    """Return the leaves of all columns in order. Exploded columns give the leaves of an element."""
+    """Return the leaves of all columns in order, using the element type of exploded columns."""
     found = []
     for field in schema:
         kind, exploded = plain(field.type), field.name in explode
@@ -225,7 +237,7 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
 
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
-    """Return int32 offsets from 0, the elements and a null mask of lists of any list type."""
+    """Split lists of any list type into int32 offsets (from 0), elements and a null mask."""
     values = normal(values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -266,7 +278,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
-    """Return the roles allowed for a leaf of this type. A time as an id also needs ``by``."""
+    """Return the roles allowed for a leaf of this type. A timestamp as an id also needs ``by``."""
     kind = plain(kind)
     if is_list(kind):
         of = plain(kind.value_type)
@@ -296,16 +308,25 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
     if role == "unused":
         return None
     if holds_nothing(kind):
-        return "it holds nothing but nulls, or the table has no rows; mark it unused"
+        return "the column has only nulls, or the table has no rows. Set the role to unused."
     possible = possible_roles(kind)
     if role not in possible:
-        return f"it cannot be {role}; it can be {', '.join(possible)}"
+        return (
+            f"this type does not support role {role!r}. Use one of these roles: "
+            f"{', '.join(possible)}."
+        )
     if role == "ids" and is_text(kind) and options.separator is None:
-        return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
+        return (
+            "role 'ids' on text needs a separator. Set a separator, such as separator: '|', or use "
+            "role 'id' if each text is a single id."
+        )
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
-        return "a time is no id; set by: hour, weekday or day, or make it number"
+        return (
+            "a timestamp cannot be an id as it is. Set by: hour, weekday or day, or use role "
+            "'number'."
+        )
     if role == "label" and is_text(kind) and options.positive is None:
-        return "a label that is text needs positive: [the values that are 1]"
+        return "a text label must be mapped to 0 and 1. Set positive: [VALUES] (these become 1)."
     return None
 
 
@@ -315,7 +336,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether values are bytes, as of UUIDs."""
+    """Return whether values are bytes, such as UUIDs."""
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
@@ -359,7 +380,7 @@ def sort_of(kind: pa.DataType) -> str:
 
 
 def type_of_sort(sort: str) -> pa.DataType:
-    """Return an Arrow type of this category."""
+    """Return an Arrow type for a category that ``sort_of`` returns."""
     kind = _TYPES[sort.removeprefix(_LISTS)]
     return pa.list_(kind) if sort.startswith(_LISTS) else kind
 

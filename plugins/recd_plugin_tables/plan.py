@@ -35,7 +35,7 @@ Problem = tuple[tuple[str, ...], str]
 
 
 class PlanError(DataError):
-    """Options that do not match a table's columns; ``problems`` lists all mismatches."""
+    """Error for options that do not match a table's columns; ``problems`` lists all mismatches."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(f"{where}: {problem}" for _, problem in problems))
@@ -47,7 +47,7 @@ class PlanError(DataError):
 
 @dataclass(frozen=True)
 class Use:
-    """A leaf with its options, its feature name, and its prediction column name if it is a key."""
+    """A leaf, its options, its feature name, and its name in predictions if it is a key."""
 
     leaf: Leaf
     options: ColumnOptions
@@ -92,13 +92,13 @@ def plan_columns(
     Args:
         where: name of the table for errors.
         schema: schema of the table.
-        columns: options by leaf name.
-        others: rule for leaves that ``columns`` does not name.
-        explode: list columns whose elements are rows.
-        implicit: whether every row is a positive, without a label.
-        labelled: False for a table to score, which needs only the features.
-        needed: roles whose columns a table to score needs, too.
-        trained: types by leaf name for leaves of only nulls.
+        columns: options of each leaf, keyed by leaf name.
+        others: what to do with leaves that are missing in ``columns``.
+        explode: list columns whose elements become rows.
+        implicit: whether every row is a positive, so that no label column exists.
+        labelled: False for a table to score, which needs no label.
+        needed: further roles whose columns a table to score must have.
+        trained: types in the training table, used for leaves that have only nulls here.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
     found = {
@@ -117,21 +117,23 @@ def plan_columns(
             for role in options.roles:
                 why = why_not(role, leaf.type, options) if labelled or role != "label" else None
                 if why:
-                    problems.append((option, f"column {name} is {leaf.type}: {why}"))
+                    problems.append((option, f"column {name!r} has type {leaf.type}: {why}"))
         elif name in groups:
             if roles != {"unused"}:
                 fields = ", ".join(each for each in found if each.startswith(f"{name}."))
-                problems.append((option, f"column {name} is a struct: name its fields: {fields}"))
+                problem = f"column {name!r} is a struct. Use its fields as columns: {fields}."
+                problems.append((option, problem))
         elif labelled or options.feature is not None or roles & set(needed):
-            meant = text_utils.did_you_mean(name, found) or f"; there are: {', '.join(found)}"
-            problems.append((option, f"no column {name}{meant}"))
+            meant = text_utils.did_you_mean(name, found)
+            meant = meant or f". Use one of its columns: {', '.join(found)}."
+            problems.append((option, f"the table has no column {name!r}{meant}"))
     left = [name for name in found if not _is_named(name, columns)]
     if left and others == "error":
         problems.append(
             (
                 ("columns",),
-                f"no word on what to do with {', '.join(left)}: name each under columns, as "
-                f"`{left[0]}: unused`, or set others: unused",
+                f"columns has no entry for {', '.join(left)}. Add an entry for each, such as "
+                f"`{left[0]}: unused`, or set others: unused.",
             )
         )
     label = _the(uses, "label")
@@ -139,16 +141,16 @@ def plan_columns(
         problems.append(
             (
                 ("columns",),
-                "no column is the label; mark one `label`, or set implicit: true where every row "
-                "is a positive",
+                "no column has the role label. Set the role label for a column, or set implicit: "
+                "true if every row is a positive.",
             )
         )
     if label is not None and implicit:
         problems.append(
             (
                 ("implicit",),
-                f"implicit: true takes every row for a positive, and {label.leaf.name} is the "
-                "label; choose one",
+                f"implicit: true makes every row a positive, but column {label.leaf.name!r} is the "
+                "label. Remove implicit, or set the role of the column to unused.",
             )
         )
     problems += [(("columns",), each) for each in _clashes(uses)]
@@ -186,15 +188,18 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
     for role in ("label", "session", "time", "request"):
         twice = [use.leaf.name for use in uses if role in use.options.roles]
         if len(twice) > 1:
-            yield f"{' and '.join(twice)} are both the {role}; keep one"
-    seen = dict.fromkeys(OF_IMPORT, "of the import")
+            yield (
+                f"columns {' and '.join(twice)} both have the role {role}. Keep the role for only "
+                "one of the columns."
+            )
+    seen = dict.fromkeys(OF_IMPORT, "(internal)")
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:
             if seen.setdefault(name, use.leaf.name) != use.leaf.name:
                 yield (
-                    f"columns {seen[name]} and {use.leaf.name} would both be called {name}; set "
-                    "name: of one"
+                    f"columns {seen[name]} and {use.leaf.name} would both be imported as {name!r}. "
+                    "Set option name for one of the columns."
                 )
 
 
@@ -203,6 +208,9 @@ def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]
     for name in explode:
         if name not in schema.names:
             meant = text_utils.did_you_mean(name, schema.names)
-            yield f"no column {name}, which explode names{meant}"
+            yield f"option explode contains {name!r}, but the table has no such column{meant}"
         elif not is_list(plain(schema.field(name).type)):
-            yield f"column {name} is {schema.field(name).type}, no list that could be exploded"
+            yield (
+                f"column {name!r} in explode is {schema.field(name).type}, not a list. Remove the "
+                "column from explode."
+            )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FittedPreprocessing(Preprocessing):
-    """A transform with tensors that are fitted to the training split."""
+    """Base class of transforms that compute tensors from the training split."""
 
     fit_rows = None
     _state: Mapping[str, Tensor] | None = None
@@ -25,7 +25,9 @@ class FittedPreprocessing(Preprocessing):
     def state(self) -> Mapping[str, Tensor]:
         """Return the fitted tensors, keyed by name."""
         if self._state is None:
-            raise PluginError(f"{self.name}: transform before fit")
+            raise PluginError(
+                f"{self.name}: transform() was called before fit(). Call fit() first."
+            )
         return self._state
 
     def fitted_state(self) -> Mapping[str, Tensor]:
@@ -48,13 +50,13 @@ _WAITING = 1 << 22
 
 
 class Vocabulary(FittedPreprocessing):
-    """Numbers the training ids from 1 by descending frequency. Unknown ids share rows."""
+    """Maps training ids to rows 1, 2, ... by descending frequency; unknown ids share rows."""
 
     name = "tables.vocabulary"
     scope = "id"
 
     class Options(PluginOptions):
-        """Size of the vocabulary and handling of unknown ids."""
+        """Options: the size of the vocabulary and the handling of unknown ids."""
 
         rows: int = Field(ge=2, le=2**40, description="Number of rows of the table.")
         min_count: int = Field(
@@ -83,9 +85,14 @@ class Vocabulary(FittedPreprocessing):
         @model_validator(mode="after")
         def _fit_together(self) -> Self:
             if self.hash_rows is not None and self.others != "hash":
-                raise ValueError("hash_rows is for others: hash")
+                raise ValueError(
+                    "hash_rows needs others: hash. Remove hash_rows or set others: hash"
+                )
             if self.num_others >= self.rows:
-                raise ValueError(f"{self.num_others} hash_rows leave none of {self.rows} rows")
+                raise ValueError(
+                    f"rows is {self.rows}, but {self.num_others} are for unknown ids, which "
+                    "leaves none for known ids. Increase rows"
+                )
             return self
 
         @property

@@ -209,7 +209,9 @@ class SplitOptions(PluginOptions):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.test_from is not None and (self.by != "time" or "test" in self.model_fields_set):
-            raise ValueError("test_from is for by: time, in place of test")
+            raise ValueError(
+                "test_from works only with by: time and without test. Remove test_from or test"
+            )
         return self
 
 

@@ -46,7 +46,10 @@ _OF_SCORES = frozenset({"row", "candidate", "score"})
 
 
 class Table(Dataset):
-    """Any table, described by the role of each column. It is imported into Parquet once."""
+    """Dataset for a table in any supported format, imported once into Parquet.
+
+    Option ``columns`` describes the role of each column.
+    """
 
     name = "tables.table"
     free_options = frozenset({"path", "test_path", "source", "cache", "prefetch"})
@@ -72,7 +75,9 @@ class Table(Dataset):
         @model_validator(mode="after")
         def _one_test_split(self) -> Self:
             if self.split is not None and self.test_path is not None:
-                raise ValueError("split and test_path both make a test split; choose one")
+                raise ValueError(
+                    "split and test_path both define the test split. Remove one of the options"
+                )
             return self
 
     options: Options
@@ -135,7 +140,7 @@ class Table(Dataset):
 
     def left_out(self) -> dict[str, str]:
         columns = self.options.columns.items()
-        return {name: "is said to be unused" for name, use in columns if use.roles == ("unused",)}
+        return {name: "has the role unused" for name, use in columns if use.roles == ("unused",)}
 
     def splits(self) -> tuple[Split, ...]:
         has_test = self.options.split is not None or self.options.test_path is not None
@@ -167,7 +172,7 @@ class Table(Dataset):
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> dict[str, str]:
-        """Return columns to add to predictions; with ``explode``, also row and candidate."""
+        """Return the columns of predictions; ``explode`` also adds row and candidate numbers."""
         own = {key_name(column, use): column for column, use in self.options.columns.items()}
         if self._trained is not None:  # a table to score may lack some of them
             there = self._table_of("train").schema.names
@@ -190,7 +195,7 @@ class Table(Dataset):
         return self.options.source.storage
 
     def to_score(self, location: str) -> Table:
-        """Return the dataset for scoring another table, with every row in stored order."""
+        """Return a dataset that reads every row of another table in stored order, for scoring."""
         changed = {"path": location, "test_path": None, "split": None, "order": "stored"}
         given = self.options.model_dump(by_alias=True) | changed
         scored = type(self)(type(self.options).model_validate(given))
@@ -205,7 +210,7 @@ class Table(Dataset):
         }
 
     def texts(self, feature: str) -> dict[int, str]:
-        """Return the text of each id; empty unless its column has ``texts: true``."""
+        """Return the text of each id of a feature; empty unless its column has ``texts: true``."""
         if not any(name == feature and use.texts for name, use in self._features()):
             return {}
         path = self._train.folder / "texts" / f"{feature}.parquet"
@@ -268,7 +273,7 @@ class Table(Dataset):
         return place
 
     def _types_known(self) -> dict[str, pa.DataType] | None:
-        """Return leaf types from the table, or from a checkpoint."""
+        """Return the type of each leaf, from the table or, if it is missing, from a checkpoint."""
         if found := self._leaves():
             return {leaf.name: leaf.type for leaf in found if not leaf.exploded}
         if not self.trained_kinds:
@@ -290,7 +295,7 @@ class Table(Dataset):
             return []
 
     def kinds(self) -> dict[str, str]:
-        """Return the value category of each feature; empty if the table is missing."""
+        """Return the category (see ``sort_of``) of each feature; empty if the table is missing."""
         compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
         return {leaf.name: sort_of(leaf.type) for leaf in compared}
 
@@ -300,15 +305,15 @@ class Table(Dataset):
         return use is not None and use.feature is not None and use.by is None
 
     def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
-        """Reject values of another category than in training, because no id would match."""
+        """Reject columns whose category differs from training, because no id would match."""
         for leaf in leaves(mine.schema, self.options.explode):
             there = known.get(leaf.name, "")
             here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))
             compared = self._is_compared(leaf.name) and not holds_nothing(leaf.type)
             if there and compared and here != wanted:
                 problem = (
-                    f"column {leaf.name} is {here} here, and {there} in {trained}, which is "
-                    f"trained on; write its values as {wanted}"
+                    f"column {leaf.name!r} contains {here}, but {there} in the training table "
+                    f"{trained}. Store the column as {wanted}."
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
@@ -323,7 +328,7 @@ class Table(Dataset):
 
     def _table_of(self, split: Split) -> parquet.ParquetTable:
         if split not in self.splits():
-            raise DataError("there is no test split: set option split of tables.table")
+            raise DataError("tables.table has no test split. Set option split or test_path.")
         return self._tables[split]
 
     def _imported(self, split: Split) -> Imported:

@@ -60,7 +60,7 @@ _LATEST_SECOND = 10**11
 
 @dataclass(frozen=True)
 class Cells:
-    """Values of a column; ``place`` returns the file, row and column of the value at an index."""
+    """Values of a column. ``place`` describes the file, row and column of the value at an index."""
 
     values: pa.Array
     place: Callable[[int], str]
@@ -69,24 +69,24 @@ class Cells:
         return len(self.values)
 
     def wrong(self, index: int, why: str) -> DataError:
-        """Return an error with a value, its location and what to do."""
+        """Return an error with the value at ``index``, its location, and the sentences ``why``."""
         text = repr(python_value(self.values[index]))
         shown = text if len(text) <= 60 else f"{text[:60]}..."
-        return DataError(f"{self.place(index)}: the value is {shown}; {why}")
+        return DataError(f"{self.place(index)}: the value is {shown}. {why}")
 
     def items(self, values: pa.Array, offsets: NDArray[Any]) -> Cells:
-        """Return the elements of lists. Each element has the location of its list."""
+        """Return cells for list elements; each element reports the location of its list."""
         return Cells(values, lambda at: self.place(int(np.searchsorted(offsets, at, "right")) - 1))
 
     def decoded(self) -> Cells:
-        """Return the cells without dictionary encoding."""
+        """Return the same values without Arrow dictionary encoding."""
         if not pt.is_dictionary(self.values.type):
             return self
         return Cells(self.values.dictionary_decode(), self.place)
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """Convert a value to Python, or to its storage value if Python has no such type."""
+    """Convert an Arrow scalar to Python, or to its storage value if Python has no such type."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError, LookupError):
@@ -94,24 +94,24 @@ def python_value(scalar: pa.Scalar) -> Any:
 
 
 def as_numpy(values: pa.Array, fill: Any) -> NDArray[Any]:
-    """Return values as an array, with ``fill`` for nulls."""
+    """Convert values to a NumPy array, replacing nulls by ``fill``."""
     filled = values.fill_null(fill) if values.null_count else values
     return filled.to_numpy(zero_copy_only=False)
 
 
 def nulls(values: pa.Array) -> NDArray[np.bool_]:
-    """Return which values are null."""
+    """Return a mask of the null values, bool ``[B]``."""
     return values.is_null().to_numpy(zero_copy_only=False)
 
 
 def text_id(text: str | bytes) -> int:
-    """Return the id of a text."""
+    """Hash a text to its id (see the module docstring)."""
     data = text.encode() if isinstance(text, str) else text
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def text_ids(values: pa.Array) -> pa.Int64Array:
-    """Return the ids of texts or bytes, null for nulls."""
+    """Hash texts or bytes to ids; nulls stay null."""
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     words = values.dictionary.to_pylist()
@@ -129,12 +129,12 @@ def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
 
 
 def largest_whole(kind: pa.DataType) -> int:
-    """Return the largest integer up to which a float type represents all integers."""
+    """Return the largest n such that a float type represents every integer from 0 to n."""
     return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
 
 
 def number_type(kind: pa.DataType) -> pa.DataType:
-    """Return float32 if it represents every value of a type or of its lists; otherwise float64."""
+    """Return float32 if it represents every value of an Arrow type exactly, otherwise float64."""
     kind = plain(kind)
     if is_list(kind):
         return number_type(kind.value_type)
@@ -143,9 +143,9 @@ def number_type(kind: pa.DataType) -> pa.DataType:
 
 
 def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """Return a number per value, NaN for nulls.
+    """Convert each value to float64; nulls become NaN.
 
-    Times are days since 1970 unless ``by`` is set; durations are seconds.
+    Times become days since 1970 unless option ``by`` is set. Durations become seconds.
     """
     cells = cells.decoded()
     values, kind = cells.values, cells.values.type
@@ -170,7 +170,7 @@ def seconds(values: pa.Array) -> NDArray[np.float64]:
 
 
 def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.float64]:
-    """Return lists of ``width`` numbers as ``[B, width]``, NaN for nulls and empty lists."""
+    """Convert lists of ``width`` numbers to float64 ``[B, width]``; null or empty lists are NaN."""
     offsets, elements, empty = list_parts(cells.values)
     lost = empty.to_numpy(zero_copy_only=False) | (np.diff(offsets) == 0)
     wrong = ~lost & (np.diff(offsets) != width)
@@ -178,29 +178,31 @@ def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.
         row = int(wrong.argmax())
         found = int(offsets[row + 1] - offsets[row])
         raise cells.wrong(
-            row, f"it has {found} numbers and the first list has {width}; lists of numbers are all "
-            "of one length"
-        )  # fmt: skip
+            row,
+            f"This list has {found} numbers, but the first list of the column has {width}. Make "
+            "all lists of the column equally long.",
+        )
     rows = np.full((len(cells), width), np.nan)
     rows[~lost] = numbers_of(cells.items(elements, offsets), options).reshape(-1, width)
     return rows
 
 
 _LARGE = (
-    "a float as large stands for several whole numbers; store ids as integers, and of text set "
-    "source: {types: {column: uint64}}"
+    "Floats of this size cannot represent every integer, so ids would collide. Store the ids as "
+    "integers; for a text file set source: {types: {COLUMN: uint64}}."
 )
 # A text in one pair of brackets.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
-_WHOLE = "ids are whole numbers of 64 bits or text; write it as text, or use it as number"
-_NULL = "give it a value, or set missing: to empty, drop or an id"
+_WHOLE = "Ids must be 64-bit integers or text. Store the column as text, or set as: number."
+_NULL = "The id is missing. Fill in a value, or set option missing to empty, drop or an id."
 
 
 def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
-    """Return an id per value, null for nulls.
+    """Convert each value to an int64 id; nulls stay null.
 
     Integers are their own ids. uint64 values from 2^63 become the negative int64 with the same
-    bits. Text and bytes are hashed. Dates become days since 1970. ``by`` selects a part of times.
+    bits. Text and bytes are hashed. Dates become days since 1970. Option ``by`` selects the part of
+    a time, such as the hour.
     """
     kind = cells.values.type
     inner = kind.value_type if pt.is_dictionary(kind) else kind
@@ -235,7 +237,7 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
 
 
 def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.ndarray, int]:
-    """Return a list of ids for each row, without nulls.
+    """Convert each row to a list of ids, handling nulls as option ``missing`` says.
 
     Returns:
         The lists; the rows to drop according to ``missing``, bool ``[B]``; the number of null lists
@@ -277,7 +279,7 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
 
 
 def missing_id(missing: object) -> int:
-    """Return the id that option ``missing`` assigns to nulls, or 0 if it is a rule."""
+    """Return the id for nulls: option ``missing``, or 0 if it is error, empty or drop."""
     if isinstance(missing, str) and missing not in RULES:
         return text_id(missing)
     return int(missing) if isinstance(missing, int | float) else 0
@@ -290,12 +292,16 @@ def _as_integers(items: Cells) -> Cells:
             re.fullmatch(r"-?\d{1,19}", text, re.ASCII) and -(2**63) <= int(text) < 2**63
         ):
             at = pc.index(texts, text).as_py()
-            raise items.wrong(at, "integers: true is for whole numbers of 64 bits; leave it out")
+            raise items.wrong(
+                at,
+                "The column has integers: true, but this text is not a 64-bit integer. Remove "
+                "integers: true, so that texts are hashed.",
+            )
     return Cells(texts.cast(pa.int64()), items.place)
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split texts at a separator, without spaces, empty parts and brackets around the list."""
+    """Split each text at a separator. Drops spaces, empty parts and brackets around the text."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if separator.strip() in ("", ","):
@@ -308,7 +314,7 @@ def split_text(values: pa.Array, separator: str) -> pa.ListArray:
 
 
 def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """Return 0 or 1 per value, NaN for nulls."""
+    """Convert each label to 0 or 1, float64 ``[B]``; nulls become NaN."""
     cells = cells.decoded()
     values = cells.values
     if is_text(values.type):
@@ -326,8 +332,8 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     if wrong.any():
         raise cells.wrong(
             int(wrong.argmax()),
-            "a label is 0 or 1; say which values are 1 by positive_from: (this value and those "
-            "above) or positive: [values]",
+            "A label must be 0 or 1. Set positive_from: VALUE (labels of at least VALUE become 1) "
+            "or positive: [VALUES] (these labels become 1).",
         )
     return numbers
 
@@ -339,14 +345,14 @@ def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
 
 
 class Texts:
-    """Writes the text of each id of selected features to ``FEATURE.parquet`` in ``folder``."""
+    """Writes the distinct texts of each feature, and their ids, to ``folder/FEATURE.parquet``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, dict[int, str]] = {}
 
     def add(self, feature: str, cells: Cells, options: ColumnOptions) -> None:
-        """Add the texts of some rows."""
+        """Collect the distinct texts of a batch of rows."""
         values = cells.values
         if options.separator is not None:
             values = split_text(values, options.separator)
@@ -358,7 +364,7 @@ class Texts:
         known.update(zip(ids, texts.to_pylist(), strict=True))
 
     def close(self) -> None:
-        """Write the files."""
+        """Write one file per feature."""
         for feature, known in self._known.items():
             self._folder.mkdir(parents=True, exist_ok=True)
             ids, texts = pa.array(known.keys(), pa.int64()), pa.array(known.values(), pa.string())
@@ -371,7 +377,7 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
 
     Args:
         cells: times, dates, texts such as 2024-05-01 10:00:00, or numbers.
-        unit: of numbers; None for seconds since 1970.
+        unit: unit of numeric times; None means seconds since 1970.
     """
     cells = cells.decoded()
     values = cells.values
@@ -392,7 +398,10 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         times = _of_digits(values, unit)
         wrong = nulls(times) & ~empty
         if wrong.any():
-            raise cells.wrong(int(wrong.argmax()), f"not a date of the form {unit}")
+            raise cells.wrong(
+                int(wrong.argmax()),
+                f"The value is not a date in the form {unit}. Correct the value or option unit.",
+            )
         return times
     per_second = _PER_SECOND[unit or "s"]
     if numbers is not None:
@@ -421,8 +430,8 @@ def _parsed(cells: Cells) -> pa.Int64Array:
         except pa.ArrowInvalid as error:
             raise cells.wrong(
                 index,
-                "write times as 2024-05-01 10:00:00, all with an offset or all without, or as "
-                "numbers",
+                "The text is not a time, or only some times have a UTC offset. Write every time "
+                "in the form 2024-05-01 10:00:00.",
             ) from error
     raise AssertionError
 
@@ -432,12 +441,12 @@ def _check(cells: Cells, found: NDArray[np.float64], unit: Unit | None) -> None:
     if wrong.any():
         raise cells.wrong(
             int(wrong.argmax()),
-            f"this is no time since 1970 in {unit or 's'}; set its unit: ms, us or ns",
+            f"The time is too large for unit {unit or 's'}. Set option unit to ms, us or ns.",
         )
 
 
 def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
-    """Parse numbers such as 20240501 as microseconds since 1970; null if not a date."""
+    """Parse numbers such as 20240501 to microseconds since 1970, or null."""
     if pt.is_floating(values.type):
         values = pa.array(np.nan_to_num(as_numpy(values.cast(pa.float64()), -1), nan=-1))
     texts = values.cast(pa.int64(), safe=False).cast(pa.string())

@@ -52,7 +52,9 @@ class TableLoad:
 
     def __post_init__(self) -> None:
         if not self.access.total > 0:
-            raise DataError(f"table {self.name}: its access profile has no reads")
+            raise DataError(
+                f"table {self.name!r}: the access profile has no reads. Profile the current data."
+            )
 
     @property
     def name(self) -> str:

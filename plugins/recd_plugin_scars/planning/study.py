@@ -99,13 +99,16 @@ def study_caches(
     """
     prepared_data.wrapped_dataset(registry).prepare()
     if not registry.has_model:
-        raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")
+        raise RecdError(
+            f"{registry.path}: the registry has no model: section, which defines the tables. Add a "
+            "model: section."
+        )
     with torch.device("meta"):
         tables = model_tables.tables_of(build_model(registry, registry.dataset.schema()))
     claimed = registry.claim("cache", [table.name for table in tables])
     tables = [table for table in tables if not claimed or table.name in claimed]
     if profile is None:
-        say(f"counting the reads of {len(tables)} tables")
+        say(f"counting row reads of {len(tables)} tables")
         reads = RegistryData(registry).access(tables, _PROFILE_ROWS)
     else:
         reads = AccessProfile.load(profile)
@@ -121,7 +124,7 @@ def study_caches(
     else:
         assert memory is not None, "the command checks it"
         if sample_bytes is None:
-            say("estimating the memory of a sample")
+            say("estimating the memory per sample")
             sample_bytes = _sample_bytes(registry, spec, loads)
         shared = Memory(memory, max(1, sample_bytes), ranks, _LARGEST_BATCH * ranks)
         plan = plan_with_batch(loads, shared, _costs(spec), optimizer, ranks)

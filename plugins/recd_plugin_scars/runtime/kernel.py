@@ -190,9 +190,9 @@ class _Cached(lookup_kernels.RowKernel):
         def prepare(*_: Any) -> None:
             if batch.is_released:
                 raise ExactnessError(
-                    "a second backward pass through a lookup of cached tables "
-                    f"({table_names(self._config)}), whose rows the first one gave back: do it in "
-                    "one, or give these tables no cache"
+                    f"cached tables {table_names(self._config)} support only one backward pass per "
+                    "lookup. Combine the losses into one backward pass, or remove these tables "
+                    "from the cache."
                 )
             rows.land(batch)  # the backing store may have changed since the forward pass
             fast.wait()

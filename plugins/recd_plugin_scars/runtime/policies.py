@@ -236,18 +236,18 @@ class TableCache:
     def __post_init__(self) -> None:
         if isinstance(self.policy, str) and self.policy not in get_args(CachePolicy):
             raise SetupError(
-                f"there is no cache policy {self.policy!r}: give one of "
-                f"{', '.join(get_args(CachePolicy))}, or a subclass of RowPolicy"
+                f"cache policy {self.policy!r} does not exist. Use "
+                f"{', '.join(get_args(CachePolicy))} or a subclass of RowPolicy."
             )
         if not 0 <= self.load_factor <= 1:
             raise SetupError(
-                f"load_factor of a cache is {self.load_factor}: give the cached share of the "
-                "table's rows, 0 to 1"
+                f"TableCache: load_factor is {self.load_factor}, but it must be from 0 to 1. Set "
+                "load_factor to the cached share of the table's rows."
             )
         if self.hot_rows is None and self.policy_class.only_hot and self.load_factor:
             raise SetupError(
-                f"the cache policy {self.policy_name} needs hot_rows: give the rows of the table, "
-                "most read first, or take lfu or lru"
+                f"cache policy {self.policy_name} needs hot_rows. Pass the rows of the table, "
+                "most read first, or use policy lfu or lru."
             )
 
     @property
@@ -281,17 +281,17 @@ class TableCache:
         rows = self.hot_rows[:num_cached].astype(np.int64)
         if self.policy_class.only_hot and len(rows) < num_cached:
             raise SetupError(
-                f"the cache of table {table} holds {num_cached} rows and hot_rows names "
-                f"{len(rows)}: lower load_factor, or name as many rows"
+                f"table {table!r}: the cache has {num_cached} rows, but hot_rows has only "
+                f"{len(rows)}. Reduce load_factor, or pass more hot_rows."
             )
         wrong = rows[(rows < 0) | (rows >= num_embeddings)]
         if len(wrong):
             raise SetupError(
-                f"hot_rows of table {table} names row {wrong[0]}, and the table has "
-                f"{num_embeddings} rows: the profile is of another table"
+                f"table {table!r}: hot_rows contains row {wrong[0]}, but the table has "
+                f"{num_embeddings} rows. Profile the current table."
             )
         if len(np.unique(rows)) < len(rows):
-            raise SetupError(f"hot_rows of table {table} names a row twice")
+            raise SetupError(f"table {table!r}: hot_rows contains a row twice. Remove duplicates.")
         return rows
 
 

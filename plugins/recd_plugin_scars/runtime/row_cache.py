@@ -226,14 +226,15 @@ class RowCache:
             self.release(self._abandoned.popleft(), changed=False)
 
     def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
-        """Refuse ids outside their table. FBGEMM's check accepts -1, and in mode NONE all ids."""
+        """Reject ids outside their table. FBGEMM's check accepts -1, and in mode NONE all ids."""
         num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
         outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
         if outside.any():
             shard = self._shards[int(table_of_id[outside][0])]
             raise DataError(
-                f"table {shard.name}: id {int(ids[outside][0])} was looked up, and its shard here "
-                f"has rows 0 to {shard.num_rows - 1}"
+                f"table {shard.name!r}: id {int(ids[outside][0])} is outside rows 0 to "
+                f"{shard.num_rows - 1} of this rank's shard. Correct the ids, or increase "
+                "num_embeddings."
             )
 
     def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:

@@ -108,8 +108,8 @@ class FileStore(BackingStore):
         except OSError as error:
             self._end()
             raise SetupError(
-                f"{folder}: cannot hold {num_rows:,} rows of {needed:,} bytes "
-                f"({error.strerror or error}): name a folder on a local disk with as much room"
+                f"{folder}: {num_rows:,} rows ({needed:,} bytes) cannot be stored in this folder: "
+                f"{error.strerror or error}. Use a folder on a local disk with enough free space."
             ) from error
 
     def read(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
@@ -177,7 +177,7 @@ class RowFile:
             except OSError as error:
                 raise RecdError(
                     f"{self._folder}: row {rows[first]} could not be {done} "
-                    f"({error.strerror or error})"
+                    f"({error.strerror or error}). Check the disk."
                 ) from error
             first = kernel(
                 self._descriptor, self._row_bytes, rows, places, memory.data_ptr(), first + 1
@@ -345,7 +345,12 @@ class RowMover:
                 return work()
             except Exception as error:
                 if not isinstance(error, RecdError):
-                    cause, error = error, RecdError(f"{self.store.name}: rows: {error}")
+                    cause, error = (
+                        error,
+                        RecdError(
+                            f"{self.store.name}: moving rows of the backing store failed: {error}"
+                        ),
+                    )
                     error.__cause__ = cause
                 self._error = error
         raise self._error

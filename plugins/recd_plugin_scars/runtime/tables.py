@@ -79,16 +79,17 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
     unknown = params.keys() - {*_ARGUMENTS, *_OTHERS}
     why = None
     if unknown:
-        why = f"fused_params {', '.join(sorted(unknown))}; they know {', '.join(_ARGUMENTS)}"
+        why = f"fused_params {', '.join(sorted(unknown))}. Use only {', '.join(_ARGUMENTS)}."
     elif config.data_type != DataType.FP32:
-        why = f"{config.data_type.name} rows; only FP32 rows can be cached"
+        why = f"{config.data_type.name} rows. Use FP32 rows."
     elif optimizer not in _OPTIMIZERS:
         known = " or ".join(each.name for each in _OPTIMIZERS)
-        why = f"the optimizer {optimizer.name}; take {known}"
+        why = f"the optimizer {optimizer.name}. Use {known}."
     elif params.get("weight_decay_mode", WeightDecayMode.NONE) not in _WEIGHT_DECAYS:
-        why = f"weight_decay_mode {params['weight_decay_mode'].name}, which changes unread rows"
+        why = f"weight_decay_mode {params['weight_decay_mode'].name}, which changes unread rows. "
+        why += "Use another mode."
     elif params.get("weight_decay") and device.type == "cpu":
-        why = "weight_decay, which FBGEMM's CPU kernels ignore where they pool; train on a GPU"
+        why = "weight_decay on CPU, because FBGEMM's pooling kernels ignore it. Train on a GPU."
     if why:
         raise SetupError(f"cached tables {table_names(config)} do not support {why}")
     return {name: params[name] for name in _ARGUMENTS if name in params}
@@ -121,14 +122,14 @@ def open_store(
     for table in tables:
         if table.local_cols != first.local_cols:
             raise SetupError(
-                f"cached tables {first.name} and {table.name} of different widths "
-                f"({first.local_cols} and {table.local_cols}) got one kernel: plan them with "
-                "CacheParams(prefetch_pipeline=True), by which TorchRec keeps them apart"
+                f"cached tables {first.name} and {table.name} share a kernel but have different "
+                f"widths ({first.local_cols} and {table.local_cols}). Set "
+                "CacheParams(prefetch_pipeline=True) in their sharding constraints."
             )
         if caches[table.name].folder != caches[first.name].folder:
             raise SetupError(
-                f"cached tables {first.name} and {table.name} share a kernel, as they are equally "
-                "wide, and are stored in different places: give them one storage"
+                f"cached tables {first.name} and {table.name} have the same width and share a "
+                "kernel, but have different storage. Set the same storage for both tables."
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     return open_backing_store(

@@ -129,7 +129,7 @@ def test_the_plan_predicts_traffic(context: PlanContext) -> None:
 
 def test_caches_larger_than_the_device(context: PlanContext) -> None:
     huge = (Table("t_user", ("user",), 1_000_000, 4096, pooled=True),)
-    with pytest.raises(SetupError, match=r"take 15\.\d\d GiB, and the cpu memory of all 2 ranks"):
+    with pytest.raises(SetupError, match=r"need 15\.\d\d GiB, but the 2 ranks"):
         plugin(share=1).strategy(huge, context)
 
 
@@ -149,8 +149,8 @@ def test_a_profile_of_other_tables(context: PlanContext, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rows": 1, "share": 0.1}, "rows and share both say"),
-        ({"share": 0.1, "bytes": 7}, "share and bytes both say"),
+        ({"rows": 1, "share": 0.1}, "rows and share all set"),
+        ({"share": 0.1, "bytes": 7}, "share and bytes all set"),
         ({"bytes": "7 parsecs"}, "256MB"),
         ({"share": 1.5}, "less than or equal to 1"),
         ({"rows": -1}, "greater than or equal to 0"),
@@ -166,7 +166,7 @@ def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sections", "messages"),
     [
-        ({"rows": 3000}, {}, ["cache[0]", "has 2,000 rows"]),
+        ({"rows": 3000}, {}, ["cache[0]", "has only 2,000"]),
         ({"profile": "nowhere.parquet"}, {}, ["cache[0]", "nowhere.parquet"]),
         (
             {"rows": 10},

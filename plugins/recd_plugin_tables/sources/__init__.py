@@ -65,7 +65,9 @@ def open_source(
     )
     kind, files = _find_format(root, options.format, of_another=of_another)
     if options.query is not None and kind != "duckdb" and not of_another:
-        raise DataError(f"{root}: source.query is for duckdb, and this is {kind}; leave it out")
+        raise DataError(
+            f"{root}: source.query needs a DuckDB file, but the format is {kind}. Remove it."
+        )
     if kind in _LIBRARIES:
         return _LIBRARIES[kind](str(location), options)
     needed = () if of_another else tuple(options.types)
@@ -98,8 +100,8 @@ def _find_format(
         if wanted in (None, found) or of_another:
             return found, []
         raise DataError(
-            f"{root}: this is a table of {found}, whose files may hold deleted rows; leave "
-            f"format: {wanted} out"
+            f"{root}: this folder is a {found} table, whose files may contain deleted rows. Remove "
+            f"format: {wanted}."
         )
     if wanted is not None and wanted not in _FILES and not of_another:
         return wanted, []
@@ -116,12 +118,13 @@ def _find_format(
     if len(by_format) != 1:
         seen = [f"{name} ({of[0]})" for name, of in by_format.items()]
         what = (
-            f"files of more than one format: {', '.join(seen)}"
+            f"the files have different formats: {', '.join(seen)}"
             if seen
-            else f"no name here shows a format ({files[0]})"
+            else f"the file name {str(files[0])!r} does not show a format"
         )
         raise DataError(
-            f"{root}: {what}; set format: (recd init: --format) to one of {', '.join(_FILES)}"
+            f"{root}: {what}. Set source.format (recd init: --format) to one of "
+            f"{', '.join(_FILES)}."
         )
     ((kind, chosen),) = by_format.items()
     return kind, chosen

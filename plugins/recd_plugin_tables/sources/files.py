@@ -29,7 +29,7 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class FileFormat(ABC):
-    """Reads files of one format, with the usual suffix first; errors are Arrow's."""
+    """Reads files of one format. The first of ``suffixes`` is the usual one."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
@@ -58,10 +58,13 @@ def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
         how = ""
         if "Expected 1 columns" in str(error):
-            how = f"; {set_option('separator', repr(';'))} if that is what separates columns"
+            how = f". If the separator is ; then {set_option('separator', repr(';'))}."
         if "conversion error" in str(error):
-            how = "; the first rows were of this type, so name another by types: {column: string}"
-        raise DataError(f"{file}: no readable {name} file: {error}{how}") from error
+            how = (
+                ". The type was inferred from the first rows. Set source.types, such as {COLUMN: "
+                "string}."
+            )
+        raise DataError(f"{file}: the {name} file cannot be read: {error}{how}") from error
 
 
 def open_stream(file: object_stores.Location) -> pa.NativeFile:
@@ -83,7 +86,7 @@ def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
 
 def set_option(name: str, value: str) -> str:
     """Describe how to set an option, both in a registry file and in `recd init`."""
-    return f"set {name}: {value} (recd init: --{name} {value})"
+    return f"set source.{name}: {value} (recd init: --{name} {value})"
 
 
 class ParquetFormat(FileFormat):
@@ -162,8 +165,8 @@ def _whole_stream(
     source.seek(end)
     if source.read(len(STREAM_END) + 1) not in (STREAM_END, STREAM_END[4:]):
         raise DataError(
-            f"{file}: the Arrow stream does not end with its end mark, so it may be truncated, "
-            f"after {num_rows:,} rows; write the file again"
+            f"{file}: the Arrow stream has no end-of-stream marker after {num_rows:,} rows, so it "
+            "may be truncated. Write the file again."
         )
 
 
@@ -262,15 +265,15 @@ class FileSource(Source):
             schema = self._schema(file)
             if alone := sorted({*first.names} ^ {*schema.names}):
                 raise DataError(
-                    f"files of one table differ: only one of {self._files[0]} and {file} has "
-                    f"column {alone[0]}"
+                    f"{file}: the columns differ from {self._files[0]}: only one of the files has "
+                    f"column {alone[0]!r}. Write all files with the same columns."
                 )
             try:
                 known = pa.unify_schemas([known, schema], promote_options="permissive")
             except pa.ArrowException as error:
                 raise DataError(
-                    f"files of one table differ in their types: {file} ({error}); write them with "
-                    "the same types, or name types of text by option types"
+                    f"{file}: the column types differ from other files of the table ({error}). "
+                    "Write all files with the same types; for text files set source.types."
                 ) from error
         return known
 

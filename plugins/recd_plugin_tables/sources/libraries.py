@@ -53,13 +53,13 @@ class BatchSource(Source):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Add the table name to errors of the library."""
+        """Convert errors of the library to ``DataError`` with the location of the table."""
         try:
             yield
         except RecdError:
             raise
         except self._errors as error:
-            raise DataError(f"{self.location}: cannot be read: {error}") from error
+            raise DataError(f"{self.location}: the table cannot be read: {error}") from error
 
 
 class DeltaSource(BatchSource):
@@ -76,9 +76,9 @@ class DeltaSource(BatchSource):
             mapped = self._table.metadata().configuration.get("delta.columnMapping.mode", "none")
         if mapped != "none":
             raise DataError(
-                f"{location}: its columns have other names in its files "
-                f"(delta.columnMapping.mode: {mapped}), which deltalake's reader does not heed; "
-                "write a copy without the mapping"
+                f"{location}: the Delta table uses column mapping (delta.columnMapping.mode: "
+                f"{mapped}), which the deltalake reader does not support. Write a copy without "
+                "column mapping."
             )
 
     def identity(self) -> dict[str, Any]:
@@ -118,7 +118,9 @@ class DuckDbSource(BatchSource):
         duckdb = imports.optional_library("duckdb", "duckdb", location)
         super().__init__(location, (duckdb.Error,))
         if table is not None and query is not None:
-            raise DataError(f"{location}: source.table and source.query are two; choose one")
+            raise DataError(
+                f"{location}: source.table and source.query exclude each other. Remove one of them."
+            )
         self._duckdb = duckdb
         with self._told():
             self._query = (query or "").strip().rstrip(";")
@@ -133,8 +135,9 @@ class DuckDbSource(BatchSource):
         except self._duckdb.PermissionException as error:
             what = str(error).partition("\n")[0]  # its place in the query follows
             raise DataError(
-                f"{self.location}: the query or view reads other files ({what}), which is not "
-                "allowed; copy them with CREATE TABLE ... AS SELECT, or export to Parquet"
+                f"{self.location}: the query or view reads files outside the database, which is "
+                f"not allowed ({what}). Copy these files into a table with CREATE TABLE ... AS "
+                "SELECT."
             ) from error
 
     @cached_property
@@ -190,11 +193,10 @@ def _chosen(location: str, option: str, names: Collection[str], name: str | None
     if name is None and len(names) == 1:
         return next(iter(names))
     if name is None or name not in names:
-        asked = f"no {option} {name}" if name else f"several {option}s" if names else f"no {option}"
-        raise DataError(
-            f"{location}: {asked}; set source: {{table: {option.upper()}}} to one of "
-            f"{', '.join(names) or 'none'}"
-        )
+        if not names:
+            raise DataError(f"{location}: the source has no {option}. Use another source.")
+        asked = f"there is no {option} {name!r}" if name else f"the source has several {option}s"
+        raise DataError(f"{location}: {asked}. Set source.table to one of {', '.join(names)}.")
     return name
 
 
@@ -236,8 +238,8 @@ class HuggingFaceSource(BatchSource):
                 end = stored.read_at(len(STREAM_END), stored.size() - len(STREAM_END))
             if end != STREAM_END:
                 raise DataError(
-                    f"{self.location}: {file['filename']} is truncated, so rows would be missing; "
-                    "save or download the dataset again"
+                    f"{self.location}: the file {file['filename']} is truncated. Save or download "
+                    "the dataset again."
                 )
         chosen = self._dataset.select_columns(columns).with_format("arrow")
         for table in chosen.iter(batch_size=BATCH_ROWS):
@@ -299,7 +301,10 @@ def _metadata_file(location: str) -> str:
         number = hint.read_text().strip()
         files = [f for f in files if f.name == f"v{number}.metadata.json"] or files
     if not files:
-        raise DataError(f"{location}: no metadata/*.metadata.json, as an Iceberg table has it")
+        raise DataError(
+            f"{location}: the folder has no metadata/*.metadata.json, so it is no Iceberg table. "
+            "Correct the path."
+        )
     return str(max(files, key=lambda file: (_version(file.name), file.stat().st_mtime_ns)))
 
 

@@ -83,9 +83,11 @@ class SourceOptions(PluginOptions):
             kinds = [statement.type.name for statement in duckdb.extract_statements(query)]
         except duckdb.Error as error:
             what = str(error).partition("\n")[0]
-            raise ValueError(f"DuckDB cannot parse it: {what}") from error
+            raise ValueError(f"DuckDB cannot parse the query: {what}") from error
         if kinds != ["SELECT"]:
-            raise ValueError(f"must be one SELECT, not {', '.join(kinds) or 'empty'}")
+            raise ValueError(
+                f"the query must be one SELECT statement, but it is {', '.join(kinds) or 'empty'}"
+            )
         return query
 
 
@@ -122,7 +124,7 @@ def check_names(location: str, schema: pa.Schema) -> pa.Schema:
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise DataError(
-                f"{location}: {count} columns are named {name}; which of them is meant cannot be "
-                "said, so write the table with other names"
+                f"{location}: {count} columns have the name {name!r}. Write the table with unique "
+                "column names."
             )
     return schema

@@ -40,7 +40,7 @@ class CsvFormat(FileFormat):
     not 1234) or needs more than 64 bits.
 
     Args:
-        separator: character between columns, None for that of the format.
+        separator: character between columns; None means the default of the format.
         header: names of the columns, None if the first line has them.
         types: types by column.
         decimal: character before the fraction of numbers.
@@ -71,17 +71,17 @@ class CsvFormat(FileFormat):
             found = reader.schema
         if unknown := sorted(set(self._needed) - set(found.names)):
             raise DataError(
-                f"{file}: no column {unknown[0]}, which option types names; there are: "
-                f"{', '.join(found.names)}"
+                f"{file}: source.types contains {unknown[0]!r}, but the file has no such column. "
+                f"Use one of its columns: {', '.join(found.names)}."
             )
         self._check_names(file, found.names)
         # Arrow would read non-UTF-8 text as bytes, whose ids differ from the ids of the text.
         for field in found:
             if pa.types.is_binary(field.type) and field.name not in self._types:
                 raise DataError(
-                    f"{file}: column {field.name} has text that is not UTF-8; write the file anew, "
-                    "as by iconv -f latin1 -t utf-8, or set source.types: "
-                    f"{{{field.name}: binary}} where it is no text"
+                    f"{file}: column {field.name!r} contains text that is not UTF-8. Convert the "
+                    "file, for example with iconv -f latin1 -t utf-8, or set source.types: "
+                    f"{{{field.name}: binary}} for binary data."
                 )
         codes = set(self._codes(file, found))
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
@@ -126,8 +126,8 @@ class CsvFormat(FileFormat):
             num_rows += last.num_rows - 1
             if any(column[-1].as_py() not in (None, b"") for column in last.columns):
                 raise DataError(
-                    f"{file}: row {num_rows} (from 0) has an unclosed quote; close it, or write "
-                    "the file again if it was truncated"
+                    f"{file}: row {num_rows} (from 0) has an unclosed quote. Close the quote, or "
+                    "write the file again if it was truncated."
                 )
             if last.num_rows > 1:
                 yield last.slice(0, last.num_rows - 1)
@@ -153,14 +153,14 @@ class CsvFormat(FileFormat):
     def _check_names(self, file: object_stores.Location, names: Sequence[str]) -> None:
         if self._header is None and names and all(map(_is_number, names)):
             raise DataError(
-                f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
-                "columns; name them by option header (recd init: --header)"
+                f"{file}: the first line contains {', '.join(names[:4])} instead of column names. "
+                "List the column names in source.header (recd init: --header)."
             )
         others = [each for each in ";\t|," if each != self._separator and each in names[0]]
         if len(names) == 1 and others:
             raise DataError(
-                f"{file}: the only column is {names[0]!r}; "
-                f"{set_option('separator', repr(others[0]))}"
+                f"{file}: the only column is {names[0]!r}, so the separator may be wrong. To fix, "
+                f"{set_option('separator', repr(others[0]))}."
             )
 
 
@@ -187,14 +187,14 @@ class JsonLinesFormat(FileFormat):
             start = source.read(_BLOCK)
         if start.startswith(b"["):
             raise DataError(
-                f"{file}: this is one JSON array; write its objects one a line, without the "
-                "brackets and the commas between them"
+                f"{file}: the file is one JSON array, not JSON lines. Write one JSON object per "
+                "line, without brackets and commas around the objects."
             )
         for row, line in enumerate(start.splitlines()):
             if (levels := _num_levels(line)) > _MAX_LEVELS:
                 raise DataError(
-                    f"{file}: row {row} (from 0) is nested {levels:,} levels deep; at most "
-                    f"{_MAX_LEVELS} are supported; flatten it"
+                    f"{file}: row {row} (from 0) is nested {levels:,} levels deep, but at most "
+                    f"{_MAX_LEVELS} are supported. Flatten the row."
                 )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:

@@ -107,7 +107,9 @@ def init(
     if force is not None:  # from `recd init`
         cli_options.check_output(file, force, begins=rb"(?ms).*^dataset *:")
     if file.suffix not in (".yaml", ".yml"):
-        raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
+        raise click.UsageError(
+            f"{file}: the registry FILE needs the suffix .yaml. Use a path such as my.yaml."
+        )
     from pydantic import ValidationError
 
     from recd_plugin_tables.sources import SourceOptions, open_source
@@ -147,9 +149,9 @@ def _check_same(file: Path, text: str, table: str) -> None:
     if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         name = shlex.quote(str(file))
         raise RecdError(
-            f"{file} exists already, and is not what is written for {table} now. "
-            f"recd run {name} trains it as it is; rm {name} has this command write it anew; "
-            f"recd init {shlex.quote(table)} my.yaml writes one of another name"
+            f"{file}: the file exists and differs from the registry that would be written for "
+            f"{table}. To use the file, run recd run {name}. To replace the file, run rm {name} "
+            "first."
         )
 
 
@@ -168,29 +170,29 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
                 "known only after the label."
             )
     if guesses.survey.explode:
-        click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
+        click.echo(f"Each list element of {', '.join(guesses.survey.explode)} becomes a row.")
     label = guesses.the("label")
     if label is not None and not positive_said and "positive_from" in label.options:
         click.echo(
-            f"{label.name}: from {label.options['positive_from']:g} on it counts as 1, below as 0; "
-            "--positive-from says another border"
+            f"Label {label.name}: values of at least {label.options['positive_from']:g} become 1, "
+            "lower values 0. Change this threshold with --positive-from."
         )
     items = sequence(guesses)
     ranked = items or towers(guesses)
     if items:
-        click.echo(f"every row is a positive; {items.history} holds the items before it")
+        click.echo(f"Every row is a positive. Feature {items.history} lists the earlier items.")
     elif guesses.implicit:
         item = guesses.item
-        drawn = f"negatives are other values of {item.name}" if item else "there are no negatives"
-        click.echo(f"every row is a positive; {drawn}")
+        drawn = f"Negatives use other values of {item.name}." if item else "There are no negatives."
+        click.echo(f"Every row is a positive. {drawn}")
     name = shlex.quote(str(file))
-    click.echo(f"{file}: change what is wrong, then recd run {name}")
+    click.echo(f"Check {file} and correct wrong guesses. Then run: recd run {name}")
     if ranked:
-        click.echo(f"and recd rank {name}{ranked.rank_options}")
+        click.echo(f"To measure ranking, run: recd rank {name}{ranked.rank_options}")
     elif guesses.implicit:
         why = (
-            "no column tells users or sessions apart; --session COLUMN names one"
+            "no column identifies users or sessions. Set one with --session COLUMN."
             if guesses.item
-            else "no column is an id, so there is no item to rank"
+            else "no column is an id, so there is no item to rank."
         )
-        click.echo(f"recd rank cannot rank by this model: {why}")
+        click.echo(f"recd rank does not support this model: {why}")

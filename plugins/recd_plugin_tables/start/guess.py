@@ -103,8 +103,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             columns.append(found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
-            f"{survey.location}: no column is left that could be a feature; there are: "
-            f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
+            f"{survey.location}: no column can be a feature. The columns are: "
+            f"{', '.join(f'{each.name} ({each.why})' for each in columns)}."
         )
     return Guesses(survey, tuple(columns), wanted.implicit)
 
@@ -122,14 +122,19 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         if name is None:
             continue
         if name not in names:
-            meant = text_utils.did_you_mean(name, names) or f"; there are: {', '.join(names)}"
-            raise DataError(f"{survey.location}: no column {name}, which --{role} names{meant}")
+            meant = text_utils.did_you_mean(name, names) or f". Use one of: {', '.join(names)}."
+            raise DataError(f"{survey.location}: --{role}: the table has no column {name!r}{meant}")
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
-            raise DataError(f"{survey.location}: column {name} is {kind}, no {role} (--{role})")
+            raise DataError(
+                f"{survey.location}: --{role}: column {name!r} has type {kind}, which cannot be a "
+                f"{role}. Use another column."
+            )
     if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
         other = "--implicit" if wanted.implicit else "--unused"
-        raise DataError(f"{survey.location}: --label and {other} exclude each other; keep one")
+        raise DataError(
+            f"{survey.location}: --label and {other} exclude each other. Remove one of the options."
+        )
 
 
 def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
@@ -153,13 +158,15 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     likely = [*binary, *texts, *([survey[rated]] if rated else [])]
     if len(likely) == 1 and binary:
         return _as_label(survey, binary[0], wanted, "the one column of two values, 0 and 1")
-    could = f"could be {', '.join(seen.leaf.name for seen in likely)}" if likely else "none fits"
+    could = ""
+    if likely:
+        could = f" Candidates: {', '.join(seen.leaf.name for seen in likely)}."
     called = named_so(free, LABEL, "label")
     if called and survey[called].distinct == 1:
-        could += f", and {called} is always {survey[called].example}"
+        could += f" Column {called} is always {survey[called].example}."
     raise DataError(
-        f"{survey.location}: which column is the label? {could}; name it by --label COLUMN, or "
-        "say --implicit where every row is something that a user did"
+        f"{survey.location}: the label column cannot be guessed.{could} Set --label COLUMN, or "
+        "--implicit if every row is a positive."
     )
 
 
@@ -173,7 +180,8 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     name = seen.leaf.name
     if seen.largest is None:
         raise DataError(
-            f"{survey.location}: label {name} is text, as {seen.example!r}; write it as 0 and 1"
+            f"{survey.location}: label column {name!r} is text, such as {seen.example!r}. Write "
+            "label as 0 and 1."
         )
     start = _upper_part(seen) if wanted.positive_from is None else wanted.positive_from
     return Guess(

@@ -226,7 +226,7 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
             break
     else:
         if not rows:
-            raise DataError(f"{source.location}: the table has no rows")
+            raise DataError(f"{source.location}: the table has no rows. Use a table with rows.")
     table = pa.Table.from_batches(batches).combine_chunks()
     whole = rows if rows < _SAMPLE_ROWS and size < _SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)

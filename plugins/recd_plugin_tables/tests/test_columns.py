@@ -62,21 +62,21 @@ def without(name: str, **others: object) -> dict:
 
 
 WRONG = {
-    "not there": (without("item", items="id"), "no column items; did you mean item"),
-    "left out": (without("tags"), r"what to do with tags: .*`tags: unused`, or set others: unused"),
+    "not there": (without("item", items="id"), "no column 'items'; did you mean item"),
+    "left out": (without("tags"), r"no entry for tags. .*`tags: unused`, or set others: unused"),
     "a struct": (
         {**without("user.id"), "user": "id"},
-        "user is a struct: name its fields: user.id",
+        r"'user' is a struct. Use its fields as columns: user.id",
     ),
-    "no label": ({**USES, "rating": "unused"}, "no column is the label; mark one `label`, or set"),
-    "text as a label": ({**USES, "rating": "label"}, "a label that is text needs positive:"),
-    "lists of lists": ({**USES, "deep": "ids"}, "it cannot be ids; it can be unused"),
-    "a time as an id": ({**USES, "at": "id"}, "a time is no id; set by: hour, weekday or day"),
+    "no label": ({**USES, "rating": "unused"}, "no column has the role label"),
+    "text as a label": ({**USES, "rating": "label"}, "a text label must be mapped"),
+    "lists of lists": ({**USES, "deep": "ids"}, "does not support role 'ids'"),
+    "a time as an id": ({**USES, "at": "id"}, "a timestamp cannot be an id as it is"),
     "one name twice": (
         {**USES, "item": {"as": "id", "name": "tags"}},
-        "item and tags would both be called tags; set name: of one",
+        "item and tags would both be imported as 'tags'",
     ),
-    "text without separator": ({**USES, "user.id": "ids"}, "ids of a text need a separator"),
+    "text without separator": ({**USES, "user.id": "ids"}, "role 'ids' on text needs a separator"),
 }
 
 
@@ -98,22 +98,21 @@ def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
     assert [use.name for use in found.features] == ["item"]
     assert plan({"item": "id", "clicked": "label"}, others="unused", labelled=False).label is None
     assert not plan({"item": "id", "who": "session"}, others="unused", labelled=False).keys
-    with pytest.raises(DataError, match="no column price"):
+    with pytest.raises(DataError, match="no column 'price'"):
         plan({"item": "id", "price": "number"}, others="unused", labelled=False)
-    with pytest.raises(DataError, match=r"implicit: true takes every row .* rating is the label"):
+    with pytest.raises(DataError, match=r"implicit: true makes every row .* 'rating' is the label"):
         plan(USES, implicit=True)
 
 
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        ({"as": "id", "separator": "|"}, "separator is for columns that are ids"),
-        ({"as": "number", "missing": "empty"}, "missing: empty is no value of number"),
-        ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 would be the time .* say drop"),
+        ({"as": "id", "separator": "|"}, "separator needs a column with role ids"),
+        ({"as": "number", "missing": "empty"}, "missing: 'empty' is not valid for role number"),
+        ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 is a number, which cannot"),
         (
             {"as": ["id", "number"], "width": 2, "positive": [1], "texts": True},
-            "two features; choose one. width is for columns that are numbers. "
-            "positive is for columns that are label",
+            "cannot be id and number at once.*width needs .* numbers.*positive needs .* label",
         ),
         ({"as": "id", "typo": 1}, "Extra inputs are not permitted"),
     ],

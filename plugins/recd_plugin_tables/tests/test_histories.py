@@ -83,7 +83,7 @@ def test_a_table_to_score_needs_the_columns_of_histories(tmp_path):
     trained = table(write(tmp_path / "log.parquet", given), **options)
     del given["when"]
     new = write(tmp_path / "new.parquet", given)
-    with pytest.raises(DataError, match="no column when"):
+    with pytest.raises(DataError, match="no column 'when'"):
         trained.to_score(str(new)).prepare()
 
 
@@ -91,8 +91,8 @@ def test_a_table_to_score_needs_the_columns_of_histories(tmp_path):
     ("changes", "said"),
     [
         ({"implicit": False}, "implicit: true"),
-        ({"histories": {"before": {"of": "user"}}}, "not a column used as id"),
-        ({"split": {"by": "row"}}, "puts test rows into"),
+        ({"histories": {"before": {"of": "user"}}}, "not a column with role id"),
+        ({"split": {"by": "row"}}, "would contain test rows"),
         ({"columns": {**USES, "user": "key"}}, "a session or request column"),
     ],
 )

@@ -128,7 +128,7 @@ def test_files_of_a_store_are_read_as_those_of_a_disk():
     assert [row["day"] for row in rows] == [1] * 12 + [2] * 12
     with store.open("/table/_delta_log/0.json", "wb") as file:
         file.write(b"{}")
-    with pytest.raises(DataError, match="memory://table: cannot be read"):
+    with pytest.raises(DataError, match="memory://table: the table cannot be read"):
         open_source("memory://table")
 
 
@@ -138,12 +138,12 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     parts = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(TABLE.slice(0, 3))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "hf")
     assert len(read(tmp_path / "hf", table="test")) == 3
-    with pytest.raises(DataError, match=r"several splits; set source: .* train, test"):
+    with pytest.raises(DataError, match=r"several splits. Set source.table .* train, test"):
         read(tmp_path / "hf")
     database = write_duckdb(tmp_path)
     query = "SELECT item * 2 AS double FROM t WHERE item < 9 ORDER BY item;"
     assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
-    with pytest.raises(DataError, match=r"no table other; .* one of t"):
+    with pytest.raises(DataError, match=r"no table 'other'. .* one of t"):
         read(database, table="other")
     import duckdb
 
@@ -152,7 +152,7 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
         connection.execute("CREATE SCHEMA s; CREATE TABLE s.t AS SELECT 8 AS a")
     assert read(database, table="we.ird") == [{"a": 7}]
     assert read(database, table="s.t") == [{"a": 8}]
-    with pytest.raises(DataError, match=r"t.duckdb: cannot be read: .*nowhere"):
+    with pytest.raises(DataError, match=r"t.duckdb: the table cannot be read: .*nowhere"):
         read(database, query="SELECT * FROM nowhere")
 
 
@@ -199,7 +199,9 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
     with duckdb.connect(path) as database:
         database.execute(f"CREATE VIEW v AS SELECT * FROM {rows}")
     for options in ({"query": f"SELECT * FROM {rows}"}, {"table": "v"}):
-        with pytest.raises(DataError, match=r"query or view reads other files \(.*to Parquet"):
+        with pytest.raises(
+            DataError, match=r"query or view reads files outside the database.*CREATE TABLE"
+        ):
             read(path, **options)
     assert read(path, table="t") == ROWS
 
@@ -229,7 +231,7 @@ def test_a_delta_table_whose_columns_are_mapped_is_refused(tmp_path):
             '"configuration":{', '"configuration":{"delta.columnMapping.mode":"name"'
         )
     )
-    with pytest.raises(DataError, match=r"other names in its files .*mode: name.*write a copy"):
+    with pytest.raises(DataError, match=r"uses column mapping .*mode: name.*Write a copy"):
         read(path)
 
 
@@ -239,21 +241,25 @@ def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
     path = write_delta(tmp_path)
     deltalake.DeltaTable(path).delete("user = 'a'")
     assert [row["user"] for row in read(path)] == [None, "c"] * 4
-    with pytest.raises(DataError, match=r"table of delta, whose .*leave format: parquet out"):
+    with pytest.raises(DataError, match=r"is a delta table, whose .*Remove format: parquet"):
         read(path, format="parquet")
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {
-    "Parquet cut short": ("t.parquet", b"PAR1 and no more", "t.parquet: no readable parquet file"),
+    "Parquet cut short": (
+        "t.parquet",
+        b"PAR1 and no more",
+        "t.parquet: the parquet file cannot be read",
+    ),
     "gzip cut short": (
         "t.csv.gz",
         gzip.compress(b"a,b\n" + b"1,2\n" * 9)[:-12],
-        "t.csv.gz: no readable csv file: .*[Tt]runcated",
+        "t.csv.gz: the csv file cannot be read: .*[Tt]runcated",
     ),
     "another separator, and commas in numbers": (
         "t.csv",
         b"a;b\n1;2,5\n",
-        "t.csv: .*Expected 1 columns.*; set separator: ';'",
+        "t.csv: .*Expected 1 columns.* set source.separator: ';'",
     ),
     "an unclosed quote": (
         "t.csv",
@@ -263,12 +269,16 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "JSON nested too deep": (
         "t.jsonl",
         b'{"a": "[{"}\n{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n",
-        r"row 1 \(from 0\) is nested 100,001 levels deep; at most 64 are supported",
+        r"row 1 \(from 0\) is nested 100,001 levels deep, but at most 64 are supported",
     ),
-    "a JSON array": ("t.json", b'[{"a": 1}]', "this is one JSON array; write its objects one a"),
-    "a column twice": ("t.csv", b"a,a\n1,2\n", "t.csv: 2 columns are named a"),
-    "no names": ("t.tsv", b"196\t242\n", r"first line holds 196, 242, .*by option header"),
-    "Latin 1": ("t.csv", "a\ncafé\n".encode("latin1"), "column a has text that is not UTF-8"),
+    "a JSON array": ("t.json", b'[{"a": 1}]', "the file is one JSON array"),
+    "a column twice": ("t.csv", b"a,a\n1,2\n", "t.csv: 2 columns have the name"),
+    "no names": ("t.tsv", b"196\t242\n", r"first line contains 196, 242 .*source.header"),
+    "Latin 1": (
+        "t.csv",
+        "a\ncafé\n".encode("latin1"),
+        "column 'a' contains text that is not UTF-8",
+    ),
 }
 
 
@@ -295,10 +305,10 @@ def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
         with pytest.raises(DataError, match=r"t.arrows: "):
             read(path)
     path.write_bytes(whole[: ends[2]])
-    with pytest.raises(DataError, match=r"does not end with its end mark, .* after 24 rows"):
+    with pytest.raises(DataError, match=r"no end-of-stream marker after 24 rows"):
         read(path)
     path.write_bytes(whole + whole)
-    with pytest.raises(DataError, match=r"does not end with its end mark, .* after 36 rows"):
+    with pytest.raises(DataError, match=r"no end-of-stream marker after 36 rows"):
         read(path)
 
 
@@ -308,21 +318,23 @@ def test_a_hugging_face_dataset_cut_between_batches_is_told(tmp_path):
     datasets.Dataset(TABLE).save_to_disk(tmp_path / "t")
     (file,) = (tmp_path / "t").glob("*.arrow")
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"t: .*\.arrow is truncated, so rows would be missing"):
+    with pytest.raises(DataError, match=r"t: .*\.arrow is truncated"):
         read(tmp_path / "t")
 
 
 def test_files_that_are_not_one_table_are_told(tmp_path):
     pq.write_table(FLAT, tmp_path / "a.parquet")
     pq.write_table(FLAT.drop_columns("price"), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"differ: only one of .* has column price"):
+    with pytest.raises(DataError, match=r"only one of .* has column 'price'"):
         read(tmp_path)
     pq.write_table(FLAT.set_column(1, "item", [["x"] * 12]), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"differ in their types: .*b.parquet"):
+    with pytest.raises(DataError, match=r"b.parquet: the column types differ"):
         read(tmp_path)
     (tmp_path / "b.parquet").unlink()
     (tmp_path / "notes.csv").write_text("a\n1\n")
-    with pytest.raises(DataError, match=r"more than one format: parquet .*, csv .*; set format:"):
+    with pytest.raises(
+        DataError, match=r"different formats: parquet .*, csv .*. Set source.format"
+    ):
         read(tmp_path)
     assert len(read(tmp_path, format="parquet")) == len(ROWS)
 

@@ -330,25 +330,28 @@ def test_candidates_of_a_request_become_rows(tmp_path: Path) -> None:
 
 def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", {"user_id": [1, 2] * 9, "item_id": list(range(18))})
-    with pytest.raises(DataError, match=r"--label COLUMN, or say --implicit"):
+    with pytest.raises(DataError, match=r"--label COLUMN, or --implicit"):
         roles(path)
     assert roles(path, implicit=True) == {"user_id": "session, id", "item_id": "id"}
     two = write(tmp_path / "u.parquet", {"user_id": [1, 2] * 9, "a": [0, 1] * 9, "b": [1, 0] * 9})
-    with pytest.raises(DataError, match=r"could be a, b"):
+    with pytest.raises(DataError, match=r"Candidates: a, b"):
         roles(two)
     assert roles(two, label="b")["a"] == "id"
     one = write(tmp_path / "o.parquet", {"user_id": [1, 2] * 9, "click": [1] * 18})
-    with pytest.raises(DataError, match=r"click is always 1;"):
+    with pytest.raises(DataError, match=r"click is always 1"):
         roles(one)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "cliked"], "no column cliked, which --label names; did you mean clicked?"),
-        (["--label", "embedding"], "column embedding is list<element: double>, no label"),
+        (["--label", "cliked"], "--label: the table has no column 'cliked'; did you mean clicked?"),
+        (
+            ["--label", "embedding"],
+            "column 'embedding' has type list<element: double>, which cannot",
+        ),
         (["--label", "clicked", "--implicit"], "--label and --implicit exclude each other"),
-        (["--explode", "age"], "column age is int64, no list that could be exploded"),
+        (["--explode", "age"], "column 'age' in explode is int64, not a list"),
         (["--format", "excel"], "--format"),
     ],
 )
@@ -379,7 +382,7 @@ def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
 
     again = CliRunner().invoke(main, ["init", str(made.path), str(made.file)])
     assert again.exit_code == 1
-    assert "already exists" in again.output
+    assert "the file exists" in again.output
     assert made.file.read_text(encoding="utf-8") == made.text
 
 
@@ -392,8 +395,8 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
         "colour": draw.integers(0, 4, ROWS),
     }
     made = Made(tmp_path, columns, "--implicit")
-    assert "negatives are other values of product" in made.output
-    assert f"and recd rank {made.file} --user user" in made.output
+    assert "Negatives use other values of product" in made.output
+    assert f"run: recd rank {made.file} --user user" in made.output
     assert "user: [user]" in made.text  # colour is of neither
     registry = made.load()
     dataset = prepared_data.wrapped_dataset(registry)
@@ -457,7 +460,7 @@ def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
     pytest.importorskip("recd_plugin_ranking")
     items = np.random.default_rng(2).integers(0, 50, ROWS)
     made = Made(tmp_path, {session: SESSIONS, "item_id": items, **columns}, "--implicit")
-    assert f"and recd rank {made.file} --seen history" in made.output
+    assert f"run: recd rank {made.file} --seen history" in made.output
     assert made.options["histories"] == {"history": history}
     registry = made.load()
     assert hasattr(build_model(registry, registry.dataset.schema()), "user_vectors")

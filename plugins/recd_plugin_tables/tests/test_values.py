@@ -122,11 +122,11 @@ def test_times_of_every_type_are_microseconds():
         86_400 * 10**6,
         None,
     ]
-    with pytest.raises(DataError, match=r"row 1: .*'noon'; write times as"):
+    with pytest.raises(DataError, match=r"row 1: .*'noon'. The text is not a time"):
         microseconds(cells(["2024-05-01", "noon"]), None)
-    with pytest.raises(DataError, match=r"row 1: .*00:00Z'; write times as"):
+    with pytest.raises(DataError, match=r"row 1: .*00:00Z'. The text is not a time"):
         microseconds(cells(["2024-05-01", "2024-05-01T00:00:00Z"]), None)
-    with pytest.raises(DataError, match=r"no time since 1970 in s; set its unit: ms"):
+    with pytest.raises(DataError, match=r"too large for unit s. Set option unit .* ms"):
         microseconds(cells([seconds * 1000]), None)
 
 
@@ -141,7 +141,7 @@ def test_times_of_every_type_are_microseconds():
 def test_digits_of_a_date_are_a_time(given, unit, text):
     expected = microseconds(cells([text]), None).to_pylist()
     assert microseconds(cells([float(given), np.nan]), unit).to_pylist() == [*expected, None]
-    with pytest.raises(DataError, match=f"row 1: the value is .*not a date of the form {unit}"):
+    with pytest.raises(DataError, match=f"row 1: the value is .*not a date in the form {unit}"):
         microseconds(cells([given, given * 10]), unit)
 
 
@@ -167,7 +167,7 @@ def test_lists_of_numbers(kind):
     given = pa.array([[9, 9], [1, 2], None, [3, None]], kind).slice(1)
     expected: Any = [[1, 2], [np.nan, np.nan], [3, np.nan]]
     assert np.array_equal(number_rows(cells(given), use("numbers"), 2), expected, equal_nan=True)
-    with pytest.raises(DataError, match=r"row 0: .* it has 2 numbers and the first list has 3"):
+    with pytest.raises(DataError, match=r"row 0: .* has 2 numbers, but the first list .* has 3"):
         number_rows(cells(given), use("numbers"), 3)
 
 
@@ -195,9 +195,7 @@ def test_lists_of_ids_and_their_gaps(missing, expected, dropped, kind):
 
 
 def test_gaps_may_be_errors_and_texts_lists():
-    with pytest.raises(
-        DataError, match="row 1: the value is None; give it a value, or set missing"
-    ):
+    with pytest.raises(DataError, match=r"row 1: the value is None. The id is missing"):
         id_lists(cells(LISTS), use("ids", missing="error"))
     lists, _, num_nulls = id_lists(cells(["a|b", "", None, "c"]), use("ids", separator="|"))
     assert lists.to_pylist() == [[hashed("a"), hashed("b")], [], [], [hashed("c")]]
@@ -236,7 +234,7 @@ def test_whole_numbers_in_a_text_are_those_of_numbers():
     lists, _, _ = id_lists(cells(["7|-9", "", None, f"007|{2**63 - 1}"]), whole)
     assert lists.to_pylist() == [[7, -9], [], [], [7, 2**63 - 1]]
     for wrong in ("a", "1.5", "1 2", "0x1F", str(2**63), "12345678901234567890"):
-        message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
+        message = rf"row 1: the value is '{wrong}'\. .* not a 64-bit integer"
         with pytest.raises(DataError, match=message):
             id_lists(cells(["7", f"8|{wrong}"]), whole)
 
@@ -257,5 +255,5 @@ def test_labels():
             assert same.tolist() == [each == at for each in range(1000)], (given.type, at)
     gap = labels_of(cells([None, "c"]), use("label", positive=["c"]))
     assert np.array_equal(gap, [np.nan, 1], equal_nan=True)
-    with pytest.raises(DataError, match=r"row 2: the value is 2; .* positive_from: .* positive:"):
+    with pytest.raises(DataError, match=r"row 2: the value is 2. .* positive_from: .* positive:"):
         labels_of(cells([0, 1, 2]), use("label"))

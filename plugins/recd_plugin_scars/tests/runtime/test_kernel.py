@@ -198,7 +198,7 @@ def test_a_second_backward_pass_is_refused() -> None:
     _, kernel = one_table()
     output = kernel(batch_of([[0, 1], [6]]))
     output.sum().backward(retain_graph=True)
-    with pytest.raises(ExactnessError, match=r"second backward pass.*t0"):
+    with pytest.raises(ExactnessError, match=r"t0 support only one backward pass"):
         output.sum().backward()
 
 
@@ -220,7 +220,7 @@ def test_ids_that_the_check_of_bounds_lets_pass_are_refused(bad: int) -> None:
     config = config_of([ROWS, ROWS], bounds_check_mode=mode)
     plain, kernel = pair(config, {f"t{table}": cache_of("lru", 1) for table in range(2)})
     good = batch_of([[0, 1], [6]], [[3], [2]])
-    with pytest.raises(DataError, match=f"table t1: id {bad} .* rows 0 to 6"):
+    with pytest.raises(DataError, match=f"table 't1': id {bad} .* rows 0 to 6"):
         kernel(batch_of([[5, 1], [4]], [[3], [bad]]))
     # Nothing of it was admitted.
     for module in (plain, kernel):

@@ -131,10 +131,10 @@ def test_tables_that_got_one_kernel_and_should_not(
         ({"optimizer": EmbOptimType.ADAM}, LRU, "t0 do not support the optimizer ADAM"),
         ({"beta1": 0.9}, LRU, "fused_params beta1"),
         ({"weight_decay": 0.1}, LRU, "t0 do not support weight_decay"),
-        ({}, TableCache("static", 0.5, np.array([6, 1, 2])), "hot_rows of table t0 names row 6"),
-        ({}, TableCache("static", 0.5, np.array([1, 2])), "holds 3 rows and hot_rows names 2"),
-        ({}, TableCache("lfu", 0.5, np.array([1, 2, 1])), "names a row twice"),
-        ({"type": DataType.FP16}, LRU, "FP16 rows; only FP32"),
+        ({}, TableCache("static", 0.5, np.array([6, 1, 2])), "hot_rows contains row 6"),
+        ({}, TableCache("static", 0.5, np.array([1, 2])), "has 3 rows, but hot_rows has only 2"),
+        ({}, TableCache("lfu", 0.5, np.array([1, 2, 1])), "contains a row twice"),
+        ({"type": DataType.FP16}, LRU, "FP16 rows. Use FP32"),
     ],
 )
 def test_tables_that_cannot_be_cached(
@@ -149,8 +149,8 @@ def test_tables_that_cannot_be_cached(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mru", 0.5, HOT), "no cache policy 'mru'"),
-        (("lru", 1.5), "load_factor of a cache is 1.5"),
+        (("mru", 0.5, HOT), "cache policy 'mru' does not exist"),
+        (("lru", 1.5), "load_factor is 1.5"),
         (("static", 0.5), "static needs hot_rows"),
     ],
 )
