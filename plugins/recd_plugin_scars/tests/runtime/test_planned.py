@@ -113,9 +113,9 @@ def test_tables_of_different_widths_get_a_kernel_each() -> None:
             {"a": LRU, "b": LRU},
             {"a": CACHED, "b": CACHED},
             {"widths": (8, 16)},
-            r"a and b of different widths \(8 and 16\)",
+            r"a and b .* different widths \(8 and 16\)",
         ),
-        ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "give them one storage"),
+        ({"a": LRU, "b": IN_FILE}, {"a": CACHED, "b": CACHED}, {}, "Set the same storage"),
     ],
 )
 def test_tables_that_got_one_kernel_and_should_not(
