@@ -171,12 +171,12 @@ def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
         (
             {"rows": 10},
             {"sharding": [{"use": "torchrec.data_parallel", "tables": ["t_item_0"]}]},
-            ["cache[0]", "table t_item_0 has a cache", "sharding[0]", "every rank"],
+            ["cache[0]", "table 't_item_0' has a cache", "sharding[0]", "every rank"],
         ),
         (
             {"rows": 10},
             {"sharding": [{"use": "flexshard.two_tier", "tables": ["t_seq_*"]}]},
-            ["cache[0]", "table t_seq_0_0 has a cache", "flexshard.two_tier", "tiers"],
+            ["cache[0]", "table 't_seq_0_0' has a cache", "flexshard.two_tier", "tiers"],
         ),
     ],
 )

@@ -150,8 +150,8 @@ def _check_same(file: Path, text: str, table: str) -> None:
         name = shlex.quote(str(file))
         raise RecdError(
             f"{file}: the file exists and differs from the registry that would be written for "
-            f"{table}. To use the file, run recd run {name}. To replace the file, run rm {name} "
-            "first."
+            f"{table}. Run recd run {name} to use the file, or rm {name} to remove it first. For "
+            f"another file, run recd init {shlex.quote(table)} my.yaml."
         )
 
 

@@ -41,8 +41,8 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
     refused = run("2024/clicks.parquet", "--dry-run")
     assert refused.exit_code == 1
     said = refused.output.replace("\n", " ")
-    assert "recd run .recd/clicks.yaml trains it as it is; rm .recd/clicks.yaml has this" in said
-    assert "recd init 2024/clicks.parquet my.yaml writes one of another name" in said
+    assert "Run recd run .recd/clicks.yaml to use the file, or rm .recd/clicks.yaml" in said
+    assert "run recd init 2024/clicks.parquet my.yaml" in said
     assert made.read_text() == edited
     assert run(str(made), "--dry-run").exit_code == 0
 

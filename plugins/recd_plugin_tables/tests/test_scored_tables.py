@@ -33,7 +33,7 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
     assert rows_of(nobody)["_row"] == list(range(20))
     assert nobody.keys() == {}
     pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
-    with pytest.raises(DataError, match=r"new.parquet: no column 'history'"):
+    with pytest.raises(DataError, match=r"new.parquet: the table has no column 'history'"):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
@@ -53,7 +53,7 @@ def test_without_the_table_that_was_trained_on_its_columns_are_known(path, tmp_p
     assert trained.kinds()["history"] == "lists of text"
     assert gone.kinds() == {}
     gone.trained_kinds = {**trained.kinds(), "item": "text"}
-    message = r"column item is numbers here, and text in .*gone.parquet, which is trained on"
+    message = r"'item' contains numbers, but text in .*gone.parquet"
     with pytest.raises(DataError, match=message):
         gone.to_score(str(tmp_path / "new.parquet")).prepare()
 
@@ -96,7 +96,7 @@ def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scor
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
     new = clicks(20)
     pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
-    message = r"column item is text here, and numbers in .*clicks.parquet, .*write its values as n"
+    message = r"'item' contains text, but numbers in .*clicks.parquet. Store"
     with pytest.raises(DataError, match=message):
         table(path).to_score(str(tmp_path / "new.parquet")).prepare()
     with pytest.raises(DataError, match=message):

@@ -382,7 +382,7 @@ def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
 
     again = CliRunner().invoke(main, ["init", str(made.path), str(made.file)])
     assert again.exit_code == 1
-    assert "the file exists" in again.output
+    assert "already exists" in again.output
     assert made.file.read_text(encoding="utf-8") == made.text
 
 

@@ -170,7 +170,7 @@ def test_numbers_that_are_none(path, capfd):
         assert np.isfinite(found["price"]).all()
     scored = table(path, columns=bare, on_nan="drop").to_score(str(path))
     scored.prepare()
-    assert "12 rows scored that training leaves out: column price" in capfd.readouterr().err
+    assert "12 rows have a missing value in column 'price'" in capfd.readouterr().err
     assert by_row(scored)["price"] == [price or 0 for price in clicks()["price"].to_pylist()]
     endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
     pq.write_table(endless, path)
@@ -244,7 +244,7 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
         explode=["shown"],
     )
     data.prepare()
-    assert "1 rows have no candidate" in capfd.readouterr().err
+    assert "1 rows were dropped because their exploded lists" in capfd.readouterr().err
     assert data.schema().dense == ("vector_0", "vector_1")
     assert list(data.keys().values()) == ["row", "candidate", "request"]
     found = by_row(data)
