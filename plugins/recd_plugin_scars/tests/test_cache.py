@@ -176,7 +176,12 @@ def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
         (
             {"rows": 10},
             {"sharding": [{"use": "flexshard.two_tier", "tables": ["t_seq_*"]}]},
-            ["cache[0]", "table 't_seq_0_0' has a cache", "flexshard.two_tier", "tiers"],
+            [
+                "cache[0]",
+                "table 't_seq_0_0' has a cache",
+                "flexshard.two_tier",
+                "caches do not support",
+            ],
         ),
     ],
 )
