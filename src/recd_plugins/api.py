@@ -2,7 +2,7 @@
 
 Names are imported lazily, so a module that declares plugins does not import torch.
 
-A plugin module may require an API version with ``REQUIRES_API = 5``. An older recd-plugins then
+A plugin module may require an API version with ``REQUIRES_API = 6``. An older recd-plugins then
 rejects the package, with its name, when a registry file uses it.
 """
 

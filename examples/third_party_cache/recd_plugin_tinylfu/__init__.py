@@ -7,7 +7,7 @@ import click
 from recd_plugin_tinylfu.cache import TinyLfuCache
 from recd_plugins.api import Cache, hookimpl
 
-REQUIRES_API = 1
+REQUIRES_API = 6
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from recd_plugin_hotrows.sharding import HotRows
 from recd_plugins.api import Sharding, hookimpl
 
-REQUIRES_API = 1
+REQUIRES_API = 6
 
 
 @hookimpl

@@ -32,7 +32,7 @@ from recd_plugins.runtime.versions import __version__
 if TYPE_CHECKING:
     import click
 
-API_VERSION = 5
+API_VERSION = 6
 """Version of the plugin API. Increased when the API gains features that plugins may require."""
 
 #: Hooks for plugins of one kind; ``register_plugins`` accepts all kinds.

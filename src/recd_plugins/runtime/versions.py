@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Maps the torch version to the matching versions of fbgemm and torchrec.
 SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
