@@ -87,7 +87,7 @@ def test_tables_that_clip_gradients_are_refused(partial: bool) -> None:
     clipped = clipped_tables(model.sequences, params, {"gradient_clipping": True})
     model.sequences.clipped = clipped  # type: ignore[assignment]
     guard(model)
-    with pytest.raises(ExactnessError, match="features a are deduplicated, and their tables "):
+    with pytest.raises(ExactnessError, match="features a are deduplicated, but their tables "):
         model(batch(partial))
 
 

@@ -246,7 +246,7 @@ def test_it_fits_and_a_step_more_does_not(most: int, start: int, together: int) 
 
 
 def test_no_batch_or_every_batch_fits() -> None:
-    with pytest.raises(NoPlanError, match="not even for batches of 64 rows"):
+    with pytest.raises(NoPlanError, match="even with batches of 64 rows"):
         largest_batch(lambda _: False, start=512)
     found, step = largest_batch(lambda _: True, start=512)
     assert found < 2**31 == found + step, "FBGEMM counts rows in 32 bits"

@@ -117,7 +117,7 @@ preprocessing:
     ("features", "shared", "apart"),
     [
         ("item, seen", "true", None),
-        ("item, seen", "false", "item and of seen"),
+        ("item, seen", "false", "item and for seen"),
         ("seen", "true", "seen"),
     ],
 )
@@ -128,7 +128,11 @@ def test_features_of_one_table_are_not_numbered_apart(tmp_path, features, shared
         name="t", embedding_dim=4, num_embeddings=9, feature_names=["item", "seen"]
     )
     model = EmbeddingCollection(tables=[table], device=torch.device("meta"))
-    with nullcontext() if apart is None else pytest.raises(RegistryError, match=f"ids of {apart}"):
+    with (
+        nullcontext()
+        if apart is None
+        else pytest.raises(RegistryError, match=f"vocabulary for {apart}")
+    ):
         prepare(load_registry(path), nn.ModuleDict({"sequences": model}))
 
 

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.metrics.calibration import CalibrationMetric
+from torchrec.metrics.metrics_config import RecTaskInfo
+from torchrec.metrics.ne import NEMetric
+from torchrec.metrics.rec_metric import RecComputeMode
 
 from recd_plugins.compat.lookup_kernels import steps_kept
 from recd_plugins.config import Entry, RunConfig, at_entry
@@ -42,8 +45,7 @@ Measured = tuple[Quality | None, Mapping[str, float]]
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
 # In a dense sample, chains of close scores can span the whole range, so they are cut.
 _LONGEST = 2 * TOLERANCE
-# As in torchrec.metrics, probabilities are at least this far from 0 and 1.
-_ETA = 1e-12
+_TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 # A metric named calibration, as TorchRec's is, replaces the built-in one.
 _OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
@@ -176,15 +178,34 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
             f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, but its loss is "
             "finite. Return the logits from which forward() computes the loss."
         )
-    probabilities = torch.sigmoid(logits).clamp(_ETA, 1 - _ETA)
-    log_loss = float(F.binary_cross_entropy(probabilities, labels))
-    rate = labels.mean()
-    calibration = float(probabilities.mean() / rate) if rate > 0 else 0.0
-    if not 0 < rate < 1:
-        return Quality(math.nan, math.nan, num_samples, log_loss, calibration)
-    of_base = F.binary_cross_entropy(rate.expand_as(labels), labels)
-    auc = _auc(logits, labels)
-    return Quality(log_loss / float(of_base), auc, num_samples, log_loss, calibration)
+    batch: dict[str, Any] = {
+        "predictions": {_TASK.name: torch.sigmoid(logits)},
+        "labels": {_TASK.name: labels},
+        "weights": {_TASK.name: torch.ones_like(labels)},
+    }
+    values = {}
+    for metric_class, arguments in ((NEMetric, {"include_logloss": True}), (CalibrationMetric, {})):
+        metric = metric_class(
+            world_size=1,
+            my_rank=0,
+            batch_size=num_samples,
+            tasks=[_TASK],
+            compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
+            window_size=num_samples,
+            **arguments,
+        )
+        metric.update(**batch)
+        for name, value in metric.local_compute().items():
+            values[name.partition("|")[2]] = float(value)
+    # Undefined if all labels are equal; TorchRec returns 1e12.
+    has_both = bool((labels != labels[0]).any())
+    return Quality(
+        normalized_entropy=values["local_lifetime_ne"] if has_both else math.nan,
+        auc=_auc(logits, labels) if has_both else math.nan,
+        num_samples=num_samples,
+        log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
+        calibration=values["local_lifetime_calibration"],
+    )
 
 
 def _auc(logits: Tensor, labels: Tensor) -> float:

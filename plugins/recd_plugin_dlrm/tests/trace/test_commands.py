@@ -187,7 +187,7 @@ def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
     assert "already exists" in failed("profile", "ids.txt", "-o", "p.parquet")
     assert "no table" in failed("generate", "p.parquet", "-o", "s.txt", "--tables", "t_x")
     assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--min-new", 1)
-    assert "the file is not valid Parquet" in failed("generate", "ids.txt", "-o", "s.txt")
+    assert "ids.txt" in failed("generate", "ids.txt", "-o", "s.txt")
     table = pq.read_table(folder / "p.parquet")
     pq.write_table(table.replace_schema_metadata({}), "other.parquet")
     assert "no trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
