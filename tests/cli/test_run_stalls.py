@@ -64,4 +64,4 @@ def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
     assert found["share"] == pytest.approx(sum(rank["seconds"].values()) / rank["step_seconds"])
     words = " ".join(done.stdout.split())
     assert "waiting for data, share of a step" in words
-    assert "most for preprocess" in words
+    assert "mostly for preprocess" in words
