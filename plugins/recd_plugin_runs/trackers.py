@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 import time
 from abc import abstractmethod
@@ -183,7 +182,7 @@ class FileTracker(Tracker):
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         """Truncate the file to the records of the checkpoint. Rename the file of another run.
 
-        The first value of the last record shows whether the file belongs to this run.
+        The last line before the checkpoint shows whether the file belongs to this run.
         """
         path = self.options.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +190,7 @@ class FileTracker(Tracker):
         self._records: int = 0 if kept is None else kept["records"]
         self._last: str = "" if kept is None else kept.get("mark", "")
         whole = len(lines) == 1 if not self._records else len(lines) > self._records
-        if kept is not None and whole and self._last in lines[self._records]:
+        if kept is not None and whole and lines[self._records].startswith(self._last):
             file_utils.write_text(path, "".join(lines[: 1 + self._records]))
             return
         number, aside = 1, None
@@ -212,11 +211,10 @@ class FileTracker(Tracker):
     def append(self, line: str) -> None:
         with self.options.path.open("a", encoding="utf-8", newline="") as file:
             file.write(line)
+        self._last = line.rstrip("\n")  # a CSV line grows at its end if columns are added
 
     def stamped(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Count a record and return it with its step and time."""
-        first = next(iter(figures.values()))
-        self._last = repr(first) if math.isfinite(first) else ""
         self._records += 1
         return {"step": step, "time": round(time.time(), 3), **figures}
 

@@ -229,10 +229,10 @@ class RegistryPlanner(ShardingPlanner):
         held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
         besides = sum(held.values()) + activation_bytes
         return NoPlanError(
-            f"no plan fits batches of {training.batch_size:,} rows into memory. The tables need "
-            f"{size_text(sum(sizes.values()))} in total, and other data {size_text(besides)} per "
-            f"rank, on {topology.world_size} ranks with {size_text(memory)} each "
-            f"({RESERVED_SHARE:.0%} is reserved). The largest tables are {listed}. Use more ranks, "
+            f"no plan fits batches of {training.batch_size:,} rows on {topology.world_size} "
+            f"ranks with {size_text(memory)} each ({RESERVED_SHARE:.0%} is reserved). The tables "
+            f"need {size_text(sum(sizes.values()))} in total; activations and other data need "
+            f"{size_text(besides)} per rank. The largest tables are {listed}. Use more ranks, "
             "smaller batches or smaller tables, or allow row-wise sharding."
         )
 
