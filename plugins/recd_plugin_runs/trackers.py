@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 import time
 from abc import abstractmethod
@@ -182,15 +183,15 @@ class FileTracker(Tracker):
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         """Truncate the file to the records of the checkpoint. Rename the file of another run.
 
-        The last line before the checkpoint shows whether the file belongs to this run.
+        The figures of the last record show whether the file belongs to this run.
         """
         path = self.options.path
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
         self._records: int = 0 if kept is None else kept["records"]
-        self._last: str = "" if kept is None else kept.get("mark", "")
+        self._last: Mapping[str, float] = {} if kept is None else kept.get("last", {})
         whole = len(lines) == 1 if not self._records else len(lines) > self._records
-        if kept is not None and whole and lines[self._records].startswith(self._last):
+        if kept is not None and whole and self._ends_with_last(lines):
             file_utils.write_text(path, "".join(lines[: 1 + self._records]))
             return
         number, aside = 1, None
@@ -211,15 +212,33 @@ class FileTracker(Tracker):
     def append(self, line: str) -> None:
         with self.options.path.open("a", encoding="utf-8", newline="") as file:
             file.write(line)
-        self._last = line.rstrip("\n")  # a CSV line grows at its end if columns are added
+
+    @abstractmethod
+    def parse(self, head: str, line: str) -> Mapping[str, Any]:
+        """Return the record of a line, where ``head`` is the first line of the file."""
+
+    def _ends_with_last(self, lines: Sequence[str]) -> bool:
+        """Return whether the last kept line has the figures of the last record."""
+        if not self._last:
+            return True
+        try:
+            found = self.parse(lines[0], lines[self._records])
+            return all(float(found[name]) == value for name, value in self._last.items())
+        except (KeyError, TypeError, ValueError):  # the line of another run
+            return False
 
     def stamped(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Count a record and return it with its step and time."""
         self._records += 1
+        self._last = {"step": step} | {
+            name: value
+            for name, value in figures.items()
+            if name != "samples_per_second" and math.isfinite(value)
+        }
         return {"step": step, "time": round(time.time(), 3), **figures}
 
     def more_state(self) -> Mapping[str, Any]:
-        return {"records": self._records, "mark": self._last}
+        return {"records": self._records, "last": self._last}
 
 
 _FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")
@@ -232,6 +251,10 @@ class Csv(FileTracker):
 
     def head(self, start: RunStart) -> str:  # noqa: ARG002
         return _text([_FIRST])
+
+    def parse(self, head: str, line: str) -> Mapping[str, Any]:
+        columns, values = csv.reader([head, line])
+        return dict(zip(columns, values, strict=False))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         path = self.options.path
@@ -259,6 +282,10 @@ class JsonLines(FileTracker):
 
     def head(self, start: RunStart) -> str:
         return json.dumps({"registry": start.registry, "settings": list(start.settings)}) + "\n"
+
+    def parse(self, head: str, line: str) -> Mapping[str, Any]:  # noqa: ARG002
+        found: Mapping[str, Any] = json.loads(line)
+        return found
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         record = file_utils.finite(self.stamped(step, figures))
