@@ -1,4 +1,4 @@
-"""A reader as a trainer may have it: Parquet to batches of TorchRec's KeyedJaggedTensor."""
+"""A plain PyTorch reader that converts Parquet files to TorchRec batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class Impressions(IterableDataset[Batch]):
-    """The batches of one rank: of all whole batches of the table, a segment for each rank.
+    """Yields the TorchRec batches of one rank, read from a contiguous segment of the rows.
+
+    Drops the last rows if they do not fill a batch on every rank.
 
     Args:
-        path: a folder of Parquet files.
-        sparse: columns of lists of ids.
-        dense: columns of numbers.
-        num_embeddings: rows of an embedding table; ids of any size wrap around at it.
-        batch_size: rows of a batch of one rank.
+        path: folder of Parquet files.
+        sparse: names of columns with lists of ids.
+        dense: names of columns with one number per row.
+        num_embeddings: rows of each embedding table. Ids are taken modulo this number.
+        batch_size: rows per batch on one rank.
+        rank: rank of this process.
+        world_size: number of ranks.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ def build_loader(
     batch_size: int,
     device: torch.device,
 ) -> DataLoader[Batch]:
-    """A loader of this rank's batches, pinned where they go to a CUDA device."""
+    """Return a loader of this rank's batches, in pinned memory if ``device`` is a GPU."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rows = Impressions(path, sparse, dense, num_embeddings, batch_size, rank, world_size)
     return DataLoader(rows, batch_size=None, pin_memory=device.type == "cuda")

@@ -1,4 +1,7 @@
-"""Trains a DLRM on the Parquet files in folder `table`. README.md says how to start it."""
+"""Trains a DLRM with TorchRec and recd-plugins on the Parquet files in folder `table`.
+
+README.md shows the command.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def build_model() -> nn.Module:
 
 
 def load_weights(dmp: DistributedModelParallel, whole: dict[str, Tensor]) -> None:
-    """Start from the same weights on any number of ranks."""
+    """Copy the unsharded weights ``whole`` into the sharded model."""
     for name, target in dmp.state_dict().items():
         if isinstance(target, ShardedTensor):
             for shard in target.local_shards():
@@ -113,7 +116,7 @@ def main() -> None:
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     train(dist.get_rank(), dist.get_world_size(), device)
-    gc.collect()  # modules of the model must not outlive the process group
+    gc.collect()  # free the model's modules before the process group is destroyed
     dist.destroy_process_group()
 
 

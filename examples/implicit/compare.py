@@ -1,9 +1,9 @@
-"""SASRec of sasrec.yaml beside RecTools', on one split, seed by seed.
+"""Compares SASRec as configured in sasrec.yaml with SASRec of RecTools, on the same test split.
 
 python compare.py --peer PYTHON --seeds 1 2 3
 
-PYTHON has RecTools: pip install "rectools[torch]". Figures that are there already are not made
-again.
+PYTHON is the Python interpreter of an environment with RecTools (pip install "rectools[torch]").
+Existing results in the output folder are reused.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FIGURES = [(split, name) for split in ("full", "sampled") for name in ("hr_at_10
 
 
 def ours(seed: int, folder: Path) -> None:
-    """Train and rank by the commands, in files of the folder."""
+    """Run ``recd run`` and ``recd rank`` with this seed, and write the results to ``folder``."""
     checkpoints = folder / f"checkpoints_{seed}"
     text = (
         (HERE / "sasrec.yaml")

@@ -1,10 +1,10 @@
-"""RecTools' SASRec on a log in RecBole's format, leave-one-out: a peer to compare with.
+"""Trains and evaluates SASRec of RecTools on an interaction log in RecBole's format.
 
     pip install "rectools[torch]"
     python rectools_sasrec.py data/ml-100k.inter --seed 1 --json peer.json
 
-The last event of each user is the test, the one before it the validation, by which the epoch is
-chosen. Items that a user had are not ranked.
+The last event of each user is the test event. The event before it is the validation event, used to
+choose the best epoch. Items that a user has already seen are not ranked.
 """
 
 import argparse
@@ -25,7 +25,10 @@ def dataset(events):
 
 
 def target_places(model, seen, target):
-    """Place of each target among items that the user had not, from 1; and how many those are."""
+    """Return the rank of each target item, and the number of ranked items, for each user.
+
+    Ranks start at 1 and exclude items that the user has seen. An item unseen in training has NaN.
+    """
     ranked = model.recommend(
         users=target["user_id"].to_numpy(),
         dataset=dataset(seen),
@@ -36,7 +39,7 @@ def target_places(model, seen, target):
     found = ranked[ranked["item_id"] == wanted].set_index("user_id")["rank"]
     counts = ranked.groupby("user_id").size()
     users = target["user_id"]
-    # Who has no place has a target that training never saw.
+    # The rank is NaN if training never saw the target item.
     return found.reindex(users).to_numpy(np.float64), counts.reindex(users).to_numpy()
 
 
@@ -47,7 +50,7 @@ def figures(places):
 
 
 def sampled(places, counts, seed):
-    """Places among SAMPLED of the other items, drawn without replacement."""
+    """Return the ranks of the targets among ``SAMPLED`` other items, drawn without replacement."""
     generator = np.random.default_rng(seed)
     better = np.nan_to_num(places - 1, nan=0).astype(int)
     drawn = generator.hypergeometric(better, counts - 1 - better, SAMPLED)
@@ -68,7 +71,7 @@ def main():
     events = pd.read_csv(options.path, sep="\t")
     events.columns = ["user_id", "item_id", "weight", "timestamp"]
     events = events.sort_values(["user_id", "timestamp"], kind="stable", ignore_index=True)
-    # Those of one second stay in the order of the file.
+    # Events with equal timestamps keep their order in the file.
     events["datetime"] = pd.to_datetime(np.arange(len(events)), unit="s")
     left = events.groupby("user_id").cumcount(ascending=False)
     train, seen = events[left >= 2], events[left >= 1]

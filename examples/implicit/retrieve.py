@@ -1,4 +1,4 @@
-"""The items nearest to users, by the vectors that recd rank --vectors wrote.
+"""Prints the nearest items of some users, using the vectors from ``recd rank --vectors``.
 
 python retrieve.py vectors
 """
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Items and vectors ``[rows, D]``."""
+    """Return the columns ``item``, ``[rows]``, and ``vector``, ``[rows, D]``, of a file."""
     table = pq.read_table(path)
     vectors = table["vector"].combine_chunks()
     return table["item"].to_numpy(), vectors.flatten().to_numpy().reshape(len(vectors), -1)
@@ -21,7 +21,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     items, vectors = read(folder / "items.parquet")
     clicked, users = read(folder / "users.parquet")
-    # Any index for inner products takes these two tables: Faiss, hnswlib, LanceDB, pgvector.
+    # Faiss, hnswlib, LanceDB and pgvector can index these vectors by inner product.
     nearest = np.argsort(-(users @ vectors.T), axis=1)[:, :10]
     for user in range(min(3, len(users))):
         print(f"clicked {clicked[user]}, offered {', '.join(map(str, items[nearest[user]]))}")

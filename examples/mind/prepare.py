@@ -1,4 +1,7 @@
-"""MIND's behaviors.tsv as a table of requests: python prepare.py behaviors.tsv requests.parquet."""
+"""Converts behaviors.tsv of the MIND news data set to Parquet, one row per impression.
+
+python prepare.py behaviors.tsv requests.parquet
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ROWS = 20_000
 
 
 def main(source: Path, target: Path) -> None:
-    """Write every impression as a row, its news as a list of structs."""
+    """Write one row per impression, with the shown news articles as a list of structs."""
     with source.open(encoding="utf-8") as lines, pq.ParquetWriter(target, SCHEMA) as writer:
         rows = []
         for number, line in enumerate(lines, 1):
@@ -36,7 +39,7 @@ def main(source: Path, target: Path) -> None:
 def _row(line: str, where: str) -> dict[str, object]:
     try:
         impression, user, time, history, shown = line.rstrip("\n").split("\t")
-        # The test set has no clicks: N123 in place of N123-1.
+        # The test set has no click labels: N123 instead of N123-1.
         pairs = [each.partition("-") for each in shown.split()]
         return {
             "impression_id": int(impression),
@@ -49,7 +52,7 @@ def _row(line: str, where: str) -> dict[str, object]:
             ],
         }
     except ValueError as error:
-        raise SystemExit(f"{where}: no line of MIND's behaviors.tsv ({error})") from error
+        raise SystemExit(f"{where}: not in the format of MIND's behaviors.tsv ({error})") from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A table of requests to train on: each has a user's history and 38 candidates, a row a candidate.
+"""Generates random training requests, each with a user history and 38 candidate items.
+
+The table has one row per candidate.
 
 python make_requests.py data
 """
@@ -18,7 +20,7 @@ LISTS = ("user", "history", "history_category", "item", "category")
 
 
 def requests(first: int, count: int) -> pa.Table:
-    """Requests ``first`` to ``first + count``: people click what is of a category they read."""
+    """Generate ``count`` requests. Users mostly click items of the categories in their history."""
     columns: dict[str, list[object]] = {
         name: [] for name in ("session_id", "ts", "label", *LISTS, "price")
     }
@@ -45,7 +47,7 @@ def requests(first: int, count: int) -> pa.Table:
 
 
 def main(folder: Path, num_requests: int) -> None:
-    """Write ``train`` and ``test``, a fifth of it."""
+    """Write ``num_requests`` requests to ``train``, and a fifth as many to ``test``."""
     for split, first, count in [
         ("train", 0, num_requests),
         ("test", num_requests, num_requests // 5),

@@ -1,4 +1,4 @@
-"""How long a request takes whose history is sent and looked up once, and with 38 plain rows.
+"""Measures request latency when the user history is sent once or with each of 38 candidates.
 
 python measure.py exported data/test
 """
@@ -22,7 +22,7 @@ CANDIDATES = 38
 
 
 def bodies(folder: Path, count: int) -> list[dict[str, bytes]]:
-    """Requests of a table, as JSON: deduplicated, and as plain rows."""
+    """Return ``count`` JSON requests: ``once`` with one shared history, ``plain`` with repeats."""
     file = next(iter(sorted(folder.rglob("*.parquet"))))
     names = [*SHARED, "item", "category", "price"]
     rows = pq.read_table(file, columns=names).slice(0, count * CANDIDATES).to_pylist()
@@ -41,13 +41,13 @@ def bodies(folder: Path, count: int) -> list[dict[str, bytes]]:
 
 
 def post(connection: http.client.HTTPConnection, body: bytes) -> Any:
-    """The answer of the server."""
+    """Send a scoring request, and return the parsed JSON response."""
     connection.request("POST", "/score", body, {"Content-Type": "application/json"})
     return json.loads(connection.getresponse().read())
 
 
 def measured(scorer: Scorer, sent: list[dict[str, bytes]], rounds: int) -> dict[str, Any]:
-    """Medians of each round in milliseconds, over HTTP; sides take turns request by request."""
+    """Send all requests ``rounds`` times in both forms, alternating, and return latencies in ms."""
     running = server(scorer)
     threading.Thread(target=running.serve_forever, daemon=True).start()
     connection = http.client.HTTPConnection("127.0.0.1", running.server_port)
@@ -83,8 +83,8 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print figures as JSON."""
-    parser = argparse.ArgumentParser(description="Measure what sending a history once saves.")
+    """Print the measurements as JSON."""
+    parser = argparse.ArgumentParser(description="Measure the effect of sending histories once.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("table", type=Path)
     parser.add_argument("--program", default="model.pt2")

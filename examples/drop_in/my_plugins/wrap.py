@@ -1,4 +1,4 @@
-"""What the trainer's own reader does to ids, as a plugin."""
+"""Plugin ``my.wrap``: the same id transform as in ``reader.py``, ``id % num_embeddings``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Wrap(Preprocessing):
-    """Wrap ids around at the size of a table."""
+    """Replaces each id with ``id % num_embeddings``."""
 
     name = "my.wrap"
 
     class Options(PluginOptions):
-        num_embeddings: int = Field(gt=0, description="Rows of the table.")
+        num_embeddings: int = Field(gt=0, description="Number of rows of the embedding table.")
 
     options: Options
 

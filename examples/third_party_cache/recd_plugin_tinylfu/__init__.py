@@ -1,4 +1,4 @@
-"""A package with a cache policy of its own, TinyLFU, the cache that has it, and a command."""
+"""An example package with the cache policy TinyLFU, a cache plugin and a command."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def register_caches() -> Sequence[type[Cache]]:
 @click.command("tinylfu-memory")
 @click.argument("rows", type=click.IntRange(min=0))
 def memory(rows: int) -> None:
-    """Tell what TinyLFU takes to count reads, for a cache of so many ROWS."""
+    """Print the memory of TinyLFU's read counters for a cache of ROWS rows."""
     from recd_plugin_tinylfu.policy import sketch_bytes
 
     click.echo(f"{sketch_bytes(rows):,} bytes")

@@ -1,4 +1,4 @@
-"""``tinylfu.cache``."""
+"""Plugin ``tinylfu.cache``: a cache of table rows with the policy TinyLFU."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class TinyLfuCache(Cache):
-    """Rows that are read often stay in fast memory; one that is read once displaces none."""
+    """Keeps frequently read rows in fast memory. Rows that are read only once evict no others."""
 
     name = "tinylfu.cache"
 
     class Options(PluginOptions):
-        share: float = Field(default=0.1, gt=0, le=1, description="Part of the rows that stays.")
-        sample: int = Field(default=10, gt=0, description="Reads a row before counts are halved.")
+        share: float = Field(default=0.1, gt=0, le=1, description="Fraction of rows to cache.")
+        sample: int = Field(default=10, gt=0, description="Reads per row before counts are halved.")
 
     options: Options
 
     def check(self, device: torch.device) -> None:
-        """Runs everywhere."""
+        """Accept every device."""
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> TinyLfuStrategy | None:
-        """Caches that start empty, and what is expected of the most read rows."""
+        """Return caches that start empty, with traffic predicted for the most read rows."""
         from recd_plugin_scars.api import CachePlan, TableCache, TableLoad
         from recd_plugin_tinylfu.policy import TinyLfu
         from recd_plugin_tinylfu.strategy import TinyLfuStrategy
@@ -50,7 +50,7 @@ class TinyLfuCache(Cache):
             {table.name: round(share * table.num_embeddings) for table in tables},
             batch_size=context.batch_size * context.world_size,
             optimizer=context.optimizer,
-            held=1,  # with the rows of the batch before, as these look ahead
+            held=1,  # lookahead: the previous batch's rows are still in fast memory
         )
         policy = partial(TinyLfu, sample=self.options.sample)
         caches = {table.name: TableCache(policy=policy, load_factor=share) for table in tables}

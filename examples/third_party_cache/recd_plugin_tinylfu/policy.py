@@ -1,4 +1,4 @@
-"""TinyLFU (arXiv 1512.00727): a row is admitted where it was read more often than what leaves."""
+"""TinyLFU (arXiv 1512.00727): admits a row only if it is read more often than the evicted row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _CELLS_PER_ROW = 8
 
 
 class TinyLfu(RowPolicy):
-    """At most ``capacity`` rows: a new one takes the place of the longest unused, or none.
+    """Caches a new row only if it is read more often than the least recently used row.
 
     Args:
-        rows: of the shard.
-        sample: counts of reads are halved after so many reads for each row that stays.
+        rows: rows of this rank's shard of the table.
+        sample: number of reads per cached row after which all read counts are halved.
     """
 
     name: ClassVar[str] = "tiny_lfu"
@@ -27,7 +27,7 @@ class TinyLfu(RowPolicy):
         super().__init__(rows)
         self._sample, self._num_reads = sample * rows.capacity, 0
         self._sketch = np.zeros((len(_FACTORS), _width(rows.capacity)), np.int32)
-        # Slots by row, the longest unused first.
+        # Maps each cached row to its slot, least recently used first.
         self._kept = dict(
             zip(rows.of_slots(rows.hot[::-1]).tolist(), rows.hot[::-1].tolist(), strict=True)
         )
@@ -47,11 +47,11 @@ class TinyLfu(RowPolicy):
         ]
         leaves = [left for row, slot in candidates if (left := self._admit(row, slot)) is not None]
         slots = np.array(leaves, np.int32)
-        # One that another batch needs is a candidate when that is done.
+        # A row that another batch needs becomes a candidate again when that batch is done.
         return slots[~self.rows.pinned(slots)]
 
     def _admit(self, row: int, slot: int) -> int | None:
-        """The slot that leaves for a row, or its own."""
+        """Return the slot to evict: the victim's, the row's own if rejected, or None."""
         if len(self._kept) < self.rows.capacity:
             self._kept[row] = slot
             return None
@@ -80,7 +80,7 @@ class TinyLfu(RowPolicy):
 
 
 def sketch_bytes(capacity: int) -> int:
-    """Bytes of the counts of a shard."""
+    """Return the bytes of the read counters for a cache of ``capacity`` rows."""
     return 4 * len(_FACTORS) * _width(capacity)
 
 

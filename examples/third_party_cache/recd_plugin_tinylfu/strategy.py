@@ -1,4 +1,4 @@
-"""What ``recd run`` shows of TinyLFU's tables: counted, and predicted."""
+"""Report of ``recd run`` on TinyLFU caches: counted and predicted traffic."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 class TinyLfuStrategy(CacheStrategy):
-    """Cached tables whose policy is TinyLFU."""
+    """Table strategy of tables cached with TinyLFU. Adds a section to the run report."""
 
     @classmethod
     def observe(cls, parts: Sequence[TableStrategy], model: nn.Module, steps: int) -> Figures:
-        """By table, the mean of a step."""
+        """Return this rank's mean counts per step, keyed by table name."""
         return {
             table: {
                 "hits": traffic.hits / steps,
@@ -46,7 +46,7 @@ class TinyLfuStrategy(CacheStrategy):
 
 
 class Admissions(Section):
-    """A step of all ranks, by table."""
+    """Report section with cache counts per step, summed over ranks, for each table."""
 
     name = "tiny_lfu"
 
@@ -60,7 +60,7 @@ class Admissions(Section):
         }
 
     def shown(self, run: str) -> Sequence[Table]:
-        shown = Table(title=f"{run} TinyLFU: a step of all ranks".strip())
+        shown = Table(title=f"{run} TinyLFU: counts per step, all ranks".strip())
         for heading in ("table", "hits", "predicted", "bytes", "predicted", "admitted", "rejected"):
             shown.add_column(heading)
         for table, counted in self._counted.items():

@@ -1,4 +1,4 @@
-"""The contract suite of caches."""
+"""Runs the contract test suite of cache plugins."""
 
 import pytest
 from recd_plugin_tinylfu.cache import TinyLfuCache

@@ -1,4 +1,4 @@
-"""A package with a kind of plugins of its own, audits of tables, and one of them."""
+"""An example package that adds the plugin kind ``audit`` and one audit plugin."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def register_kinds() -> Sequence[Kind]:
             interface=Audit,
             section="audits",
             claims="by table",
-            description="What is noted of the ids that tables are read by, one entry a table.",
+            description="Audit of the ids looked up in tables, with one entry per table.",
             observes=True,
         )
     ]

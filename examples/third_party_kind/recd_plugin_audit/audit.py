@@ -1,4 +1,4 @@
-"""Kind ``audit``: what is noted of the ids that tables are read by."""
+"""Plugin kind ``audit``: plugins that inspect the ids looked up in tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Audit(Callback, ABC):
-    """Sees the ids of the tables that its registry entry names, batch by batch, on every rank.
+    """Inspects the ids of each batch, for the tables in its registry entry, on every rank.
 
-    It is a callback, so training calls it. A subclass that overrides ``on_start`` calls that of
-    this class as well.
+    This is a training callback. A subclass that overrides ``on_start`` must call
+    ``super().on_start``.
     """
 
     kind: ClassVar[str] = "audit"
@@ -32,9 +32,9 @@ class Audit(Callback, ABC):
 
     @abstractmethod
     def note(self, table: str, ids: Tensor) -> None:
-        """Note what one batch looks up in a table by one feature.
+        """Process the ids of one feature in one batch.
 
         Args:
-            table: its name.
-            ids: int64 ``[num_ids]``, to be left as they are.
+            table: name of the table that the ids are looked up in.
+            ids: int64 ``[num_ids]``. Do not modify this tensor.
         """

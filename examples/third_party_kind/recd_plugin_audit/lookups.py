@@ -1,4 +1,4 @@
-"""audit.count_lookups: how many ids each table was read by."""
+"""Plugin ``audit.count_lookups``: counts the ids looked up in each table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class CountLookups(Audit):
-    """Ids that each table was read by, in a file for each rank."""
+    """Counts the ids looked up in each table, and writes the counts to one file per rank."""
 
     name = "audit.count_lookups"
     free_options = frozenset({"path"})
 
     class Options(PluginOptions):
-        path: Path = Field(description="Folder of the files: rank0.json and so on.")
+        path: Path = Field(description="Folder of the output files rank0.json, rank1.json, ...")
 
     options: Options
 
@@ -44,9 +44,9 @@ class CountLookups(Audit):
         return {"lookups": dict(self.lookups)}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from this rank's counts; rank 0 takes those of ranks that are not there any more.
+        """Restore this rank's counts. Rank 0 adds the counts of ranks that no longer exist.
 
-        The sum over ranks is right, however many there are.
+        The sum over ranks is therefore correct after a change of the world size.
         """
         gone = states[self.world_size :] if self.rank == 0 else ()
         for state in (*states[self.rank : self.rank + 1], *gone):

@@ -1,4 +1,4 @@
-"""The contract of audits, for plugins of the kind in whatever package."""
+"""Contract test suite for plugins of the kind ``audit``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recd_plugins.testing.contracts import PluginContract
 
 
 class AuditContract(PluginContract):
-    """Tests of an audit: override the fixture ``plugin``."""
+    """Contract tests of an audit plugin. Subclass it and override the fixture ``plugin``."""
 
     @pytest.fixture
     def start(self) -> RunStart:

@@ -1,4 +1,4 @@
-"""The contract suite of the kind, and what its plugin promises besides."""
+"""Runs the contract test suite of audits, and tests the plugin ``audit.count_lookups``."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An example of a plugin package: one preprocessing, one pooling and one command."""
+"""An example package with a preprocessing plugin, a pooling plugin and a command."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""``example.drop_repeats``: a history without an item right after itself."""
+"""Plugin ``example.drop_repeats``: removes consecutive repeats of an id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DropRepeats(Preprocessing):
-    """Drop an id that repeats the one before it: 7 7 7 3 3 7 becomes 7 3 7."""
+    """Removes consecutive repeats of an id in each list: 7 7 7 3 3 7 becomes 7 3 7."""
 
     name = "example.drop_repeats"
 
@@ -21,6 +21,6 @@ class DropRepeats(Preprocessing):
         keep = torch.ones_like(values, dtype=torch.bool)
         keep[1:] = values[1:] != values[:-1]
         starts = offsets[:-1][offsets.diff() > 0]
-        keep[starts] = True  # the first id of a row stays, whatever ends the row before
+        keep[starts] = True  # always keep the first id of a row
         kept = torch.cat([offsets.new_zeros(1), keep.cumsum(0).to(offsets.dtype)])
         return values[keep], kept[offsets]

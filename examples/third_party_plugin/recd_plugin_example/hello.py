@@ -1,9 +1,9 @@
-"""``recd example-hello``."""
+"""Command ``recd example-hello``."""
 
 import click
 
 
 @click.command("example-hello")
 def hello() -> None:
-    """Say that the example plugin is installed."""
+    """Print that the example plugin is installed."""
     click.echo("recd-plugin-example is installed")

@@ -1,4 +1,4 @@
-"""``example.recency``: a mean in which the newest items weigh most."""
+"""Plugin ``example.recency``: a weighted mean with the largest weights for the newest items."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Recency(Pooling):
-    """Weighted mean of a sequence; an item's weight halves every half_life places from its end."""
+    """Pools a sequence by a weighted mean. Weights halve every ``half_life`` items of age."""
 
     name = "example.recency"
-    always_trained = True  # there are no parameters
+    always_trained = True  # has no parameters
 
     class Options(PluginOptions):
-        half_life: float = Field(default=10.0, gt=0, description="Places that halve a weight.")
+        half_life: float = Field(default=10.0, gt=0, description="Items after which weights halve.")
 
     options: Options
 

@@ -1,4 +1,4 @@
-"""The module of ``example.recency``: in a file of its own, since it needs torch to be defined."""
+"""The ``nn.Module`` of ``example.recency``, in a separate file so that torch is imported late."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torchrec import JaggedTensor
 
 
 class RecencyPooling(nn.Module):
-    """Embeddings ``[num_values, D]`` of rows, oldest first, to vectors ``[num_rows, D]``."""
+    """Pools embeddings of sequences, oldest first: ``[num_values, D]`` to ``[num_rows, D]``."""
 
     def __init__(self, half_life: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The contract suites of recd-plugins, and what these plugins promise besides."""
+"""Runs the contract test suites, and tests the behaviour of both example plugins."""
 
 import pytest
 import torch

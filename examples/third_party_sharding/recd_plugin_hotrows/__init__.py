@@ -1,4 +1,4 @@
-"""A package with a sharding of its own: the hottest rows on every rank, the others table-wise."""
+"""An example sharding plugin: table-wise sharding with copies of frequent rows on every rank."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""An EmbeddingCollection that knows which of its rows are to be on every rank."""
+"""An EmbeddingCollection that lists its hot rows, which get copies on every rank."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchrec import EmbeddingCollection
 
 
 class HotCollection(EmbeddingCollection):
-    """The tables and parameters of another collection.
+    """Shares the tables and parameters of ``collection``, and adds a list of hot rows.
 
     Args:
-        collection: the other one; its own ``hot`` stay.
-        hot: rows by table; those of other collections do no harm.
+        collection: collection to share. If it has ``hot`` rows already, they are kept.
+        hot: row numbers, keyed by table name. Tables of other collections are ignored.
     """
 
     def __init__(self, collection: EmbeddingCollection, hot: Mapping[str, np.ndarray]) -> None:

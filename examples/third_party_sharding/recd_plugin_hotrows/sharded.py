@@ -1,4 +1,4 @@
-"""Sharded tables whose hot rows are on every rank."""
+"""A sharded EmbeddingCollection with copies of its hot rows on every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from recd_plugins.api import (
 
 
 class ShardedHotCollection(ExactShardedEmbeddingCollection):
-    """Ids of hot rows stay on their rank. State dicts are those of the tables alone."""
+    """Looks up hot rows in local copies, and other rows in the sharded tables.
+
+    State dicts contain only the tables, with the updates of the copies.
+    """
 
     def __init__(
         self,
@@ -35,10 +38,10 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
     ) -> None:
         others = (fused_params or {}).keys() - {"optimizer", "learning_rate"}
         if others or (fused_params or {}).get("optimizer") != EmbOptimType.EXACT_SGD:
-            raise SetupError(f"hot rows train by plain sgd, and fused_params are {fused_params}")
+            raise SetupError(f"hot rows support only SGD, but fused_params are {fused_params}.")
         super().__init__(module, plan, env, fused_params, device, **arguments)
         self._first: dict[str, int] = {}  # key of row 0 of each feature's table
-        self._tables: dict[str, tuple[Tensor, int]] = {}  # hot rows, and the slot of the first
+        self._tables: dict[str, tuple[Tensor, int]] = {}  # hot rows, index of the first copy
         keys, start, slot = [], 0, 0
         for config in module.embedding_configs():
             self._first |= dict.fromkeys(config.feature_names, start)
@@ -60,7 +63,7 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
 
     def distribute(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         if features.variable_stride_per_key():
-            raise ExactnessError("hot rows take no deduplicated input: leave use_vbe away")
+            raise ExactnessError("hot rows do not support deduplicated input. Remove use_vbe.")
         ctx.split, cold = split(features, self._first, self._keys)
         return super().distribute(ctx, cold)
 
@@ -72,14 +75,18 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
 
     @torch.no_grad()
     def _learn(self, gradient: Tensor) -> None:
-        """SGD by the mean of all ranks, as the sharded rows have it."""
+        """Update the copies by SGD with the mean gradient over ranks, as for sharded rows."""
         dist.all_reduce(gradient := gradient.clone(), group=self.group)
         rate = self.fused_optimizer.param_groups[0]["lr"]
         self._hot.sub_(gradient.div_(self.group.size()), alpha=rate)
         self._has_learned = True
 
     def _shards(self, state: Mapping[str, Any], prefix: str) -> Iterator[tuple[Any, ...]]:
-        """Of this rank: weights, the hot rows in them, and rows and columns of the copies."""
+        """Yield each local shard with hot rows, as four values.
+
+        The values are the shard's weights, the indices of hot rows in the shard, and the rows and
+        the column slice of their copies.
+        """
         for table, (rows, slot) in self._tables.items():
             for shard in state[f"{prefix}embeddings.{table}.weight"].local_shards():
                 row, column = shard.metadata.shard_offsets
@@ -90,14 +97,14 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
 
     @torch.no_grad()
     def _fold(self, state: Mapping[str, Any], prefix: str) -> None:
-        """Write what the copies learned into the tables."""
+        """Write the updated copies into the tables."""
         if self._has_learned:
             for weights, rows, slots, columns in self._shards(state, prefix):
                 weights[rows] = self._hot[slots, columns]
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Set the copies from the tables: all ranks together."""
+        """Overwrite the copies with the rows of the tables. Collective."""
         self._has_learned = False
         self._hot.zero_()
         for weights, rows, slots, columns in self._shards(self.state_dict(), ""):
@@ -106,7 +113,7 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
 
 
 class HotSharder(ExactEmbeddingCollectionSharder):
-    """Shards a HotCollection."""
+    """Sharder of ``HotCollection`` modules."""
 
     @property
     def module_type(self) -> type[HotCollection]:

@@ -1,4 +1,4 @@
-"""``hotrows.replicated``."""
+"""Plugin ``hotrows.replicated``."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class HotRows(Sharding):
-    """The most read rows of sequence tables on every rank, the tables table-wise."""
+    """Shards sequence tables table-wise, and copies their most read rows to every rank."""
 
     name = "hotrows.replicated"
 
     class Options(PluginOptions):
-        rows: int = Field(gt=0, description="Rows of each table that every rank has.")
+        rows: int = Field(gt=0, description="Rows per table to copy to every rank.")
 
     options: Options
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
-        """Put a ``HotCollection`` where the model has an EmbeddingCollection with some of them."""
+        """Replace each EmbeddingCollection that contains one of ``tables`` by a HotCollection."""
         from torchrec import EmbeddingCollection
 
         from recd_plugin_hotrows.collection import HotCollection
@@ -84,16 +84,21 @@ class HotRows(Sharding):
         ]
 
     def _read(self, tables: Sequence[Table], context: PlanContext) -> list[tuple[str, Any]]:
-        """How often each row of a table is read, by its name."""
+        """Return the name and the access counts of each table.
+
+        Raises:
+            SetupError: a table is pooled, or the optimizer is not SGD.
+        """
         if pooled := [table.name for table in tables if table.pooled]:
             raise SetupError(
-                f"{self.name} is for tables of sequences, and {', '.join(pooled)} are looked up in "
-                "bags: name their features in a pooling: entry, or take torchrec.table_wise"
+                f"{self.name} supports only sequence tables, but the model pools "
+                f"{', '.join(pooled)} in an EmbeddingBagCollection. Add their features to a "
+                "pooling: entry, or use torchrec.table_wise."
             )
         if tables and context.optimizer != "sgd":
             raise SetupError(
-                f"{self.name} trains its copies by sgd, and training.optimizer is "
-                f"{context.optimizer}: change it, or take torchrec.table_wise"
+                f"{self.name} supports only SGD, but training.optimizer is {context.optimizer!r}. "
+                "Set optimizer: sgd, or use torchrec.table_wise."
             )
         profile = context.data.access(tables, 65_536) if tables else None
         return [

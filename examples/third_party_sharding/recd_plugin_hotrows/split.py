@@ -1,4 +1,4 @@
-"""Batches of which ids of hot rows stay on their rank."""
+"""Splits the ids of a batch into hot ids, looked up locally, and cold ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from recd_plugins.api import batch_forms
 
 
 class Split(NamedTuple):
-    """A batch: all ids, where each one's row is among cold ones and then hot ones, and slots."""
+    """A batch split into cold and hot ids.
+
+    Attributes:
+        features: all ids.
+        order: index of each id's row in the concatenation of cold and hot rows, int64.
+        slots: index of each hot id's copy, int64 ``[num_hot]``.
+    """
 
     features: KeyedJaggedTensor
     order: Tensor
@@ -28,7 +34,7 @@ class HotContext(batch_forms.ExactSequenceContext):
 
 
 class Joined(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Rows of all ids, by feature."""
+    """Awaitable output that merges the embeddings of cold and hot ids for each feature."""
 
     def __init__(self, split: Split, cold: Any, hot: Tensor) -> None:
         super().__init__()
@@ -48,12 +54,14 @@ class Joined(LazyAwaitable[dict[str, JaggedTensor]]):
 def split(
     features: KeyedJaggedTensor, first: Mapping[str, int], hot: Tensor
 ) -> tuple[Split, KeyedJaggedTensor]:
-    """A batch, and what of it is cold.
+    """Split a batch, and return the split and a KeyedJaggedTensor of the cold ids.
+
+    A row's key is its index in the concatenation of all tables.
 
     Args:
-        features: of the collection, and perhaps others.
-        first: the key of row 0 of each feature's table.
-        hot: the keys of hot rows, ascending; a slot is a place in it.
+        features: ids of the batch. Features that are not in ``first`` are ignored.
+        first: key of row 0 of each feature's table.
+        hot: keys of the hot rows, ascending, int64 ``[num_copies]``.
     """
     features = features.permute([features.keys().index(feature) for feature in first])
     values = features.values()

@@ -1,4 +1,4 @@
-"""What copies of hot rows do to their tables, from plan to report."""
+"""Cost estimates and run report of tables with copies of hot rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import stage_costs
 
-# Channels: gradients of copies; and ids, rows and gradients of all tables' shards.
+# Names of traffic in reports: gradients of copies; ids, rows and gradients of sharded tables.
 HOT, SHARDED = "hot_rows", "sharded_rows"
 
 
 class HotTable(NamedTuple):
-    """Rows that every rank has, the share of ids that read them, and scalars a row."""
+    """Number of copied rows, the fraction of ids that read them, and the embedding dimension."""
 
     rows: int
     share: float
@@ -26,24 +26,24 @@ class HotTable(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the copies."""
+        """Return the bytes of the copies on one rank."""
         return 4 * self.rows * self.width
 
 
 class HotStrategy(TableStrategy):
-    """Copies of rows, and the all-reduce of their gradients."""
+    """Table strategy with the costs of row copies and of the all-reduce of their gradients."""
 
     def __init__(self, tables: Mapping[str, HotTable], world_size: int) -> None:
         self.tables, self.world_size = tables, world_size
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        return dict.fromkeys(self.tables, "has copies of its rows, so that it cannot be cached")
+        return dict.fromkeys(self.tables, "has copies of its rows, so it cannot be cached")
 
     def sharded_share(self, table: str) -> float:
         return 1 - self.tables[table].share if table in self.tables else 1.0
 
     def memory_of_rank(self, *_: Any) -> Mapping[str, int]:
-        """Copies and their gradients."""
+        """Return the bytes of the copies and their gradients on each rank."""
         return {"hot rows": sum(2 * table.num_bytes for table in self.tables.values())}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
@@ -53,7 +53,7 @@ class HotStrategy(TableStrategy):
     def work(
         self, table: Table, _: ParameterSharding, step: StepShape
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Lookups on every rank, and its part of the all-reduce."""
+        """Yield the cost of lookups in the copies and of the all-reduce, on every rank."""
         from recd_plugins.api import stage_costs
 
         if (hot := self.tables.get(table.name)) is not None:
@@ -101,7 +101,7 @@ class HotStrategy(TableStrategy):
 
 
 class Sent(Section):
-    """Bytes in a step of all ranks by channel, counted and predicted."""
+    """Report section with counted and predicted bytes per step, summed over ranks."""
 
     name = "hot_rows"
 
@@ -116,7 +116,7 @@ class Sent(Section):
 
     def shown(self, run: str) -> Sequence[str]:
         return [
-            f"{run} {name}: {'-' if counted is None else f'{counted:,.0f}'} bytes a step, "
+            f"{run} {name}: {'-' if counted is None else f'{counted:,.0f}'} bytes per step, "
             f"predicted {predicted:,.0f}".strip()
             for name, (counted, predicted) in self.sent.items()
         ]

@@ -1,4 +1,4 @@
-"""The contract suite of shardings."""
+"""Runs the contract test suite of sharding plugins."""
 
 from collections.abc import Sequence
 from dataclasses import replace
