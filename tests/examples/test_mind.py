@@ -57,4 +57,4 @@ def test_a_line_of_another_form_is_named(tmp_path: Path) -> None:
     bad.write_text(behaviors(2) + "3\tU1\tyesterday\tN1\tN2-0\n")
     done = prepare(bad, tmp_path / "out.parquet")
     assert done.returncode == 1
-    assert f"{bad}, line 3: no line of MIND's behaviors.tsv" in done.stderr
+    assert f"{bad}, line 3: not in the format of MIND's behaviors.tsv" in done.stderr

@@ -53,9 +53,9 @@ def test_a_request_is_scored_as_its_rows_are(
         scorer.score(body["request"], [{"category": [1], "price": 0.5}])
     one = body["candidates"][:1]
     for more, told in (
-        ({"price": 0.5}, "price stands in the request and in a candidate"),
-        ({"item": [1]}, "item stands in the request and in a candidate"),
-        ({"history": [3.5]}, "history has ids that are no whole numbers"),
+        ({"price": 0.5}, "price: sent in both request and candidates"),
+        ({"item": [1]}, "item: sent in both request and candidates"),
+        ({"history": [3.5]}, "history: ids must be integers"),
     ):
         with pytest.raises(ValueError, match=told):
             scorer.score({**body["request"], **more}, one)
