@@ -112,7 +112,7 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(RegistryError) as caught:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
-        f"{path}:7 model.tables.t_usr: matches no table; did you mean t_user?",
+        f"{path}:7 model.tables.t_usr: matches no table. Did you mean t_user?",
         f"{path}:8 model.tables.ads*: matches no table; the tables: t_user, t_item",
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))

@@ -82,7 +82,7 @@ MODEL = "model: {use: test.tower, options: {dim: 8}}"
     ("written", "message"),
     [
         ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named test.towr"),
-        ("{use: test.tower, options: {dm: 8}}", "unknown option of test.tower; did you mean dim?"),
+        ("{use: test.tower, options: {dm: 8}}", "unknown option of test.tower. Did you mean dim?"),
         ("{use: test.tower, options: {dim: 6}}", "registry.yaml:17 model.options.dim: "),
         (
             "{use: test.tower, embedding_dim: 4}",

@@ -74,7 +74,7 @@ def test_a_missing_file(tmp_path):
     ("text", "expected"),
     [
         ("version: 2\n" + HEAD[11:], "r.yaml:1 version: input should be 1, got 2"),
-        (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key; did you mean cache?"),
+        (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key. Did you mean cache?"),
         (HEAD + "zebra: []\n", "r.yaml:4 zebra: unknown key. Use one of these: version, dataset"),
         (
             HEAD + "cache:\n",
@@ -88,7 +88,7 @@ def test_a_missing_file(tmp_path):
         ),
         (
             HEAD + "training:\n  checkpoint:\n    evry: 3\n",
-            "r.yaml:6 training.checkpoint.evry: unknown key; did you mean every?",
+            "r.yaml:6 training.checkpoint.evry: unknown key. Did you mean every?",
         ),
         (
             HEAD + "training: {checkpoint: {every: 5}}\n",
@@ -136,7 +136,7 @@ def test_a_wrong_shape(problems, text, expected):
         (
             "{use: acme.kep, features: [a]}",
             "r.yaml:5 preprocessing[0].use: no preprocessing plugin is named acme.kep; "
-            "did you mean acme.keep?",
+            "Did you mean acme.keep?",
         ),
         (
             "{use: acme.hot, features: [a]}",
@@ -147,7 +147,7 @@ def test_a_wrong_shape(problems, text, expected):
         ("{use: 5, features: [a]}", "preprocessing[0].use: input should be a valid string, got 5"),
         (
             "{use: acme.keep, features: [a], options: {bukets: 5}}",
-            "preprocessing[0].options.bukets: unknown option of acme.keep; did you mean buckets?",
+            "preprocessing[0].options.bukets: unknown option of acme.keep. Did you mean buckets?",
         ),
         (
             "{use: acme.keep, features: [a], options: {buckets: 0}}",
@@ -156,7 +156,7 @@ def test_a_wrong_shape(problems, text, expected):
         (
             "{use: acme.keep, features: [a], options: {limits: [{lowr: 0}]}}",
             "preprocessing[0].options.limits[0].lowr: unknown option of acme.keep; "
-            "did you mean lower?",
+            "Did you mean lower?",
         ),
         (
             "{use: acme.keep, features: [a], options: {buckets: 13}}",

@@ -71,12 +71,12 @@ def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins
         ),
         (
             "    - {use: acme.outre}",
-            "r.yaml:5 dataset.wrap[0].use: no wrapper plugin is named acme.outre; did you mean "
+            "r.yaml:5 dataset.wrap[0].use: no wrapper plugin is named acme.outre. Did you mean "
             "acme.outer?",
         ),
         (
             FIRST + "    - {use: acme.outer, options: {word: a, tims: 2}}",
-            "r.yaml:6 dataset.wrap[1].options.tims: unknown option of acme.outer; did you mean "
+            "r.yaml:6 dataset.wrap[1].options.tims: unknown option of acme.outer. Did you mean "
             "times?",
         ),
     ],

@@ -63,7 +63,7 @@ def test_values_of_the_file_are_set_in_one_way(
         pytest.skip(f"no plugin has {words[0]}")
     said = refusal([*words, "training.checkpoint.path=elsewhere"])
     assert "elsewhere: there is no checkpoint in this folder" in said
-    assert "did you mean batch_size" in refusal([*words, "training.batch_siz=3"])
+    assert "Did you mean batch_size" in refusal([*words, "training.batch_siz=3"])
 
 
 def test_what_cannot_be_written_or_read_is_told_first(

@@ -62,7 +62,7 @@ def without(name: str, **others: object) -> dict:
 
 
 WRONG = {
-    "not there": (without("item", items="id"), "no column 'items'; did you mean item"),
+    "not there": (without("item", items="id"), "no column 'items'. Did you mean item"),
     "left out": (without("tags"), r"no entry for tags. .*`tags: unused`, or set others: unused"),
     "a struct": (
         {**without("user.id"), "user": "id"},

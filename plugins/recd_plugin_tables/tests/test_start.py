@@ -345,7 +345,7 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "cliked"], "--label: the table has no column 'cliked'; did you mean clicked?"),
+        (["--label", "cliked"], "--label: the table has no column 'cliked'. Did you mean clicked?"),
         (
             ["--label", "embedding"],
             "column 'embedding' has type list<element: double>, which cannot",

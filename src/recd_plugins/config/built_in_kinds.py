@@ -27,62 +27,74 @@ def _kind(interface: Any, section: str, claims: Any, description: str, **options
 
 #: Built-in kinds, in the order in which data passes through them.
 KINDS = (
-    _kind(Dataset, "dataset", "one", "Where rows come from."),
-    _kind(Converter, "converter", "one", "How rows become tensors."),
+    _kind(Dataset, "dataset", "one", "Dataset that provides the training rows."),
+    _kind(Converter, "converter", "one", "Converter from rows to jagged tensors."),
     _kind(
         Preprocessing,
         "preprocessing",
         "several by feature",
-        "Transforms of features; those of one feature run in this order.",
+        "Transforms of features. A feature with several entries is transformed in file order.",
     ),
     _kind(
         Ingestion,
         "ingestion",
         "optional one",
-        "Who makes the batches of a rank; without it, training.workers processes or the rank "
-        "itself.",
+        "Plugin that produces batches outside the training process. The default is "
+        "`training.workers` reader processes per rank.",
     ),
     _kind(
         Pooling,
         "pooling",
         "by feature",
-        "Sequence features and what pools them, one entry a feature.",
+        "Pooling of sequence features. At most one entry may match a feature.",
     ),
-    _kind(Sharding, "sharding", "by table", "Where the rows of tables live, one entry a table."),
-    _kind(Cache, "cache", "by table", "Caches in front of tables, one entry a table."),
+    _kind(
+        Sharding,
+        "sharding",
+        "by table",
+        "Sharding of embedding tables over ranks. At most one entry may match a table.",
+    ),
+    _kind(
+        Cache,
+        "cache",
+        "by table",
+        "Caches of embedding table rows. At most one entry may match a table.",
+    ),
     _kind(
         Optimizer,
         "optimizers",
         "by table",
-        "What trains the rows of tables, one entry a table; training.optimizer trains the others.",
+        "Optimizers of embedding tables. At most one entry may match a table. Tables without an "
+        "entry use `training.optimizer`.",
     ),
     _kind(
         Metric,
         "metrics",
         "list",
-        "Figures of the test split beside normalized entropy and AUC.",
+        "Additional metrics of the test split. Built-in metrics are always computed.",
         observes=True,
     ),
     _kind(
         Pipeline,
         "pipeline",
         "optional one",
-        "How the steps of training overlap; without it, TorchRec's TrainPipelineSparseDist, with "
-        "lookahead where a cache wants it.",
+        "Train pipeline. The default is TorchRec's TrainPipelineSparseDist, with row prefetch if a "
+        "cache needs prefetch.",
         observes=True,
     ),
     _kind(
         Callback,
         "callbacks",
         "list",
-        "What looks on while the model is trained, called in this order.",
+        "Callbacks that observe training. They are called in file order.",
         observes=True,
     ),
     _kind(
         Model,
         "model",
         "optional one",
-        "The model: kind and sizes of the built-in one, or a plugin; leave it out to bring one.",
+        "Sizes of the built-in model, or a model plugin. Omit this section if your training script "
+        "builds the model.",
     ),
 )
 
@@ -90,5 +102,5 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 #: Sections of registry files without a plugin kind.
 OTHER_SECTIONS = frozenset({"version", "model", "training"})
-#: Sections of these kinds.
+#: Sections of registry files that configure built-in kinds.
 OWN_SECTIONS = frozenset(kind.section for kind in KINDS)

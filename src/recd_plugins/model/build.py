@@ -85,7 +85,7 @@ def _check_tables(registry: RunConfig, names: list[str]) -> None:
                 registry.problem(
                     ("model", "tables", pattern),
                     "matches no table"
-                    + (did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"),
+                    + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
                 )
                 for pattern in unmatched
             ]

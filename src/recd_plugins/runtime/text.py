@@ -19,13 +19,13 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean NAME?"``, or an empty text if no known name is close."""
+    """Return ``". Did you mean NAME?"``, or an empty string if no known name is similar."""
     known = list(known)
     begun = [name for name in known if name.lower().startswith(word.lower())]
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.63)
     if len(word) >= _BEGINNING and len(begun) == 1:
         close = begun
-    return f"; did you mean {close[0]}?" if close else ""
+    return f". Did you mean {close[0]}?" if close else ""
 
 
 def shortened(names: Sequence[str]) -> str:
