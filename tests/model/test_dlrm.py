@@ -113,7 +113,7 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
         f"{path}:7 model.tables.t_usr: matches no table. Did you mean t_user?",
-        f"{path}:8 model.tables.ads*: matches no table; the tables: t_user, t_item",
+        f"{path}:8 model.tables.ads*: matches no table. Use one of: t_user, t_item",
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
     assert build_model(load_registry(path), schema).bags is not None

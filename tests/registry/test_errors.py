@@ -135,7 +135,7 @@ def test_a_wrong_shape(problems, text, expected):
     [
         (
             "{use: acme.kep, features: [a]}",
-            "r.yaml:5 preprocessing[0].use: no preprocessing plugin is named acme.kep; "
+            "r.yaml:5 preprocessing[0].use: no preprocessing plugin is named acme.kep. "
             "Did you mean acme.keep?",
         ),
         (
@@ -155,7 +155,7 @@ def test_a_wrong_shape(problems, text, expected):
         ),
         (
             "{use: acme.keep, features: [a], options: {limits: [{lowr: 0}]}}",
-            "preprocessing[0].options.limits[0].lowr: unknown option of acme.keep; "
+            "preprocessing[0].options.limits[0].lowr: unknown option of acme.keep. "
             "Did you mean lower?",
         ),
         (
