@@ -1,1 +1,1 @@
-"""Benchmarks behind the figures of the documentation: ``python -m benchmarks``."""
+"""Benchmarks that produce the figures quoted in the documentation: ``python -m benchmarks``."""

@@ -17,40 +17,40 @@ from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.files import write_json, write_text
 
 BENCHMARKS = {
-    "train": "training on 2 ranks, stock TorchRec against deduplicated (RecD)",
-    "ablation": "throughput of rm1, rm2 and rm3, from stock TorchRec to deduplicated, by step",
-    "storage": "bytes of PAPERCAL on disk, by time over clustered by session",
-    "logs": "compression of log shards by session, over shards of rows spread at random",
-    "reader": "rows a second from Parquet to hashed tensors, clustered over interleaved",
-    "convert": "time of making IKJTs of a batch, over that of a plain KJT",
-    "requests": "training on requests of 38 candidates, stock TorchRec against ours",
-    "flexshard": "FlexShard's tiers of rows against row-wise sharding on 4 x 2 ranks",
-    "scars": "SCARS' cache of hot rows: traffic, hit rates and time beside no cache",
-    "network": "training on nodes joined by links of a rate, stock TorchRec against ours",
-    "dlrm": "a step of the DLRM paper's section 5.2 against plain EmbeddingBags",
+    "train": "training on 2 ranks, with RecD deduplication vs. stock TorchRec",
+    "ablation": "ablation of RecD: throughput of the models rm1, rm2 and rm3",
+    "storage": "disk space of a table clustered by session vs. ordered by time",
+    "logs": "compression of logs sharded by session vs. sharded at random",
+    "reader": "rows per second from Parquet to tensors, clustered vs. interleaved",
+    "convert": "time to build IKJTs vs. plain KJTs",
+    "requests": "training on requests of 38 candidates, with plugins vs. stock TorchRec",
+    "flexshard": "FlexShard's row tiers vs. row-wise sharding on 4 x 2 ranks",
+    "scars": "SCARS' row cache vs. no cache: host memory traffic, hit rates and time",
+    "network": "training over slow network links, with plugins vs. stock TorchRec",
+    "dlrm": "a training step of the DLRM paper's section 5.2 vs. plain PyTorch",
 }
 _SIZE = click.Option(
     ["--size"],
     type=click.Choice(["tiny", "small", "reference"]),
     default="small",
     show_default=True,
-    help="small takes minutes; reference is what the documentation quotes; tiny only shows that a "
-    "benchmark runs.",
+    help="tiny only checks that the benchmark runs, small takes minutes, and reference produces "
+    "the figures in the documentation.",
 )
 _JSON = click.Option(
     ["--json", "json_path"],
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the report here.",
+    help="Write the report to this JSON file.",
 )
 _PLOT = click.Option(
     ["--plot", "plot_path"],
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the report into this SVG file.",
+    help="Plot the report to this SVG file.",
 )
 
 
 class _Benchmarks(click.Group):
-    """One command a benchmark, whose module is imported when it is named."""
+    """Click group with one command per benchmark; imports a benchmark only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(BENCHMARKS)
@@ -65,11 +65,11 @@ class _Benchmarks(click.Group):
 
 @click.group(cls=_Benchmarks, no_args_is_help=True, subcommand_metavar="NAME [OPTIONS]")
 def main() -> None:
-    """Measure a figure that the documentation quotes. NAME --help shows a benchmark's options."""
+    """Run a benchmark that the documentation quotes. NAME --help shows its options."""
 
 
 def report(name: str, size: str = "small", **options: Any) -> dict[str, Any]:
-    """Run a benchmark; return the report that ``--json`` writes."""
+    """Run a benchmark and return its report, in the format that ``--json`` writes."""
     from benchmarks._measure import machine
 
     module = importlib.import_module(f"benchmarks.{name}")
@@ -131,7 +131,7 @@ def _draw(path: Path, charts: list[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     if not charts:
-        raise click.ClickException("--plot: this benchmark, or this part of it, draws nothing")
+        raise click.ClickException("--plot: this benchmark has no chart. Remove --plot.")
     heights = [0.8 + 0.35 * len(chart["labels"]) for chart in charts]
     figure = Figure(figsize=(8, sum(heights)), layout="constrained")
     rows = figure.subplots(len(charts), squeeze=False, height_ratios=heights)[:, 0]

@@ -1,4 +1,4 @@
-"""One model's variants on each rank: sharded models that live at once and step in turns."""
+"""Trains all variants of one model of the ablation benchmark on each rank, in alternating turns."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ _POOLING = "## sequence pooling ##"
 
 @dataclass(frozen=True)
 class Variant:
-    """One trainer of a model.
+    """One variant of a model in the ablation.
 
     Attributes:
-        name: in reports.
-        layout: its table: a cut by time of a steady stream, or by session.
-        side: with the plugins, or stock TorchRec on plain KeyedJaggedTensors.
-        pool_rows: whether poolings see unique rows, or all rows by the jagged index select.
-        batch: multiple of the model's batch size.
-        dim: multiple of the model's embedding dim.
-        sharders: the side's; or on the baseline's side stock ones with TorchRec's own
-            deduplication of ids in EmbeddingCollections, or the plugins'.
-        compiled: torch.compile of interaction and MLPs.
+        name: name in reports.
+        layout: row order of the training table: ``stream`` (by time) or ``clustered`` (by session).
+        side: ``plugins``, or ``baseline`` for stock TorchRec on plain KeyedJaggedTensors.
+        pool_rows: whether sequence pooling computes ``unique`` rows only, or ``all`` rows.
+        batch: factor that multiplies the model's batch size.
+        dim: factor that multiplies the model's embedding dimension.
+        sharders: ``side`` for the default sharders of ``side``; ``index_dedup`` for TorchRec's
+            sharders with ``use_index_dedup``; ``plugins`` for the sharders of recd-plugins.
+        compiled: whether torch.compile compiles the interaction and the MLPs.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Variant:
     compiled: bool = False
 
     def apply(self, registry: RunConfig) -> RunConfig:
-        """Return the registry of this trainer, from the model's."""
+        """Return the registry of a model, modified for this variant."""
         assert registry.model is not None, "the models of the benchmark have a section model"
         model = registry.model.model_copy(
             update={
@@ -88,7 +88,7 @@ class Variant:
         return registry.with_training(
             {
                 "batch_size": registry.training.batch_size * self.batch,
-                # Rates at which a model learns amplify rounding too; here losses are compared.
+                # Small rates: larger ones amplify rounding errors, and losses are compared.
                 "learning_rate": 0.1,
                 "dense_learning_rate": 0.01,
             }
@@ -97,15 +97,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured; travels to the ranks by pickle.
+    """Job description that is pickled and sent to the ranks.
 
     Attributes:
-        registries: the model's registry file by layout of its table.
-        variants: all of one model.
-        num_batches: batches of a rank that go round; fewer of a variant with larger ones.
-        turns: turns of each variant; one more warms up.
-        steps: timed steps of a turn; one more before them warms up.
-        profiled: turns in which each variant is profiled.
+        registries: registry file of the model for each table layout.
+        variants: variants of the model to train.
+        num_batches: number of batches per rank, which are repeated. A variant with larger batches
+            uses fewer.
+        turns: timed turns of each variant. One more turn warms up.
+        steps: timed steps per turn. One more step warms up.
+        profiled: number of profiled turns of each variant.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -120,22 +121,22 @@ class Job:
 
 @dataclass
 class Measured:
-    """One variant, over all ranks.
+    """Measurements of one variant over all ranks.
 
     Attributes:
-        batch_size: rows of a step of one rank.
-        seconds: wall time of a step, by turn.
-        num_batches: batches of one rank that go round.
-        losses: by step, the mean over ranks.
-        bytes_by_kind: bytes sent in a step, all ranks.
-        ids: ids looked up in a step by feature, all ranks.
-        sent: bytes that the features make all ranks send in a step, see ``_Trainer.sent_bytes``.
-        stages: seconds of a step, the mean over ranks.
-        pooling: sequence pooling's share of the stages gemm and other, likewise; on the CPU.
-        static_bytes: parameters and optimizer state, of the rank with most.
-        peak_bytes: peak memory of a step above them, of the same rank.
-        mean_bytes: mean memory of a step above them, of the same rank.
-        failure: why it could not be trained; nothing else is known then.
+        batch_size: rows per step and rank.
+        seconds: wall time of a step, one value per turn.
+        num_batches: number of batches per rank, which are repeated.
+        losses: loss of each step, averaged over ranks.
+        bytes_by_kind: bytes that all ranks send per step, keyed by kind of collective.
+        ids: ids that all ranks look up per step, keyed by feature.
+        sent: bytes that all ranks send per step if each table is on one rank, from the batches.
+        stages: seconds per step of each stage, averaged over ranks.
+        pooling: fraction of stages ``gemm`` and ``other`` spent in sequence pooling; CPU only.
+        static_bytes: bytes of parameters and optimizer state on the rank with the most memory.
+        peak_bytes: peak memory of a step on the same rank, without ``static_bytes``.
+        mean_bytes: mean memory of a step on the same rank, without ``static_bytes``.
+        failure: why the variant could not be trained; None if it was trained.
     """
 
     batch_size: int = 0
@@ -154,9 +155,9 @@ class Measured:
 
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
-    """Measure all variants of a job, by name. A collective call."""
+    """Measure all variants of a job and return the results keyed by variant name. Collective."""
     silence_upstream()
-    # Or the system clears each large tensor page by page, above all the baseline's.
+    # Otherwise the kernel zeroes the pages of each large tensor, most of all for the baseline.
     keep_freed_memory()
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device("cpu")
     trainers: dict[str, _Trainer] = {}
@@ -166,7 +167,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         result[variant.name] = Measured(failure=failure)
         if trainer is not None:
             trainers[variant.name] = trainer
-    # Everything that is there stays: collecting garbage need not go through it.
+    # All objects so far are permanent, so the garbage collector need not scan them.
     gc.collect()
     gc.freeze()
     for name, trainer in trainers.items():
@@ -199,8 +200,8 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
 
 
 def _try(variant: Variant, job: Job, device: torch.device) -> tuple[_Trainer | None, str | None]:
-    """Return a trainer that has made a step, or what TorchRec's index dedup lacks."""
-    # Deduplication is taken apart: no other choices of auto.
+    """Return a trainer after its first step, or None with the reason why TorchRec cannot run it."""
+    # Use a fixed sharding, so that only deduplication differs.
     registry = load_registry(job.registries[variant.layout], sharding="torchrec.planner")
     trainer = _Trainer(registry, variant, device, job.num_batches)
     try:
@@ -213,7 +214,7 @@ def _try(variant: Variant, job: Job, device: torch.device) -> tuple[_Trainer | N
 
 
 class _Trainer(RankTrainer):
-    """One variant on this rank."""
+    """Trainer of one variant on this rank."""
 
     def __init__(
         self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
@@ -238,8 +239,8 @@ class _Trainer(RankTrainer):
         self.dmp.train()
         (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
         if variant.compiled:
-            # Not sequence pooling, which groups rows by their lengths: nearly every batch would be
-            # compiled anew. Not the whole top, in which TorchRec's outputs are awaited.
+            # Sequence pooling groups rows by length, so nearly every batch would recompile it.
+            # The top module waits for TorchRec's outputs, so compile only its parts.
             for module in (model.top.dense_arch, model.top.interaction, model.top.over_arch):
                 if module is not None:
                     module.compile()
@@ -247,7 +248,7 @@ class _Trainer(RankTrainer):
             _mark(model.sequence_pooling)
 
     def counts(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return bytes by kind of collective and ids by feature of a step, over all batches."""
+        """Return the bytes per kind of collective and the ids per feature of a mean step."""
         with CollectiveBytes() as sent, lookup_ids(self.dmp) as ids:
             self.steps(len(self.batches))
         return (
@@ -256,9 +257,9 @@ class _Trainer(RankTrainer):
         )
 
     def sent_bytes(self) -> float:
-        """Return what the features make this rank send in a step where each table is on one rank.
+        """Return the bytes that this rank sends per step if each table is stored on one rank.
 
-        Ids and lengths, embeddings of the rows that travel back, and their gradients.
+        Counts ids, lengths, embeddings and gradients.
         """
         sent = 0
         for batch in self.batches:
@@ -271,7 +272,7 @@ class _Trainer(RankTrainer):
         return sent * (ranks - 1) / ranks / len(self.batches)
 
     def profile(self) -> None:
-        """Make one step that warms up, one timed, two profiled."""
+        """Run one warm-up step and two profiled steps."""
         self.steps(1)
         for _ in range(2):
             with self.profiled.step():
@@ -284,7 +285,7 @@ class _Trainer(RankTrainer):
 
 
 def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:
-    """Return None for the sharders of the variant's side."""
+    """Return the sharders of a variant, or None to use the defaults."""
     params = fused_params(training)
     if variant.sharders == "side":
         return None
@@ -300,7 +301,7 @@ def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn
 
 
 def _mark(pooling: SequencePooling) -> None:
-    """Have the profiler see where sequence pooling begins and ends."""
+    """Add a profiler range around the forward pass of sequence pooling."""
     forward = pooling.forward
 
     def marked(*args: Any, **kwargs: Any) -> Tensor:
@@ -311,9 +312,9 @@ def _mark(pooling: SequencePooling) -> None:
 
 
 def _pooling_shares(step: Callable[[], object]) -> dict[Stage, float]:
-    """Return sequence pooling's share of the stages gemm and other of one step.
+    """Return the fraction of stages ``gemm`` and ``other`` that one step spends in pooling.
 
-    Its backward pass is the autograd nodes that its forward operators made.
+    Counts the forward pass of sequence pooling and the autograd nodes that it creates.
     """
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function(PROFILED_STEP):
@@ -335,7 +336,7 @@ def _pooling_shares(step: Callable[[], object]) -> dict[Stage, float]:
     pooling = _union([*forward, *backward])
     inside = [e for e in host if _within(e, pooling)]
     products = _union(_span(e) for e in inside if stage_of(e.name()) == "gemm")
-    # Embeddings are awaited in there, too: waiting is the all-to-all's.
+    # Pooling also waits for embeddings; that time belongs to the all-to-all.
     staged = _union(_span(e) for e in inside if stage_of(e.name()) is not None)
     seconds: dict[Stage, float] = {
         "gemm": _length(products) / 1e9,
@@ -352,13 +353,13 @@ def _span(event: Any) -> tuple[int, int]:
 
 
 def _within(event: Any, intervals: Sequence[tuple[int, int]]) -> bool:
-    """Whether an event lies in one of the intervals of a ``_union``."""
+    """Return whether an event lies inside one of the sorted, disjoint intervals."""
     later = bisect_right(intervals, event.start_ns(), key=itemgetter(0))
     return later > 0 and bool(event.end_ns() <= intervals[later - 1][1])
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge overlapping intervals, in order."""
+    """Merge overlapping intervals and return them sorted by start."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -373,10 +374,10 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def static_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return this rank's bytes of parameters, buffers and optimizer state."""
+    """Return the bytes of parameters, buffers and optimizer state on this rank."""
     kept: list[Any] = [*optimizer.state.values()]
     for module in model.modules():
-        # Not module.parameters(): sharded modules show slices there, and not all of their state.
+        # module.parameters() of sharded modules returns slices, and not all of the state.
         kept += [*module._parameters.values(), *module._buffers.values()]
     storages = [tensor.untyped_storage() for tensor in _local_tensors(kept)]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

@@ -1,4 +1,4 @@
-"""What FlexShard's paper says (arXiv 2301.02959, tables 5 and 6), and distributions that fit it."""
+"""Results of the FlexShard paper (arXiv 2301.02959, tables 5 and 6), with access distributions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from recd_plugin_flexshard.planning.costs import (
 
 #: 4 nodes of 8 A100, 4096 samples a rank.
 CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
-#: M = 6 and c = 1, float32. Flex rows are taken as memory allows.
+#: M = 6 and c = 1, float32. Memory limits the number of flex rows.
 OPTIONS = CostOptions(minimise="bytes")
 EMBEDDING_DIM = 256
 
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model of table 5: its rows by plan and tier, and their shares of accesses.
+    """A model of table 5: the number of rows in each tier and their shares of accesses.
 
-    ``..._seconds`` is the sum of the measured collectives (table 6).
+    The ``..._seconds`` fields are the summed times of the measured collectives (table 6).
     """
 
     name: str
@@ -45,12 +45,12 @@ class PaperModel:
 
     @property
     def length(self) -> float:
-        """L: accesses of a sample, with which the two-tier plan takes no extra memory."""
+        """Ids per sample, estimated so that the two-tier plan needs no extra memory."""
         costs = RowCosts.of(CLUSTER, OPTIONS)
         return _least_accesses(costs.row_wise_static) * self.two_tier_rows / self.two_tier_covered
 
     def fitted(self, dedupe_factor: float = 1.0) -> TableDemand:
-        """The table with accesses by power laws that have the three coverages of table 5."""
+        """Return a table whose power-law accesses match the three coverages of table 5."""
         knots = [self.hot_rows, self.two_tier_rows, self.hot_rows + self.flex_rows]
         covered = [self.hot_covered, self.two_tier_covered, self.hot_covered + self.flex_covered]
         known = _least_accesses(RowCosts.of(CLUSTER, OPTIONS).flex_static)
@@ -63,7 +63,7 @@ class PaperModel:
             self.name,
             self.num_embeddings,
             EMBEDDING_DIM,
-            # Rounding apart, they never increase.
+            # Accesses never increase, except for rounding errors.
             np.minimum.accumulate(np.diff(_accesses(laws, edges)) / rows),
             repeats=rows,
             dedupe_factor=dedupe_factor,
@@ -71,26 +71,26 @@ class PaperModel:
 
 
 def _least_accesses(static: float) -> float:
-    """Accesses of a sample from which a hot row takes less memory than ``static`` bytes."""
+    """Return the accesses per sample above which a hot row needs less memory than ``static``."""
     costs = RowCosts.of(CLUSTER, OPTIONS)
     return (costs.hot_static - static) / costs.saved / CLUSTER.batch_size
 
 
 def _edges(num_rows: int, among: Sequence[int] = ()) -> NDArray[np.int64]:
-    """Of bins: of one row each at first, then wider and wider by the same ratio."""
+    """Return bin edges: bins of one row for the first 2,000 rows, then bins of growing width."""
     wide = np.geomspace(2000, num_rows, int(np.log(num_rows / 2000) / np.log(1.002)))
     return np.unique(np.concatenate([np.arange(2000), np.rint(wide), among])).astype(np.int64)
 
 
 class PowerLaw(NamedTuple):
-    """Row ``x`` from ``start`` on is accessed ``first * (x / start) ** -exponent`` times."""
+    """Power law: row ``x >= start`` is accessed ``first * (x / start) ** -exponent`` times."""
 
     start: float
     first: float
     exponent: float
 
     def accesses(self, stops: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The accesses to all rows before each of ``stops``."""
+        """Return the total accesses to all rows from ``start`` up to each of ``stops``."""
         power = 1 - self.exponent
         return self.first * self.start / power * ((stops / self.start) ** power - 1)
 
@@ -101,9 +101,14 @@ class PowerLaw(NamedTuple):
 def _power_laws(
     stops: Sequence[int], accesses: NDArray[np.float64], first: float
 ) -> list[PowerLaw]:
-    """Laws that end at ``stops`` with so many ``accesses`` each; the first one at ``first``.
+    """Fit a power law to each row range that ends at one of ``stops``.
 
-    Before the first law rows are accessed once by each sample, the most that it allows.
+    Args:
+        stops: last row of each range.
+        accesses: total accesses per sample in each range.
+        first: accesses per sample of the last row of the first range.
+
+    The most popular rows, before the first law starts, are accessed once per sample.
     """
 
     def head(exponent: float) -> PowerLaw:
@@ -128,7 +133,7 @@ def _surplus(
 
 
 def _accesses(laws: Sequence[PowerLaw], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of a sample, to the first ``rows`` rows."""
+    """Return the accesses of a sample to the first ``rows`` rows of the table."""
     total = np.minimum(rows, laws[0].start)
     stops = [law.start for law in laws[1:]] + [np.inf]
     for law, stop in zip(laws, stops, strict=True):
@@ -137,7 +142,7 @@ def _accesses(laws: Sequence[PowerLaw], rows: NDArray[np.int64]) -> NDArray[np.f
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where ``function``, which falls from above 0 to below, is 0."""
+    """Find the root of a decreasing function between ``low`` and ``high`` by bisection."""
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)

@@ -1,4 +1,4 @@
-"""Tables with tiers of rows on each rank, beside row-wise ones on the same batches."""
+"""Trains tables with FlexShard's row tiers and row-wise sharded tables on the same batches."""
 
 from __future__ import annotations
 
@@ -47,23 +47,24 @@ from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.sharded_model import build_sharded_model
 
 FEATURE = "history"
-# The side that TorchRec's own sharder trains, without tiers.
+# The variant that uses TorchRec's sharder without tiers.
 STOCK = "row-wise (TorchRec)"
 _CPU = torch.device("cpu")
 _NUM_DENSE = 4
-# Where what is sent belongs to no tier.
+# Name for collectives that belong to no tier.
 _WITHOUT_TIERS = "all ranks"
-# Rates that do not amplify rounding: losses are compared.
+# Small rates: larger ones amplify rounding errors, and losses are compared.
 _TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
 
 
 @dataclass(frozen=True)
 class Popularity:
-    """How often a sample reads each row of one table.
+    """Access frequency of each row of one table.
 
     Attributes:
-        probabilities: float64 ``[E]``, expected reads a sample, most read first; may exceed 1.
-        rows: int64 ``[E]``, the row of the table with each of them.
+        probabilities: float64 ``[E]``, expected accesses per sample in descending order. Values
+            can exceed 1.
+        rows: int64 ``[E]``, the table row of each probability.
     """
 
     probabilities: NDArray[np.float64]
@@ -71,26 +72,25 @@ class Popularity:
 
     @classmethod
     def scaled(cls, demand: TableDemand, scale: int) -> Popularity:
-        """Return the popularity of a table with one row for ``scale`` rows of a larger one.
+        """Return the popularity of a smaller table: each row replaces ``scale`` rows of ``demand``.
 
-        With batches that are smaller by ``scale`` too and samples of the same length, any two
-        bytes of a plan keep their ratio. Rows are shuffled.
+        If the batch size is also divided by ``scale``, all ratios of bytes in a plan stay the same.
         """
         repeats = np.ones(len(demand.probabilities)) if demand.repeats is None else demand.repeats
         rows = np.append(0, np.cumsum(repeats))
         reads = np.append(0, np.cumsum(repeats * demand.probabilities))
         ends = np.arange(0, demand.num_embeddings + 1, scale)
-        # Sorted, as neighbours of equal probability differ by rounding.
+        # Sort, because rounding can reorder neighbours of equal probability.
         probabilities = np.sort(np.diff(np.interp(ends, rows, reads)))[::-1]
         return cls(probabilities, np.random.default_rng(0).permutation(len(probabilities)))
 
     @property
     def length(self) -> float:
-        """Expected ids of a sample."""
+        """Expected number of ids per sample."""
         return float(self.probabilities.sum())
 
     def swapped(self, share: float, seed: int) -> Popularity:
-        """Return another popularity: a random ``share`` of the rows change places."""
+        """Return a copy in which a random ``share`` of the rows exchange their popularity."""
         rng = np.random.default_rng(seed)
         moving = np.flatnonzero(rng.random(len(self.rows)) < share)
         rows = self.rows.copy()
@@ -98,7 +98,7 @@ class Popularity:
         return Popularity(self.probabilities, rows)
 
     def batch(self, rng: np.random.Generator, samples: int) -> ModelInput:
-        """Draw a batch with one sequence feature, and labels that follow its ids."""
+        """Draw a random batch with one sequence feature. Labels are correlated with its ids."""
         num_ids = rng.poisson(samples * self.length)
         ids = self.rows[np.searchsorted(self._cumulative, rng.random(num_ids), side="right")]
         lengths = np.bincount(rng.integers(0, samples, len(ids)), minlength=samples)
@@ -124,21 +124,21 @@ class Popularity:
 
 
 def _effects(ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a hidden effect of each id, between -1 and 1."""
+    """Return a fixed effect between -1 and 1 for each id, from which labels are drawn."""
     hashed = (ids.astype(np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
     return (hashed >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1
 
 
 @dataclass
 class Trained:
-    """One side, over all ranks.
+    """Results of one variant over all ranks.
 
     Attributes:
-        sent: bytes that a rank sends in a step, the mean over ranks; groups are tiers.
-        seconds: wall time of a step, by turn.
-        losses: by step, the mean over ranks.
-        hot: rows on every rank, of all tables.
-        flex: rows in every node.
+        sent: bytes sent per step, averaged over ranks; the group of a ``Traffic`` is its tier.
+        seconds: wall time of a step, one value per turn.
+        losses: loss of each step, averaged over ranks.
+        hot: number of rows replicated on every rank, summed over tables.
+        flex: number of rows replicated in every node, summed over tables.
     """
 
     sent: Mapping[Traffic, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Trained:
 
     @property
     def all_to_all(self) -> float:
-        """Bytes of the all-to-alls between all ranks: ids, lengths, embeddings and gradients."""
+        """Bytes of the global all-to-alls: ids, lengths, embeddings and gradients."""
         return sum(
             num
             for traffic, num in self.sent.items()
@@ -159,15 +159,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class OneTable:
-    """Job: one table, by row-wise sharding and with tiers.
+    """Job that trains one table, with row-wise sharding and with row tiers.
 
     Attributes:
-        popularity: of the ids.
-        embedding_dim: scalars a row.
-        batch_size: samples of a rank.
-        num_batches: of a rank; every side trains on all of them.
-        turns: timed turns of one step of each side.
-        sides: tiers by name; None is TorchRec's own row-wise sharding.
+        popularity: access frequency of each row.
+        embedding_dim: embedding dimension.
+        batch_size: samples per rank.
+        num_batches: batches per rank; every variant trains on all of them.
+        turns: number of timed turns, with one step of each variant per turn.
+        sides: row tiers keyed by variant name; None means TorchRec's row-wise sharding.
     """
 
     popularity: Popularity
@@ -179,7 +179,7 @@ class OneTable:
 
 
 def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Trained]:
-    """Train every side, in turns. A collective call."""
+    """Train every variant of a job, in alternating turns. Collective."""
     silence_upstream()
     keep_freed_memory()
     rng = np.random.default_rng((1, rank))
@@ -195,7 +195,7 @@ def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Tr
 
 @dataclass(frozen=True)
 class Sessions:
-    """Job: PAPERCAL's sequences, by a registry file a side; see ``OneTable``."""
+    """Job that trains the sequence features of the PAPERCAL table, with a registry per variant."""
 
     registries: Mapping[str, Path]
     num_batches: int
@@ -203,7 +203,7 @@ class Sessions:
 
 
 def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Trained]:
-    """Train every side, in turns. A collective call."""
+    """Train every variant of a job, in alternating turns. Collective."""
     silence_upstream()
     keep_freed_memory()
     trained: dict[str, Trained] = {}
@@ -230,13 +230,13 @@ def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Tra
 def _train(
     trainers: Mapping[str, RankTrainer], trained: dict[str, Trained], turns: int
 ) -> dict[str, Trained]:
-    """Count what each side sends, then time steps in turns."""
+    """Count the bytes that each variant sends, then time their steps in alternating turns."""
     for name, trainer in trainers.items():
-        trainer.steps(1)  # fills the pipeline: whatever it reads ahead, every batch is sent once
+        trainer.steps(1)  # fills the pipeline, so that each batch is then counted once
         ranks = from_every_rank(_by_tier(trainer, len(trainer.batches)))
         total = sum(ranks, Counter[Traffic]())
         trained[name].sent = {traffic: num / len(ranks) for traffic, num in total.items()}
-    # Everything that is there stays: collecting garbage need not go through it.
+    # All objects so far are permanent, so the garbage collector need not scan them.
     gc.collect()
     gc.disable()
     for turn in range(turns + 1):
@@ -251,7 +251,7 @@ def _train(
 
 
 def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
-    """Return bytes that this rank sends in a step, with tiers in place of groups' names."""
+    """Return the bytes that this rank sends per step, with tier names instead of process groups."""
     with CollectiveBytes() as counter:
         trainer.steps(steps)
     names = tier_groups().names
@@ -264,16 +264,16 @@ def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
 
 @dataclass(frozen=True)
 class Drift:
-    """Job: one table whose popularity moves.
+    """Job that trains one table while the popularity of its rows changes.
 
     Attributes:
-        popularity: of the first phase.
-        embedding_dim: scalars a row.
-        batch_size: samples of a rank.
-        tiers: planned for the first phase.
-        phases: after each of which ``moved`` of the rows change places.
-        retier_every: steps; a phase has twice as many.
-        moved: share of the rows.
+        popularity: access frequency of each row in the first phase.
+        embedding_dim: embedding dimension.
+        batch_size: samples per rank.
+        tiers: row tiers planned for the first phase.
+        phases: number of phases. After each phase, popularity changes.
+        retier_every: steps between updates of the tiers. A phase has twice as many steps.
+        moved: fraction of the rows that exchange their popularity after a phase.
     """
 
     popularity: Popularity
@@ -286,7 +286,11 @@ class Drift:
 
 
 def measure_drift(rank: int, world_size: int, job: Drift) -> tuple[list[float], list[float]]:
-    """Return cold shares by phase of tiers that stay and that follow. A collective call."""
+    """Measure the share of bytes sent to cold rows, with fixed tiers and with updated tiers.
+
+    Returns:
+        The shares with fixed tiers, one per phase, and the shares with updated tiers. Collective.
+    """
     silence_upstream()
     return _cold_shares(rank, job, None), _cold_shares(rank, job, job.retier_every)
 
@@ -302,13 +306,13 @@ def _cold_shares(rank: int, job: Drift, retier_every: int | None) -> list[float]
     sequences = [batch.sequence_features for batch in batches]
     ids = sum(kjt.values().numel() for kjt in sequences if kjt is not None) / len(batches)
     ranks = dist.get_world_size()
-    # Embeddings and their gradients, of the ids that are on other ranks.
+    # Bytes of embeddings and gradients for ids whose rows are on other ranks.
     row_wise = ids * job.embedding_dim * 4 * 2 * (ranks - 1) / ranks
     shares = []
     for _ in range(job.phases):
         trainer.steps(job.retier_every)
         sent = _by_tier(trainer, job.retier_every - 1)
-        trainer.steps(1)  # may look up the first batch of the next phase already
+        trainer.steps(1)  # prefetching may already look up the first batch of the next phase
         cold = sum(
             num
             for traffic, num in sent.items()
@@ -321,13 +325,13 @@ def _cold_shares(rank: int, job: Drift, retier_every: int | None) -> list[float]
 def _pipeline(
     rows: int, dim: int, tiers: RowTiers | None, retier_every: int | None = None
 ) -> object:
-    """Return a train pipeline of a model around one table, from the same weights every time.
+    """Return a train pipeline of a model with one table and the same initial weights each time.
 
     Args:
-        rows: of the table.
-        dim: scalars a row.
-        tiers: of the table; None shards it by TorchRec's own sharder.
-        retier_every: steps after which the rows of the tiers are chosen anew.
+        rows: number of table rows.
+        dim: embedding dimension.
+        tiers: row tiers of the table; None means TorchRec's row-wise sharder.
+        retier_every: steps between updates of the tiers; None keeps the tiers.
     """
     torch.manual_seed(_TRAINING.seed)
     model = DLRM(

@@ -1,4 +1,4 @@
-"""Figures with their spread, and helpers that measure them fairly."""
+"""Benchmark figures with their spread, and helpers for fair timing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: the median of ``runs`` samples, and their extremes."""
+    """One measured figure: the median, minimum and maximum of ``runs`` samples."""
 
     figure: str
     value: float
@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Detail:
-    """A table besides the figures."""
+    """A table that a report shows in addition to its figures."""
 
     title: str
     headings: list[str]
@@ -54,14 +54,14 @@ class Detail:
 
 @dataclass(frozen=True)
 class Bars:
-    """What ``--plot`` draws: one bar of each series at each label.
+    """Bar chart that ``--plot`` draws.
 
     Attributes:
-        title: of the chart.
-        unit: of the values, on the horizontal axis.
-        labels: of the bars.
-        series: values by name, one for each label.
-        stacked: series follow one another in one bar.
+        title: title of the chart.
+        unit: unit of the horizontal axis.
+        labels: label of each bar.
+        series: one value per label, keyed by series name.
+        stacked: whether to stack the series in one bar.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Findings:
-    """The report of one benchmark."""
+    """Report of one benchmark."""
 
     workload: str
     figures: list[Figure]
@@ -82,7 +82,7 @@ class Findings:
     bars: list[Bars] = field(default_factory=list)
 
     def add(self, other: Findings) -> None:
-        """Append another part's figures."""
+        """Append the figures, tables, notes and charts of another report."""
         self.figures.extend(other.figures)
         self.details.extend(other.details)
         self.notes.extend(other.notes)
@@ -90,30 +90,30 @@ class Findings:
 
 
 def higher(figure: str, samples: Sequence[float] | float, unit: str = "ratio", **of: Any) -> Figure:
-    """Return a figure of which higher values are better; ``of`` is ``paper`` and ``goal``."""
+    """Return a figure for which higher is better. ``of`` accepts ``paper`` and ``goal`` values."""
     return _figure(figure, samples, unit, "higher", **of)
 
 
 def lower(figure: str, samples: Sequence[float] | float, unit: str = "ratio", **of: Any) -> Figure:
-    """Return a figure of which lower values are better; ``of`` is ``paper`` and ``goal``."""
+    """Return a figure for which lower is better. ``of`` accepts ``paper`` and ``goal`` values."""
     return _figure(figure, samples, unit, "lower", **of)
 
 
 def _figure(figure: str, samples: Any, unit: str, better: Any, **of: Any) -> Figure:
     values = [float(each) for each in (samples if isinstance(samples, Sequence) else [samples])]
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"{figure}: a sample of {values} is no finite number")
+        raise ValueError(f"{figure}: a sample is not finite in {values}. Check the benchmark.")
     median = statistics.median(values)
     return Figure(figure, median, unit, better, len(values), min(values), max(values), **of)
 
 
 def ratios(over: Iterable[float], under: Iterable[float]) -> list[float]:
-    """Divide turn by turn."""
+    """Divide two sequences element by element."""
     return [one / other for one, other in zip(over, under, strict=True)]
 
 
 def max_abs_diff(curves: Iterable[Sequence[float]]) -> float:
-    """Return the largest difference of the losses of one step; NaN if any loss is."""
+    """Return the largest difference between loss curves at any step, or NaN if a loss is NaN."""
     every = torch.tensor(list(curves), dtype=torch.float64)
     return float((every.amax(0) - every.amin(0)).max())
 
@@ -124,7 +124,7 @@ def in_turn(
     inputs: Sequence[T],
     turns: int = 5,
 ) -> list[tuple[float, float]]:
-    """Return processor times of two functions on each input, in turns after one that warms up."""
+    """Return the CPU seconds of two functions on each input, after one warm-up turn."""
     times = []
     for turn in range(turns + 1):
         for item in inputs:
@@ -143,7 +143,7 @@ def _processor_seconds(function: Callable[[T], object], item: T) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute in the calling thread, so that its processor time is all there is."""
+    """Limit torch to one thread, so that the CPU time of this thread covers all work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -153,7 +153,10 @@ def one_thread() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc serve large blocks from freed memory, which new pages would slow at random."""
+    """Make glibc reuse freed memory for large blocks, because new pages slow runs at random.
+
+    Return whether the setting was applied.
+    """
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
@@ -163,27 +166,27 @@ def keep_freed_memory() -> bool:
 
 
 def from_every_rank(value: T) -> list[T]:
-    """Return the values of all ranks. A collective call."""
+    """Return the values of all ranks. Collective."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
 
 
 def mean_over_ranks(losses: Sequence[torch.Tensor]) -> list[float]:
-    """Return the mean of each loss over the ranks. A collective call."""
+    """Return the mean of each loss over all ranks. Collective."""
     stacked = torch.stack([loss.detach() for loss in losses]).double().cpu()
     dist.all_reduce(stacked)
     return (stacked / dist.get_world_size()).tolist()
 
 
 def check_device(device: Device) -> None:
-    """Raise SetupError for ``cuda`` where torch or FBGEMM has none."""
+    """Raise SetupError if the device is ``cuda`` but torch or FBGEMM has no CUDA support."""
     if device == "cuda" and not (torch.cuda.is_available() and fbgemm_has_cuda()):
-        raise SetupError("--device cuda: torch finds no CUDA device, or FBGEMM is the CPU build")
+        raise SetupError("--device cuda: torch or FBGEMM cannot use CUDA. Use --device cpu.")
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return the processor, GPU and package versions of this machine."""
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""All sides of a network cell on one rank, in turns. Started by torchrun on every node."""
+"""Trains all variants of a network benchmark on one rank, started by torchrun on every node."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured; travels to the ranks by pickle.
+    """Job description that is pickled and sent to the ranks.
 
     Attributes:
-        registries: by name of the side.
-        stock: names of the sides with TorchRec's own sharders.
-        as_stock: names of those with ours where TorchRec has none, which send what it would.
-        ranks_per_node: of each node.
-        num_batches: of a rank, which go round.
-        turns: of each side, at least.
-        steps: timed ones of a turn; one more before them warms up.
-        seconds: so long there are more turns, up to ``_MOST_TURNS``.
+        registries: registry file of each variant, keyed by name.
+        stock: names of variants that use TorchRec's sharders.
+        as_stock: names of variants that use our sharders where TorchRec has none, but send the same
+            bytes as TorchRec would.
+        ranks_per_node: ranks per node.
+        num_batches: number of batches per rank, which are repeated.
+        turns: minimum number of turns of each variant.
+        steps: timed steps per turn. One more step warms up.
+        seconds: keep adding turns, up to ``_MOST_TURNS``, until this time has passed.
     """
 
     registries: Mapping[str, Path]
@@ -61,15 +62,15 @@ class Job:
 
 @dataclass
 class Measured:
-    """One side, over all ranks; values are of a step.
+    """Measurements of one variant over all ranks. Values are per step.
 
     Attributes:
-        seconds: wall time by turn.
-        processor_seconds: of all ranks together, by turn.
-        link_bytes: of the node and direction with most, by the counters of its interface.
-        num_batches: of one rank, which go round.
-        losses: by step, the mean over ranks.
-        failure: why it could not be trained; nothing else is known then.
+        seconds: wall time, one value per turn.
+        processor_seconds: CPU time summed over all ranks, one value per turn.
+        link_bytes: bytes on the busiest link and direction, from network interface counters.
+        num_batches: number of batches per rank, which are repeated.
+        losses: loss of each step, averaged over ranks.
+        failure: why the variant could not be trained; None if it was trained.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -81,28 +82,28 @@ class Measured:
 
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
-    """Measure all sides of a job, by name. A collective call."""
+    """Measure all variants of a job and return the results keyed by name. Collective."""
     found = {name: Measured() for name in job.registries}
     sides: dict[str, RankTrainer] = {}
-    # Every side is planned for the nodes as they are measured.
+    # All plans use the same measurements of the nodes.
     topology = topology_at_start(TrainingSpec(), "cpu", job.ranks_per_node, resume=False)
     for name in job.registries:
         try:
             sides[name] = _side(name, job, topology)
-        except RecdError as error:  # of the plan or of the registry: all ranks have it
+        except RecdError as error:  # invalid plan or registry: raised on all ranks
             found[name].failure = str(error)
-    # Everything that is there stays: collecting garbage need not go through it.
+    # All objects so far are permanent, so the garbage collector need not scan them.
     gc.collect()
     gc.freeze()
     counts_links = rank % job.ranks_per_node == 0
     for name, side in sides.items():
         found[name].num_batches = len(side.batches)
         found[name].link_bytes = max(from_every_rank(_sent(side, counts_links)))
-    spent, turn = 0.0, 0  # the steps that were counted warmed up
+    spent, turn = 0.0, 0  # no warm-up turn: counting the bytes was one
     while turn < job.turns or (turn < _MOST_TURNS and spent < job.seconds):
         turn += 1
         order = list(sides.items())
-        # In one order each side would follow the same one, with its caches and links.
+        # With a fixed order, each variant would always inherit caches from the same one.
         random.Random(turn).shuffle(order)
         for name, side in order:
             ranks = from_every_rank(side.turn(job.steps))
@@ -115,13 +116,13 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
 
 
 def _side(name: str, job: Job, topology: TopologySpec | None) -> RankTrainer:
-    """Shard the model of a side. Batches are of the table's first rows, ranks in turns."""
+    """Build the sharded model of a variant, with batches from the first rows of its table."""
     registry = load_registry(job.registries[name])
     with all_gradients_sent() if name in job.as_stock else nullcontext():
         sharders = stock_sharders(registry.training) if name in job.stock else None
         parts = build_sharded_model(registry, "plugins", _CPU, sharders=sharders, topology=topology)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    # Plans look at the first rows: other rows have lists of other lengths.
+    # Plans use the first rows; later rows have lists of different lengths.
     loader = parts.prepared.dataloader(rank=0, world_size=1, device=_CPU)
     batches = list(islice(loader, rank, job.num_batches * ranks, ranks))
     parts.dmp.train()
@@ -130,8 +131,8 @@ def _side(name: str, job: Job, topology: TopologySpec | None) -> RankTrainer:
 
 
 def _sent(side: RankTrainer, counts_links: bool) -> float:
-    """Return bytes of this node's link in a step, over one round of all batches."""
-    side.steps(1)  # fills the pipeline: what it reads ahead is sent, too
+    """Return the bytes per step on this node's link, measured over all batches."""
+    side.steps(1)  # fills the pipeline, because prefetching sends bytes, too
     dist.barrier()
     before = _link(counts_links)
     dist.barrier()
@@ -146,7 +147,7 @@ def _link(counts_links: bool) -> LinkBytes:
 
 
 def main() -> None:
-    """Run as a rank of torchrun; the first one writes what was found."""
+    """Run the job as a rank of torchrun. Rank 0 writes the results to a JSON file."""
     job_path, found_path = map(Path, sys.argv[1:])
     silence_upstream()
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""PAPERCAL in memory and on disk: by time as it is logged, and clustered by session."""
+"""The synthetic PAPERCAL data set in memory and on disk, ordered by time or by session."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCHEMA = FeatureSchema(
     dense=tuple(f"dense_{index}" for index in range(NUM_DENSE)),
     label="label",
 )
-#: By time, cut from a stream with a million rows in flight; or by session.
+#: ``stream``: by time, cut from a stream of a million concurrent rows. ``clustered``: by session.
 Order = Literal["stream", "clustered"]
-# Item ids repeat by chance only, so their lists stay lists, as the writer would choose.
+# Item ids repeat only by chance, so their columns stay plain lists.
 _LAYOUTS: Mapping[str, Layout] = {
     name: "list_dict" for name in TABLE.names if name.startswith(("seq_", "usr_"))
 }
@@ -33,7 +33,7 @@ _LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How a table is stored."""
+    """Storage settings of a Parquet table."""
 
     layout: Layout
     row_group_rows: int = 8192
@@ -41,7 +41,7 @@ class Settings:
 
 
 def papercal_batches(count: int) -> list[Rows]:
-    """Return the first batches, clustered by session."""
+    """Return the first ``count`` batches of PAPERCAL, clustered by session."""
     keys = chunks(row_keys(count * BATCH_SIZE, seed=1, layout="clustered"), BATCH_SIZE)
     return [
         Rows(make_rows(block), (Origin("PAPERCAL", number * BATCH_SIZE, BATCH_SIZE),))
@@ -50,7 +50,7 @@ def papercal_batches(count: int) -> list[Rows]:
 
 
 def list_dict_batch(rows: Rows) -> Rows:
-    """Return a batch as a table in layout ``list_dict`` hands it out."""
+    """Return a batch with the columns that a table in layout ``list_dict`` yields."""
     fields, columns = list(rows.data.schema), rows.data.columns
     for index, field in enumerate(fields):
         if field.name.startswith(("seq_", "usr_")):
@@ -62,7 +62,7 @@ def list_dict_batch(rows: Rows) -> Rows:
 def write_tables(
     folder: Path, rows: int, tables: Mapping[str, tuple[Order, Settings]]
 ) -> dict[str, Path]:
-    """Write ``rows`` rows each; the tables of one order have the same rows."""
+    """Write Parquet tables of ``rows`` rows. Tables with the same order contain the same rows."""
     paths = {name: folder / f"{name}.parquet" for name in tables}
     for order in {order for order, _ in tables.values()}:
         with ExitStack() as stack:

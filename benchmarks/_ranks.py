@@ -1,4 +1,4 @@
-"""Trainers that live in the same ranks and step in turns, over batches that go round."""
+"""Trainer for benchmarks that train several models in the same ranks, in alternating turns."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RankTrainer:
     """One sharded model on this rank.
 
     Args:
-        pipeline: a train pipeline, of our own or TorchRec's.
-        batches: of this rank, made beforehand; they go round.
-        device: of the model.
+        pipeline: a train pipeline of TorchRec or of recd-plugins.
+        batches: batches of this rank, which are repeated.
+        device: device of the model.
     """
 
     def __init__(self, pipeline: Any, batches: Sequence[Any], device: torch.device) -> None:
@@ -31,7 +31,7 @@ class RankTrainer:
         self._losses: list[Tensor] = []
 
     def steps(self, count: int) -> None:
-        """Make steps, which are done when this returns."""
+        """Run ``count`` training steps and wait until they finish."""
         for _ in range(count):
             loss, _, _ = self._pipeline.progress(self._around)
             self._losses.append(loss.detach())
@@ -39,9 +39,10 @@ class RankTrainer:
             torch.cuda.synchronize()
 
     def turn(self, steps: int, warmup: int = 1) -> tuple[float, float]:
-        """Return wall seconds of a step, on the slowest rank, and processor seconds on this one.
+        """Time ``steps`` training steps. Collective.
 
-        A collective call.
+        Returns:
+            Wall seconds per step on the slowest rank, and CPU seconds per step on this rank.
         """
         self.steps(warmup)
         dist.barrier()
@@ -54,5 +55,5 @@ class RankTrainer:
         return float(spent) / steps, processor / steps
 
     def losses(self) -> list[float]:
-        """Return losses by step, the mean over ranks. A collective call."""
+        """Return the loss of each step so far, averaged over ranks. Collective."""
         return mean_over_ranks(self._losses)

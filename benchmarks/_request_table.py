@@ -1,4 +1,4 @@
-"""A table of requests as a ranker logs it, with its registry as recd_plugin_tables writes it."""
+"""Synthetic ranking requests with lists of candidates, and their registry from ``recd init``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from click.testing import CliRunner
 
 from recd_plugins.cli import main
 
-#: Of each request.
+#: Candidates per request.
 CANDIDATES = 38
-#: Items in a history.
+#: Items per history.
 HISTORY = 30
 _ITEMS = 20_000
 
 
 def write_requests(folder: Path, rows: int) -> Path:
-    """Write requests with ``rows`` candidates in all; return the path of their registry file."""
+    """Write requests with about ``rows`` candidates in total and return their registry file."""
     table, registry = folder / "requests.parquet", folder / "requests.yaml"
     if not table.exists():
         pq.write_table(request_table(-(-rows // CANDIDATES)), table)
@@ -30,7 +30,7 @@ def write_requests(folder: Path, rows: int) -> Path:
 
 
 def request_table(num: int) -> pa.Table:
-    """Return a row a request, with its candidates in a list of structs."""
+    """Return a table with one row per request; each request lists its candidates as structs."""
     draw = np.random.default_rng(0)
     user = draw.integers(0, max(2, num // 4), num)
     taste = draw.integers(0, _ITEMS, num)

@@ -1,4 +1,4 @@
-"""One click model over tables on the host, or sharded with and without a cache, on one rank."""
+"""Trains a click model on one rank, with tables in host memory, on the device, or cached."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer
 
 _NUM_DENSE = 13
-# Rates that do not amplify rounding: losses are compared.
+# Small rates: larger ones amplify rounding errors, and losses are compared.
 TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a model's tables are kept.
+    """Storage of a model's embedding tables.
 
     Attributes:
-        tables: ``host``: in host memory, each lookup's embedding goes to the device and its
-            gradient comes back; ``stock``: on the device, by TorchRec's own sharder; ``cache``:
-            fast memory on the device over a slow one; ``uvm``: FBGEMM's own cache, on CUDA.
-        policy: of a ``cache``.
-        cached: whether any row stays in the fast memory.
-        coalesced: whether ids are made unique before the input dist.
-        lookahead: whether rows of the next batch are fetched while one computes.
+        tables: ``host``: in host memory, with embeddings and gradients copied to and from the
+            device; ``stock``: on the device with TorchRec's sharder; ``cache``: in host memory with
+            SCARS' row cache on the device; ``uvm``: FBGEMM's cache for CUDA.
+        policy: cache policy, for ``cache``.
+        cached: whether the cache contains any rows.
+        coalesced: whether ids are deduplicated before the input dist.
+        lookahead: whether rows of the next batch are prefetched.
     """
 
     tables: Literal["host", "stock", "cache", "uvm"]
@@ -70,16 +70,16 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is trained; travels to the rank by pickle.
+    """Job description that is pickled and sent to the rank.
 
     Attributes:
-        rows: of each table, by its name ``t_FEATURE``.
-        embedding_dim: scalars of a row.
-        bottom, top: widths of DLRM's dense layers; without ``embedding_dim`` and 1, their last.
+        rows: number of rows of each table, keyed by table name ``t_FEATURE``.
+        embedding_dim: embedding dimension.
+        bottom, top: widths of DLRM's hidden dense layers; the output widths are added.
         ids: int64 ``[batches, features, batch_size]``.
-        hot_rows: by table, most read first, as many as are cached.
-        warmup: batches that are not timed.
-        device: of dense layers and fast memory.
+        hot_rows: cached rows of each table, most popular first.
+        warmup: number of batches that are not timed.
+        device: device of the dense layers and the cache.
     """
 
     rows: Mapping[str, int]
@@ -93,19 +93,20 @@ class Job:
 
     @property
     def features(self) -> list[str]:
-        """Names of the features."""
+        """Feature names."""
         return [table.removeprefix("t_") for table in self.rows]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One side.
+    """Results of one variant.
 
     Attributes:
-        losses: of every batch.
-        seconds: of the steps after the warm-up; writing what is left is in the last.
-        bytes_read, bytes_written: of the backing store in all steps; 0 of ``stock`` and ``uvm``.
-        traffic: of all steps and tables of a ``cache``.
+        losses: loss of every batch.
+        seconds: time of each step after the warm-up. The last step includes the final write-back.
+        bytes_read, bytes_written: bytes moved from and to host memory in all steps; 0 for ``stock``
+            and ``uvm``.
+        traffic: cache counters of all steps, summed over tables; empty without a cache.
     """
 
     losses: list[float]
@@ -116,23 +117,23 @@ class Trained:
 
     @property
     def step_seconds(self) -> float:
-        """Mean of timed steps: a median leaves out bursts of rows that are written back."""
+        """Mean time of a timed step. A median would ignore occasional bursts of write-backs."""
         return statistics.fmean(self.seconds)
 
 
 def measure(rank: int, world_size: int, job: Job, side: Variant) -> Trained:
-    """Train one side on all batches. Runs on one rank."""
+    """Train one variant on all batches. Requires a single rank."""
     silence_upstream()
     keep_freed_memory()
     try:
         return _train_host(job) if side.tables == "host" else _train_sharded(job, side)
     finally:
-        # Pipelines and models are cycles; the next side wants their memory.
+        # Pipelines and models form reference cycles; free their memory for the next variant.
         gc.collect()
 
 
 def _train_host(job: Job) -> Trained:
-    """Train the uncached path, whose tables update themselves in the backward pass."""
+    """Train with tables in host memory, which FBGEMM updates in the backward pass."""
     device = torch.device(job.device)
     embeddings = _HostEmbeddings(job, device)
     model = _ClickModel(job, embeddings, device)
@@ -142,7 +143,7 @@ def _train_host(job: Job) -> Trained:
     def step(batches: Iterator[ModelInput]) -> Tensor:
         batch = next(batches)
         optimizer.zero_grad()
-        # Ids stay on the host, where the tables are.
+        # Ids stay on the host, next to the tables.
         moved = ModelInput(
             dense_features=batch.dense_features.to(device),
             sparse_features=batch.sparse_features,
@@ -158,7 +159,7 @@ def _train_host(job: Job) -> Trained:
 
 
 def _train_sharded(job: Job, side: Variant) -> Trained:
-    """Train a side whose tables are sharded."""
+    """Train a variant with sharded tables."""
     device = torch.device(job.device)
     dmp = _sharded_model(job, side, device)
     pipeline = build_train_pipeline(dmp, build_optimizer(dmp, TRAINING), device)
@@ -182,8 +183,8 @@ def _train_sharded(job: Job, side: Variant) -> Trained:
 def _timed(
     job: Job, step: Callable[[Iterator[ModelInput]], Tensor]
 ) -> tuple[list[float], list[float]]:
-    """Make a step of each batch; return losses, and seconds after the warm-up."""
-    batches = iter(list(_batches(job)))  # made beforehand: readers are another tier
+    """Run one step per batch. Return all losses, and the seconds of steps after the warm-up."""
+    batches = iter(list(_batches(job)))  # created in advance, so reading is not timed
     losses, seconds = [], []
     for number in range(len(job.ids)):
         _synchronize(job)
@@ -201,7 +202,7 @@ def _synchronize(job: Job) -> None:
 
 
 def _batches(job: Job) -> Iterator[ModelInput]:
-    """Make dense features around the ids, and labels that the ids have a say in."""
+    """Yield batches of the job's ids with random dense features. Labels depend on the ids."""
     generator = torch.Generator().manual_seed(0)
     _, num_features, size = job.ids.shape
     for batch in torch.from_numpy(job.ids):
@@ -220,7 +221,7 @@ def _batches(job: Job) -> Iterator[ModelInput]:
 
 
 class _ClickModel(nn.Module):
-    """DLRM around embeddings of any kind; dense weights are the same each time."""
+    """DLRM with any embedding module. Dense weights are initialized equally in each variant."""
 
     def __init__(self, job: Job, embeddings: nn.Module, device: torch.device) -> None:
         super().__init__()
@@ -234,7 +235,7 @@ class _ClickModel(nn.Module):
             self.top = OverArch(self._dim + interactions, [*job.top, 1]).to(device)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the loss, and loss, logits and labels, as train pipelines expect."""
+        """Return the loss and a tuple of loss, logits and labels, as train pipelines expect."""
         embedded: KeyedTensor = self.embeddings(batch.sparse_features)
         sparse = embedded.values().view(-1, self._num_features, self._dim)
         logits = self.top(self.interaction(self.bottom(batch.dense_features), sparse)).squeeze(-1)
@@ -243,11 +244,11 @@ class _ClickModel(nn.Module):
 
 
 class _HostEmbeddings(nn.Module):
-    """The uncached path: stock FBGEMM tables in host memory, whose embeddings go to a device.
+    """FBGEMM tables in host memory, whose embeddings are copied to a device.
 
     Attributes:
-        bytes_read: of embeddings that left the host.
-        bytes_written: of gradients that came back.
+        bytes_read: bytes of embeddings copied to the device.
+        bytes_written: bytes of gradients copied back.
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
@@ -271,7 +272,7 @@ class _HostEmbeddings(nn.Module):
         self.bytes_read = self.bytes_written = 0
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Return embeddings on the device."""
+        """Look up pooled embeddings and copy them to the device."""
         embedded = self.kernel(features.values(), features.offsets())
         self.bytes_read += embedded.nbytes
         embedded.register_hook(self._count_gradient)
@@ -284,7 +285,7 @@ class _HostEmbeddings(nn.Module):
 
 @dataclass
 class _Initial:
-    """First weights of a table, the same on every side: small, and of a table's own seed."""
+    """Weight initializer of one table; draws the same small values in every variant."""
 
     seed: int
 
@@ -292,7 +293,7 @@ class _Initial:
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def __call__(self, weights: Tensor) -> Tensor:
-        """Fill rows, which follow those of the call before."""
+        """Fill ``weights`` with the next random values and return it."""
         if weights.is_meta:
             return weights
         with torch.no_grad():
@@ -305,7 +306,7 @@ class _Initial:
 
 
 def _sharded_model(job: Job, side: Variant, device: torch.device) -> DistributedModelParallel:
-    """Return the model on one rank, every table of it whole."""
+    """Return the model sharded table-wise on one rank."""
     configs = [
         EmbeddingBagConfig(
             name=table,

@@ -1,4 +1,4 @@
-"""Training by a registry file against stock TorchRec on the same batches."""
+"""Compares training with a registry file to stock TorchRec on the same batches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from recd_plugins.training.sharded_model import Variant
 def figures_over_stock(
     registry: Path, rounds: int, settings: Sequence[str] = (), **of_speed: Any
 ) -> list[Figure]:
-    """Return speed, bytes, ids and memory as ratios, and the difference of losses.
+    """Return speed, bytes, ids and memory relative to stock TorchRec, and the loss difference.
 
-    Each run has processes of its own; the sides take turns at being first.
+    Every run starts new processes. The two variants alternate in running first.
 
     Args:
         registry: a registry file.
-        rounds: runs of each side.
-        settings: values of the file to change, ``KEY=VALUE``.
-        of_speed: ``paper`` and ``goal`` of the speed.
+        rounds: number of runs of each variant.
+        settings: overrides of the registry file, ``KEY=VALUE``.
+        of_speed: ``paper`` and ``goal`` values of the speed figure.
     """
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Variant, ...] = ("baseline", "plugins")

@@ -1,9 +1,8 @@
-"""Training of rm1, rm2 and rm3 in the steps of the paper's ablation (section 6, figure 9).
+"""Ablation of RecD on the models rm1, rm2 and rm3 (section 6 and figure 9 of the RecD paper).
 
-All trainers of a model live in the same ranks at once, start from the same weights, and step in
-turns; a speedup is the median over turns of the ratio within the turn. ``bound`` is what the
-baseline's breakdown allows: its step over one whose lookups shrink by the ratio of ids, its
-all-to-all by that of bytes, and sequence pooling by that of ids of sequences.
+All variants of a model start from the same weights and train in the same ranks, in alternating
+turns. A speedup is the median over turns of the ratio within a turn. Figure ``bound`` is an upper
+limit of the speedup, from the baseline's time per stage and the deduplicated ids and bytes.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from recd_plugins.runtime.launch import backend_for, launch
 
 MODELS = ("rm1", "rm2", "rm3")
 OPTIONS = [
-    click.Option(["--only"], type=click.Choice(MODELS), help="One model."),
+    click.Option(["--only"], type=click.Choice(MODELS), help="Measure only this model."),
     click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
 ]
-#: Goal, and the paper's speedup at the same batch and with larger batches (figure 9).
+#: Goal, the paper's speedup at the same batch size, and with larger batches (figure 9).
 _GOALS = {"rm1": (4.5, 1.89, 2.48), "rm2": (1.8, 1.25, 1.25), "rm3": (2.2, 1.43, 1.43)}
-# Input dist, output dist and, of row-wise tables, their reduce-scatter and its gradient.
+# Collectives of the input dist and the output dist; row-wise tables use the last two.
 _ALL_TO_ALL = ("all_to_all", "reduce_scatter", "all_gather")
 
 BASELINE = Variant("baseline", layout="stream", side="baseline")
 CLUSTERED = Variant("+clustered table", side="baseline")
-# Nothing is deduplicated: the gain of the sharders' CPU kernels alone.
+# Without deduplication, to measure the gain of the sharders' CPU kernels.
 PLUGIN_SHARDERS = Variant("plain, plugins' sharders", side="baseline", sharders="plugins")
 DEDUP_EMB = Variant("+dedup EMB and jagged index select", pool_rows="all")
 DEDUP = Variant("+dedup compute")
@@ -61,18 +60,18 @@ _VARIANTS = (
     *(BASELINE, CLUSTERED, PLUGIN_SHARDERS, DEDUP_EMB, DEDUP, BATCH_2X, BATCH_3X, DIM_2X),
     *(INDEX_DEDUP, COMPILED_CLUSTERED, COMPILED_DEDUP),
 )
-#: Trained on the same samples from the same weights.
+#: Variants that train on the same samples from the same weights.
 _SAME_SAMPLES = (
     *(CLUSTERED, PLUGIN_SHARDERS, DEDUP_EMB, DEDUP, INDEX_DEDUP),
     *(COMPILED_CLUSTERED, COMPILED_DEDUP),
 )
-#: Stock trainers at the same batch.
+#: Stock variants with the same batch size.
 _BASELINES = (BASELINE, CLUSTERED, INDEX_DEDUP, COMPILED_CLUSTERED)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """How much is measured: see ``Job``; ``sparse`` are the features read, or all."""
+    """Size of a run, with fields like ``Job``; ``sparse`` lists features to read, () for all."""
 
     scale: float
     batch_size: int
@@ -95,17 +94,16 @@ _RUNS: dict[tuple[Device, Size], _Run] = {
 
 
 def run(size: Size, only: str | None = None, device: Device = "cpu") -> Findings:
-    """Measure one model after the other."""
+    """Train all variants of each model and compare them."""
     check_device(device)
     run = _RUNS[device, size]
-    # One rank a device, two at most.
+    # One rank per device, at most two.
     ranks = 2 if device == "cpu" else min(2, torch.cuda.device_count())
     models = [only] if only else MODELS[:1] if size == "tiny" else MODELS
     found = Findings(
         f"{', '.join(models)} at scale {run.scale:g}, {ranks} rank(s) on {device}, batch "
-        f"{run.batch_size} each; {run.batches} batches a rank are made beforehand and go round, "
-        f"freed memory is used again; {run.turns} turns of 1 step that warms up and {run.steps} "
-        "timed",
+        f"{run.batch_size} each; {run.batches} batches per rank, created in advance and repeated; "
+        f"freed memory is reused; {run.turns} turns of 1 warm-up step and {run.steps} timed steps",
         [],
     )
     for model in models:
@@ -122,7 +120,7 @@ def _measure(model: Any, run: _Run, size: Size, device: Device, ranks: int) -> d
             text = rm_registry(
                 model,
                 folder=Path(folder),
-                # Two batches at least of the largest ones.
+                # At least two of the largest batches.
                 rows=max(run.batches, 6) * run.batch_size * ranks,
                 scale=run.scale,
                 layout=layout,
@@ -134,7 +132,7 @@ def _measure(model: Any, run: _Run, size: Size, device: Device, ranks: int) -> d
                 text = text.replace("    generate: ", f"{sparse}    generate: ", 1)
             registries[layout].write_text(text, encoding="utf-8")
             load_registry(registries[layout]).dataset.prepare()
-        # Compiling takes too long for a small run.
+        # Skip compiled variants in small runs, because compiling is slow.
         variants = tuple(v for v in _VARIANTS if size == "reference" or not v.compiled)
         job = Job(registries, variants, run.batches, run.turns, run.steps, run.profiled, device)
         return launch(measure, ranks, job, backend=backend_for(device))[0]
@@ -142,13 +140,13 @@ def _measure(model: Any, run: _Run, size: Size, device: Device, ranks: int) -> d
 
 @dataclass(frozen=True)
 class Ablation:
-    """One model's trainers, by the name of the variant."""
+    """Results of one model, keyed by variant name."""
 
     model: str
     measured: Mapping[str, Measured]
 
     def findings(self) -> Findings:
-        """Return figures, tables and the chart of figure 9."""
+        """Return the figures, tables and bar chart of the model."""
         rows = [variant for variant in _VARIANTS if self._has(variant)]
         speedups = [statistics.median(self._speedups(variant)) for variant in rows]
         return Findings(
@@ -159,7 +157,7 @@ class Ablation:
             [
                 Bars(
                     self.model,
-                    "samples a second over the baseline",
+                    "samples per second relative to the baseline",
                     [v.name for v in rows],
                     {"": speedups},
                 )
@@ -210,21 +208,20 @@ class Ablation:
         ]
 
     def loss_max_abs_diff(self) -> float:
-        """Return the largest difference of the losses of one step, of trainers on equal samples.
+        """Return the largest loss difference between variants that train on the same samples.
 
-        In two rounds of the batches: trained on the same few again and again, a model amplifies
-        rounding without end.
+        Compares only the first two passes over the batches; rounding errors grow afterwards.
         """
         found = [self._of(variant) for variant in _SAME_SAMPLES if self._has(variant)]
         return max_abs_diff([each.losses[: 2 * each.num_batches] for each in found])
 
     def _work(self) -> list[Figure]:
-        """Return ratios of work, counted on equal samples."""
+        """Return ratios of ids and bytes between variants that train on the same samples."""
         before, after = self._of(CLUSTERED), self._of(DEDUP)
         figures = [higher(f"{self.model}_ids_ratio", _total(before.ids) / _total(after.ids))]
         if _exchanged(before):
             fewer = _exchanged(before) / _exchanged(after)
-            # 1 where every feature's bytes fall by its dedupe factor, of ids and of rows.
+            # 1 if the bytes of every feature shrink by its deduplication factor.
             over = fewer / (before.sent / after.sent)
             figures += [
                 higher(f"{self.model}_bytes_ratio", fewer),
@@ -233,19 +230,22 @@ class Ablation:
         return figures
 
     def _factors(self, stock: Variant) -> tuple[float, float, float]:
-        """Return the ratios of ids, bytes and ids of sequences to those of the deduplicated one."""
+        """Return the deduplication factors of a stock variant: all ids, bytes, and sequence ids."""
         before, after = self._of(stock), self._of(DEDUP)
         ids = _total(before.ids) / _total(after.ids)
         sequences = _total(after.ids, "seq_")
         return (
             ids,
-            # One rank sends nothing to others and copies what it would send.
+            # A single rank sends nothing, but copies the same data.
             _exchanged(before) / _exchanged(after) if _exchanged(after) else ids,
             _total(before.ids, "seq_") / sequences if sequences else 1.0,
         )
 
     def _bound(self, stock: Variant) -> float:
-        """Return the stock step's time over that of a step whose stages shrink by their factors."""
+        """Return the highest speedup that deduplication allows for a stock variant.
+
+        Divides the time of each stage by its deduplication factor.
+        """
         stages, shares = self._of(stock).stages, self._of(stock).pooling
         assert stages is not None, "every variant that trains is profiled"
         ids, sent, pooling = self._factors(stock)
@@ -279,7 +279,8 @@ class Ablation:
                 ]
             )
         stages = [stage.replace("_", " ") for stage in STAGES]
-        return Detail(f"{self.model}: time", ["", "batch", "speedup", "ms a step", *stages], cells)
+        headings = ["", "batch", "speedup", "ms per step", *stages]
+        return Detail(f"{self.model}: time", headings, cells)
 
     def _work_table(self, rows: list[Variant]) -> Detail:
         cells: list[list[str | float]] = []
@@ -291,26 +292,26 @@ class Ablation:
             ]
             cells.append([variant.name, *values])
         return Detail(
-            f"{self.model}: memory of a rank, and work of a step of all ranks",
-            ["", "memory max, MB", "mean, MB", "of it a step's, MB", "1000 ids", "MB exchanged"],
+            f"{self.model}: memory per rank, and work per step of all ranks",
+            ["", "max memory, MB", "mean, MB", "activations, MB", "1000 ids", "MB exchanged"],
             cells,
         )
 
     def _notes(self) -> list[str]:
         failures = [
-            f"{self.model}: {name} does not run here: {found.failure}"
+            f"{self.model}: {name} was not measured: {found.failure}"
             for name, found in self.measured.items()
             if found.failure is not None
         ]
         ids, sent, pooling = self._factors(BASELINE)
         return [
             *failures,
-            f"{self.model}: dedupe factors {ids:.2f} (ids), {sent:.2f} (bytes), {pooling:.2f} (ids "
-            "of sequences)",
+            f"{self.model}: deduplication factors {ids:.2f} (ids), {sent:.2f} (bytes), "
+            f"{pooling:.2f} (sequence ids)",
         ]
 
     def _larger(self) -> Variant:
-        """Return the deduplicating trainer with the largest batch within the baseline's memory."""
+        """Return the deduplicated variant with the largest batch within the baseline's memory."""
         fitting = [v for v in (BATCH_2X, BATCH_3X) if self._memory(v) <= self._memory(BASELINE)]
         return max(fitting, key=lambda variant: variant.batch, default=DEDUP)
 
@@ -330,7 +331,7 @@ class Ablation:
         return found.static_bytes + found.peak_bytes
 
     def _speedups(self, variant: Variant, over: Variant = BASELINE) -> list[float]:
-        """Return throughput over that of another trainer, by turn."""
+        """Return the throughput of a variant divided by that of another, one value per turn."""
         ours, theirs = self._of(variant), self._of(over)
         larger = ours.batch_size / theirs.batch_size
         pairs = zip(ours.seconds, theirs.seconds, strict=True)
@@ -342,5 +343,5 @@ def _total(by_feature: Mapping[str, float], prefix: str = "") -> float:
 
 
 def _exchanged(found: Measured) -> float:
-    """Return bytes of the input and output dists of embeddings."""
+    """Return the bytes of embedding input dists and output dists."""
     return sum(found.bytes_by_kind.get(kind, 0.0) for kind in _ALL_TO_ALL)

@@ -1,6 +1,6 @@
-"""What deduplication costs a converter, against assembling plain KJTs from the same columns.
+"""Time of building IKJTs, compared to building plain KJTs from the same columns.
 
-Both sides make new tensors in memory that was freed before.
+Both sides create new tensors in memory that was freed before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recd_plugins.sparse.from_columns import (
 )
 from recd_plugins.sparse.partial import RowPacker
 
-# Ids of items repeat by chance, 1.7 times in a batch: this leaves them plain.
+# Item ids repeat by chance, 1.7 times per batch. This limit keeps them plain.
 _MIN_DEDUPE_FACTOR = 2
 _BATCHES: dict[Size, int] = {"tiny": 1, "small": 4, "reference": 12}
 _GOALS = {
@@ -33,12 +33,12 @@ _GOALS = {
 }
 Make = Callable[[Any], object]
 Columns = dict[str, JaggedColumn]
-#: Two functions, and the inputs of both.
+#: Two functions to compare, and their inputs.
 Pair = tuple[Make, Make, Sequence[Any]]
 
 
 def run(size: Size) -> Findings:
-    """Measure tensors from decoded columns, and whole converters from Arrow to a Batch."""
+    """Time the construction of tensors from decoded columns, and complete Arrow converters."""
     batches = papercal_batches(_BATCHES[size])
     stored = list(map(list_dict_batch, batches))
     columns: list[Columns] = [
@@ -71,7 +71,7 @@ def run(size: Size) -> Findings:
     ]
     return Findings(
         f"PAPERCAL clustered by session, {_BATCHES[size]} batches of {BATCH_SIZE} rows, Arrow "
-        "columns in memory, processor time of one thread, both sides in turn on each batch",
+        "columns in memory, CPU time of one thread, both sides alternate on each batch",
         figures,
     )
 
@@ -85,7 +85,7 @@ def _convert(converter: KjtConverter | IkjtConverter | PartialIkjtConverter) -> 
 
 
 def _exact(ikjt: IkjtConverter) -> Make:
-    """Make IKJTs of the groups that a converter chose, the rest plain."""
+    """Return a function that builds IKJTs for the converter's groups, and a KJT for other ones."""
     deduplicate = Deduplicator(neighbours_only=ikjt.neighbours_only)
     groups = [group.features for group in ikjt.report() if group.deduplicated]
 
@@ -98,7 +98,7 @@ def _exact(ikjt: IkjtConverter) -> Make:
 
 
 def _partial(partial: PartialIkjtConverter) -> Make:
-    """Make a partial IKJT of the features that a converter chose, the rest plain."""
+    """Return a function that builds a partial IKJT and a KJT, as chosen by the converter."""
     pack = RowPacker()
     names = [name for name, choice in partial.report().items() if choice.stored_partially]
 
@@ -111,7 +111,7 @@ def _partial(partial: PartialIkjtConverter) -> Make:
 
 
 def _passthrough(sample: Rows) -> Make:
-    """Make IKJTs straight from dictionaries and codes, the rest plain."""
+    """Return a function that builds IKJTs from Arrow dictionaries without hashing any rows."""
     converter = ListDictConverter(ListDictConverter.Options(min_dedupe_factor=_MIN_DEDUPE_FACTOR))
     converter.fit(sample, SCHEMA)
     groups = [group.features for group in converter.report() if group.deduplicated]

@@ -1,8 +1,8 @@
-"""The DLRM paper's section 5.2 (arXiv 1906.00091): a step by our trainer and by plain torch.
+"""Section 5.2 of the DLRM paper (arXiv 1906.00091): a training step compared to plain PyTorch.
 
-Two programs train the same model in one process from the same weights and take turns. ``ours`` is
-DistributedModelParallel in the train pipeline of ``recd run``; ``plain`` is torch.nn alone, with an
-EmbeddingBag of sparse gradients a table.
+Two programs train the same model in one process from the same weights, in alternating turns.
+``ours`` uses DistributedModelParallel in the train pipeline of ``recd run``. ``plain`` uses only
+torch.nn, with one sparse-gradient EmbeddingBag per table.
 """
 
 from __future__ import annotations
@@ -50,28 +50,30 @@ from recd_plugins.training.rank_state import copy_weights
 Architecture = Literal["dlrm", "dcn"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dlrm", "dcn")
 OPTIONS = [
-    click.Option(["--only"], type=click.Choice(ARCHITECTURES), help="One architecture."),
+    click.Option(
+        ["--only"], type=click.Choice(ARCHITECTURES), help="Measure only this architecture."
+    ),
     click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
 ]
-# Caffe2 on a CPU of 2019: 256 s for 1000 batches; 62 s on a GPU.
+# The paper's Caffe2 needs 256 s for 1000 batches on a CPU of 2019, and 62 s on a GPU.
 _PAPER_MS: dict[Device, float] = {"cpu": 256, "cuda": 62}
 _FEATURES = tuple(f"cat_{number}" for number in range(8))
 _NUM_DENSE = 512
-# Rates that do not amplify rounding: losses are compared.
+# Small rates: larger ones amplify rounding errors, and losses are compared.
 _TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.1)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured; travels to the rank by pickle.
+    """Job description that is pickled and sent to the rank.
 
     Attributes:
-        rows: of each table.
-        batch_size: rows of a batch.
-        max_lookups: a lookup has 1 to so many ids, all numbers equally likely.
-        batches: made beforehand, which go round.
-        turns: of each program; one more warms up.
-        steps: timed steps of a turn.
+        rows: rows of each table.
+        batch_size: samples per batch.
+        max_lookups: the number of ids per lookup is uniform between 1 and this.
+        batches: number of batches, which are repeated.
+        turns: timed turns of each program. One more turn warms up.
+        steps: steps per turn.
     """
 
     rows: int
@@ -91,7 +93,7 @@ _JOBS: dict[Size, Job] = {
 
 @dataclass
 class Measured:
-    """One program: wall and processor seconds of a step by turn, and the loss of every step."""
+    """Results of one program: wall and CPU seconds per step in each turn, and all losses."""
 
     seconds: list[float] = field(default_factory=list)
     processor_seconds: list[float] = field(default_factory=list)
@@ -99,7 +101,7 @@ class Measured:
 
 
 def run(size: Size, only: Architecture | None = None, device: Device = "cpu") -> Findings:
-    """Measure both programs of each architecture."""
+    """Measure both programs for each architecture."""
     check_device(device)
     job, architectures = _JOBS[size], (only,) if only else ARCHITECTURES
     figures: list[Figure] = []
@@ -109,8 +111,8 @@ def run(size: Size, only: Architecture | None = None, device: Device = "cpu") ->
         figures += _figures(architecture, found, paper)
     return Findings(
         f"{', '.join(architectures)}: 8 tables of {job.rows:,} rows x 64, 512 dense features, "
-        f"batch {job.batch_size}, 1 to {job.max_lookups} uniform ids a lookup, SGD, one rank on "
-        f"{device}; {job.batches} batches made beforehand go round; {job.turns} turns of "
+        f"batch {job.batch_size}, 1 to {job.max_lookups} uniform ids per lookup, SGD, one rank on "
+        f"{device}; {job.batches} batches, created in advance and repeated; {job.turns} turns of "
         f"{job.steps} steps",
         figures,
     )
@@ -140,9 +142,9 @@ def measure(
     architecture: Architecture,
     device_type: Device,
 ) -> dict[str, Measured]:
-    """Train ``ours`` and ``plain`` by the same steps. Runs on one rank."""
+    """Train ``ours`` and ``plain`` on the same batches. Requires a single rank."""
     silence_upstream()
-    # Or the system clears each large tensor page by page, above all plain's.
+    # Otherwise the kernel zeroes the pages of each large tensor, most of all for ``plain``.
     keep_freed_memory()
     device = torch.device(device_type)
     torch.manual_seed(_TRAINING.seed)
@@ -155,7 +157,7 @@ def measure(
     )
     batches = _batches(job)
     model = DLRM(spec, _NUM_DENSE, Placement(_FEATURES))
-    # The sharded model takes a copy of the tables; the plain one trains the drawn ones.
+    # The sharded model copies the tables; the plain model trains the originals.
     plain = PlainModel(spec, model)
     steps = {"ours": _ours(model, batches, device), "plain": _plain(plain, batches, device)}
     found = {name: Measured() for name in steps}
@@ -178,12 +180,12 @@ def measure(
     return found
 
 
-#: Dense features, labels, ids feature by feature, and their lengths.
+#: Dense features, labels, ids ordered by feature, and lengths.
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _batches(job: Job) -> list[Batch]:
-    """Draw uniform ids and dense features, and labels of a coin; the same every time."""
+    """Draw random ids, dense features and labels. The result is the same each time."""
     draw = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(job.batches):
@@ -198,7 +200,7 @@ def _batches(job: Job) -> list[Batch]:
 
 
 def _ours(model: DLRM, batches: Sequence[Batch], device: torch.device) -> Callable[[], Tensor]:
-    """Return a step of DistributedModelParallel over the model, all tables on this rank."""
+    """Return a function that runs a step of the model under DistributedModelParallel."""
     weights = {name: weight.detach().clone() for name, weight in model.top.state_dict().items()}
     tables = {name: w.detach() for name, w in model.state_dict().items() if "t_" in name}
     sharder = ExactEmbeddingBagCollectionSharder(fused_params(_TRAINING))
@@ -239,7 +241,7 @@ def _ours(model: DLRM, batches: Sequence[Batch], device: torch.device) -> Callab
 def _plain(
     model: PlainModel, batches: Sequence[Batch], device: torch.device
 ) -> Callable[[], Tensor]:
-    """Return a step of the plain model with SGD."""
+    """Return a function that runs a step of the plain model with SGD."""
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_TRAINING.learning_rate)
     inputs = []
@@ -264,9 +266,9 @@ def _plain(
 
 
 class PlainModel(nn.Module):
-    """EmbeddingBags with sparse gradients, Linear layers, and the interaction.
+    """DLRM or DCN in plain PyTorch, with one sparse-gradient EmbeddingBag per table.
 
-    It starts from the weights of ``model``; its tables are shared, all else is copied.
+    Shares the table weights of ``model`` and copies its dense weights.
     """
 
     def __init__(self, spec: ModelSpec, model: DLRM) -> None:
@@ -299,7 +301,7 @@ class PlainModel(nn.Module):
             one.load_state_dict(other.state_dict())
 
     def forward(self, dense: Tensor, ids: list[Tensor], offsets: list[Tensor]) -> Tensor:
-        """Return logits ``[B]``."""
+        """Return logits ``[B]``, given ids and offsets of each table."""
         vector = self.bottom(dense)
         vectors = [vector, *(t(i, o) for t, i, o in zip(self.tables, ids, offsets, strict=True))]
         stacked = torch.cat(vectors, dim=1).view(len(dense), len(vectors), -1)
@@ -320,7 +322,7 @@ class _Dot(nn.Module):
 
 
 class _Cross(nn.Module):
-    """DCN-v2 with two thin matrices a layer, from TorchRec's weights."""
+    """Low-rank DCN-v2 cross layers, with weights copied from TorchRec's module."""
 
     def __init__(self, crossnet: nn.Module) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""FlexShard's tiers of rows against row-wise sharding: bytes of all-to-alls, and time.
+"""FlexShard's row tiers compared to row-wise sharding: all-to-all bytes and step time.
 
-Ranks are gloo processes that stand for 4 nodes of 2. ``rm2`` is one table with RM-2's popularity,
-scaled: rows and samples are fewer by the same factor, so that any two bytes keep their ratio; tiers
-are planned for the paper's 32 ranks. ``joint`` is PAPERCAL's sequences with tiers and dedup,
-each alone and planned together. ``drift`` is a popularity that moves, with tiers that stay and
-tiers that follow. Sides live in the same ranks, start from the same weights and step in turns on
-the same rows; each sends all gradients, as in the paper.
+Ranks are gloo processes that simulate 4 nodes with 2 ranks each. Part ``rm2`` is a smaller table
+with the popularity of the paper's RM-2 model, and tiers planned for the paper's 32 ranks. Part
+``joint`` trains the PAPERCAL sequences with tiers and deduplication, separately and combined.
+Part ``drift`` changes the popularity during training, with fixed tiers and with updated tiers.
+All variants start from the same weights and train on the same rows, in alternating turns. They
+send all gradients, as in the paper.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from recd_plugins.model.build import build_model
 from recd_plugins.runtime.launch import Ranks
 
 PARTS = ("rm2", "joint", "drift")
-OPTIONS = [click.Option(["--only"], type=click.Choice(PARTS), help="One part.")]
+OPTIONS = [click.Option(["--only"], type=click.Choice(PARTS), help="Measure only this part.")]
 _RANKS_PER_NODE = 2
 SHARDERS, TWO_TIER, THREE_TIER = "row-wise (ours)", "2-tier", "3-tier"
 JOINT, LEAST_TIME = "joint, deduplicated", "joint for time, deduplicated"
-#: Converter, sharding and its options of each side of ``joint``.
+#: Converter, sharding and sharding options of each variant of ``joint``.
 _SIDES: Mapping[str, tuple[str, str, str]] = {
     STOCK: ("recd.kjt", "torchrec.row_wise", ""),
     SHARDERS: ("recd.kjt", "torchrec.row_wise", ""),
@@ -96,16 +96,18 @@ training:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much each part does.
+    """Size of each part of the benchmark.
 
     Attributes:
-        nodes: of two ranks each.
-        scale, dim: rows and batches of ``rm2`` are fewer by ``scale``; scalars a row.
-        batches, turns: of ``rm2``.
-        features: pattern of the sequence features of ``joint``.
-        session_batch, session_batches, session_turns: rows of a batch of a rank, and so on.
-        profiled: rows, of another table, of the access profile of ``joint``.
-        drift_scale, phases, retier_every: of ``drift``, whose rows have 8 scalars.
+        nodes: number of nodes with two ranks each.
+        scale: divisor of rows and batch size in ``rm2``.
+        dim: embedding dimension in ``rm2``.
+        batches, turns: batches and timed turns in ``rm2``.
+        features: pattern of the sequence features in ``joint``.
+        session_batch, session_batches, session_turns: batch size per rank, batches and turns in
+            ``joint``.
+        profiled: rows of the separate table that is profiled for ``joint``.
+        drift_scale, phases, retier_every: scale and schedule of ``drift``.
     """
 
     nodes: int
@@ -131,15 +133,15 @@ _SIZES: dict[Size, _Sizes] = {
 
 
 def run(size: Size, only: str | None = None) -> Findings:
-    """Measure all parts, or one of them."""
+    """Measure all parts, or the part ``only``."""
     sizes, parts = _SIZES[size], (only,) if only else PARTS
     words = {
-        "rm2": f"a table like RM-2's with rows and batch / {sizes.scale}",
+        "rm2": f"a table like RM-2's with rows and batch divided by {sizes.scale}",
         "joint": f"PAPERCAL's {sizes.features}, batch {sizes.session_batch}",
-        "drift": f"a moving popularity in {sizes.phases} phases",
+        "drift": f"a popularity that changes in {sizes.phases} phases",
     }
     workload = "; ".join(words[part] for part in parts)
-    found = Findings(f"{workload}; on {sizes.nodes} pretended nodes x 2 gloo ranks", [])
+    found = Findings(f"{workload}; on {sizes.nodes} simulated nodes x 2 gloo ranks", [])
     losses = []
     with Ranks(sizes.nodes * _RANKS_PER_NODE, local_world_size=_RANKS_PER_NODE) as ranks:
         if "rm2" in parts:
@@ -185,7 +187,7 @@ def _rm2(found: Findings, ranks: Ranks, sizes: _Sizes) -> dict[str, Trained]:
 
 
 def _plans(scale: int, dim: int) -> tuple[Popularity, dict[str, TierPlan]]:
-    """Plan tiers of RM-2's popularity on the paper's cluster, with a smaller batch."""
+    """Plan tiers for RM-2's popularity on the paper's cluster, with a smaller batch."""
     popularity = Popularity.scaled(paper.MODELS["RM-2"].fitted(), scale)
     rows, probabilities = popularity.rows, popularity.probabilities
     demand = TableDemand(FEATURE, len(rows), dim, probabilities, rows)
@@ -219,7 +221,7 @@ def _joint(found: Findings, ranks: Ranks, sizes: _Sizes) -> dict[str, Trained]:
 
 
 def _registries(folder: Path, sizes: _Sizes) -> dict[str, Path]:
-    """Write a registry file a side; generate the data, and count the accesses of another table."""
+    """Write one registry file per variant. Generate the data and the access profiles."""
     ranks = sizes.nodes * _RANKS_PER_NODE
     rows = sizes.session_batch * sizes.session_batches * ranks
     common = {"features": sizes.features, "batch_size": sizes.session_batch, "ranks": ranks}
@@ -273,17 +275,17 @@ def _drift(found: Findings, ranks: Ranks, sizes: _Sizes) -> None:
     rows: list[list[str | float]] = [
         [str(phase), *pair] for phase, pair in enumerate(zip(stay, follow, strict=True))
     ]
-    title = f"{job.moved:.0%} of the rows change places in each phase; share of row-wise's bytes"
-    found.details.append(Detail(title, ["phase", "tiers stay", "retier_every"], rows))
+    title = f"{job.moved:.0%} of the rows change in each phase; share of row-wise sharding's bytes"
+    found.details.append(Detail(title, ["phase", "fixed tiers", "retier_every"], rows))
 
 
 def _saved(trained: Mapping[str, Trained], side: str) -> float:
-    """Return the saved share of the bytes of stock row-wise's all-to-all."""
+    """Return the fraction of all-to-all bytes saved compared to TorchRec's row-wise sharding."""
     return 1 - trained[side].all_to_all / trained[STOCK].all_to_all
 
 
 def _times(trained: Mapping[str, Trained], side: str) -> list[float]:
-    """Return the time of a step over stock row-wise's, by turn."""
+    """Return step times divided by those of TorchRec's row-wise sharding, one per turn."""
     return ratios(trained[side].seconds, trained[STOCK].seconds)
 
 
@@ -297,7 +299,7 @@ def _report(found: Findings, part: str, trained: Mapping[str, Trained]) -> None:
             rows[-1] += [f"{each.hot:,}", f"{each.flex:,}"]
     headings = ["", "all-to-all, MB", "other collectives, MB", "saved", "step time"]
     headings += ["hot rows", "flex rows"] if part == "joint" else []
-    found.details.append(Detail(f"{part}: by rank and step", headings, rows))
+    found.details.append(Detail(f"{part}: per rank and step", headings, rows))
     series = {"all-to-all": [row[1] for row in rows], "other": [row[2] for row in rows]}
     names = [row[0] for row in rows]
-    found.bars.append(Bars(part, "MB that a rank sends in a step", names, series, stacked=True))
+    found.bars.append(Bars(part, "MB sent per rank and step", names, series, stacked=True))

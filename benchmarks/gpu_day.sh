@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Everything of this project that needs a CUDA device, in at most 40 minutes, on one machine.
+# Runs all tests and benchmarks that need a CUDA device, in at most 40 minutes, on one machine.
 #
 #   benchmarks/gpu_day.sh [FOLDER]     results as JSON in FOLDER (gpu_day), a summary in
 #                                      FOLDER/summary.json
 #
-# A step that has its result is not run again, so the same command goes on where it was stopped; it
-# exits with 1 as long as a result is there of one that failed.
-# Environment: PYTHON of an environment with the CUDA builds (python), MINUTES for all (40), SIZE of
-# the benchmarks (reference), DEVICE (cuda; cpu tries the script out where there is none).
+# Finished steps are not repeated, so run the same command again to continue after a stop. The exit
+# code is 1 while the results contain a failed step.
+# Environment variables, with defaults: PYTHON with CUDA packages (python), MINUTES in total (40),
+# SIZE of the benchmarks (reference), DEVICE (cuda; use cpu to try the script without a GPU).
 set -u
 cd "$(dirname "$0")/.."
 folder=${1:-gpu_day} python=${PYTHON:-python} size=${SIZE:-reference} device=${DEVICE:-cuda}
 ends=$((SECONDS + ${MINUTES:-40} * 60))
 mkdir -p "$folder" || exit 1
 
-# The tests that look for a device, or train on that of tests, by file.
+# Test files that need a CUDA device, or use one if it exists.
 cuda_tests() {
   local modules
   modules=$(grep -rl "testing.device" tests plugins/*/tests --include='*.py' |
@@ -23,7 +23,7 @@ cuda_tests() {
     tests plugins/*/tests --include='test_*.py' | sort
 }
 
-# step NAME SECONDS COMMAND...: COMMAND makes FOLDER/NAME.part, which becomes FOLDER/NAME.
+# step NAME SECONDS COMMAND...: COMMAND writes FOLDER/NAME.part, which is renamed to FOLDER/NAME.
 step() {
   local name=$1 limit=$2 left=$((ends - SECONDS)) started=$SECONDS rc=0
   shift 2
@@ -35,7 +35,7 @@ step() {
   fi
   if [ "$left" -lt 30 ]; then echo "$name: no time left"; failed=1; return; fi
   timeout "$((limit < left ? limit : left))" "$@" > "$folder/$name.log" 2>&1 || rc=$?
-  # Tests that failed are a result; a step that wrote none, or ran out of time, is tried again.
+  # Failed tests are a result. A step without a result or out of time is tried again.
   if [ -e "$folder/$name.part" ] && [ "$rc" -lt 2 ]; then
     if [ "$rc" = 0 ]; then rm -f "$folder/$name.failed"; else touch "$folder/$name.failed"; fi
     mv "$folder/$name.part" "$folder/$name"

@@ -1,4 +1,4 @@
-"""What sharding logs by session saves, over spreading rows at random."""
+"""Compression of logs sharded by session, compared to logs sharded at random."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from recd_plugin_recd.sessions import session_shards
 
 NUM_SHARDS = 512
 _SAMPLED = 5
-# Whole shards would hold hundreds of blocks, which do not depend on each other.
+# Full shards would contain hundreds of independent blocks.
 _ROWS_A_SHARD: dict[Size, int] = {"tiny": 40, "small": 1300, "reference": 5200}
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How blocks are written."""
+    """Block size of a log, and whether to sort its rows by session."""
 
     block_mb: int
     sort: bool = False
 
 
 def run(size: Size) -> Findings:
-    """Write sampled shards, each of which is one run.
+    """Write a sample of log shards and compare their compression ratios.
 
-    Without a word in its name a figure is each side's best of: as rows come, sorted by session.
+    Each shard is one run. Figures without "sorted" or "unsorted" in their name use the better order
+    of each side.
     """
     rows = NUM_SHARDS * _ROWS_A_SHARD[size]
     by_session, at_random = _sampled_shards(rows)
@@ -61,8 +62,8 @@ def run(size: Size) -> Findings:
         lower("sorted_4mb_cpu_us_per_row", written[_Way(4, sort=True)][1], "us"),
     ]
     return Findings(
-        f"PAPERCAL, a stream of {rows / 1e6:.1f}M rows in {NUM_SHARDS} shards, {_SAMPLED} of them "
-        "written as Parquet, zstd-1",
+        f"PAPERCAL, a stream of {rows / 1e6:.1f}M rows in {NUM_SHARDS} shards; {_SAMPLED} shards "
+        "are written as Parquet with zstd-1",
         figures,
     )
 
@@ -73,12 +74,12 @@ def _ways(*sizes: int) -> list[_Way]:
 
 
 def _best(found: dict[_Way, list[float]], ways: Iterable[_Way]) -> list[float]:
-    """Return the ratios of the way with the best median."""
+    """Return the compression ratios of the setting with the best median."""
     return max((found[way] for way in ways), key=lambda each: float(np.median(each)))
 
 
 def _sampled_shards(rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the rows of some shards, by session and at random, in the order they came."""
+    """Return some log shards in arrival order, first sharded by session, then at random."""
     random = np.random.default_rng(0)
     by_session: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
     at_random: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
@@ -96,7 +97,7 @@ def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
 
 
 def _write(shards: list[pa.RecordBatch], way: _Way) -> tuple[list[float], list[float]]:
-    """Return each shard's compression ratio and CPU microseconds a row."""
+    """Write shards. Return compression ratios and CPU microseconds per row, one per shard."""
     settings = LogSettings(num_shards=1, block_size=way.block_mb << 20, sort=way.sort)
     found, costs = [], []
     for rows in shards:

@@ -1,11 +1,11 @@
-"""Training over links of several rates, against stock TorchRec.
+"""Training over network links of limited bandwidth, compared to stock TorchRec.
 
-Nodes are network namespaces of this machine (benchmarks/shaped_network.py), which needs root and
-iproute2. A cell is a workload, nodes x ranks and a rate; each option may be given several times.
-All sides of a cell live in the same ranks, start from the same weights and step in turns, whose
-order changes; a ratio is the median over turns of that within the turn. Every side is planned for
-the nodes as they are measured first. Stock sides are TorchRec's sharders and its own loop;
-row-wise ones take ours, as TorchRec has no row-wise bags on CPU, and send what TorchRec would.
+Nodes are network namespaces on this machine (benchmarks/shaped_network.py), which need root and
+iproute2. Each combination of workload, nodes and link rate is measured separately; the options
+can be repeated. All variants start from the same weights and train in the same ranks, in random
+order. A speedup is the median over turns of the ratio within a turn. Plans use measurements of
+the simulated cluster. Stock variants use TorchRec's sharders and train loop. TorchRec cannot shard
+bags row-wise on CPU, so stock row-wise uses our sharder but sends the bytes that TorchRec would.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from recd_plugins.runtime.errors import SetupError
 
 WORKLOADS, NODES = ("papercal", "rm1", "requests"), ("4x1", "2x2", "4x2", "2x1")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# Plans look at so many rows: sides are trained on these, whose steps are predicted.
+# Plans read this many rows, so variants train on the same rows.
 _PLANNED_ROWS, _LEAST_BATCHES = 4096, 8
-# Batches at most, turns, steps of each, seconds for more turns.
+# Maximum batches, minimum turns, steps per turn, seconds for additional turns.
 _EFFORTS: dict[Size, tuple[int, int, int, float]] = {
     "tiny": (2, 1, 1, 0.0),
     "small": (16, 3, 4, 90.0),
@@ -57,13 +57,14 @@ _EFFORTS: dict[Size, tuple[int, int, int, float]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train the model of a cell.
+    """One way to train the model.
 
     Attributes:
         deduplicated: whether batches are IKJTs.
-        sequences: the sharding of tables whose features are pooled as sequences.
-        pooled: that of all others; None where the first is for all.
-        stock: of the baselines; ``own`` with TorchRec's sharders, ``alike`` with ours.
+        sequences: sharding of tables whose features are pooled as sequences.
+        pooled: sharding of all other tables; None means the same as ``sequences``.
+        stock: for baselines, ``own`` with TorchRec's sharders, or ``alike`` with our sharders that
+            send the same bytes. Empty otherwise.
     """
 
     deduplicated: bool
@@ -97,21 +98,26 @@ OPTIONS = [
         type=click.Choice(NODES),
         multiple=True,
         default=["4x1"],
-        help="Nodes x ranks of each.",
+        help="Number of nodes x ranks per node.",
     ),
-    click.Option(["--rate"], multiple=True, default=["200mbit"], help="As tc has it, or unshaped."),
+    click.Option(
+        ["--rate"],
+        multiple=True,
+        default=["200mbit"],
+        help="Link bandwidth in tc syntax, or unshaped.",
+    ),
     click.Option(
         ["--side"],
         type=click.Choice(list(SIDES)),
         multiple=True,
-        help="A side beside the stock ones; all without it.",
+        help="Measure only this variant besides the stock ones. The default is all variants.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A workload on nodes x ranks with links of a rate."""
+    """One combination of workload, nodes x ranks per node, and link rate."""
 
     workload: str
     nodes: str
@@ -122,25 +128,25 @@ class Cell:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return int(self.nodes.partition("x")[0])
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of each."""
+        """Number of ranks per node."""
         return int(self.nodes.partition("x")[2])
 
     @property
     def bytes_per_second(self) -> float:
-        """Rate of a link in one direction; infinite of an unshaped one."""
+        """Bandwidth of a link in one direction; infinite if the link is unshaped."""
         if self.rate == "unshaped":
             return math.inf
         return float(self.rate[:-4]) * _UNITS[self.rate[-4:]] / 8
 
     def rows_and_batch(self, size: Size) -> tuple[int, int]:
-        """Rows of the table, and of a batch of a rank."""
+        """Return the number of table rows and the batch size per rank."""
         if self.workload == "rm1" and size != "reference":
-            # A step of plain batches of 128 sends 50 MB of each of four nodes.
+            # With plain batches of 128, each of four nodes would send 50 MB per step.
             return 4_096, 32
         return 1_024 if size == "tiny" else 16_384, 256 if self.workload == "requests" else 128
 
@@ -152,9 +158,9 @@ def run(
     rate: Sequence[str] = ("200mbit",),
     side: Sequence[str] = (),
 ) -> Findings:
-    """Measure one cell after the other."""
+    """Measure each combination of workload, nodes and rate."""
     if (why := unavailable()) is not None:
-        raise SetupError(f"benchmarks network: {why}")
+        raise SetupError(f"benchmark network: {why}")
     if size == "tiny":
         workload, nodes, rate = ["papercal"], ["2x1"], ["200mbit"]
         side = ["IKJT, joint coalesced + planner"]
@@ -162,8 +168,8 @@ def run(
     cells = [Cell(*each) for each in product(workload, nodes, rate)]
     _, turns, steps, _ = _EFFORTS[size]
     found = Findings(
-        f"{'; '.join(map(str, cells))}: {len(names)} sides; batches are made beforehand and go "
-        f"round; {turns} turns at least, of 1 step that warms up and {steps} timed",
+        f"{'; '.join(map(str, cells))}: {len(names)} variants; batches are created in advance and "
+        f"repeated; at least {turns} turns of 1 warm-up step and {steps} timed steps",
         [],
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -198,13 +204,13 @@ def _measure(cell: Cell, files: Mapping[str, Path], size: Size) -> dict[str, Mea
         if any(codes):
             node = next(node for node, code in enumerate(codes) if code)
             log = (logs / f"node{node}.log").read_text(errors="replace")
-            raise SetupError(f"{cell}: node {node} failed:\n{log[-3000:]}")
+            raise SetupError(f"{cell}: node {node} failed with this log:\n{log[-3000:]}")
         found = json.loads((logs / "found").read_text(encoding="utf-8"))
     return {name: Measured(**each) for name, each in found.items()}
 
 
 def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
-    notes = [f"{cell}: {n} is left out: {m.failure}" for n, m in measured.items() if m.failure]
+    notes = [f"{cell}: {n} was not measured: {m.failure}" for n, m in measured.items() if m.failure]
     trained = {name: each for name, each in measured.items() if not each.failure}
     median = {name: statistics.median(each.seconds) for name, each in trained.items()}
     best = min((name for name in trained if SIDES[name].stock), key=median.__getitem__)
@@ -224,10 +230,11 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
                 1e3 * busy,
             ]
         )
-    headings = ["", "ms a step", "stock's best over it", "MB of a link", "over stock's best"]
+    headings = ["", "ms per step", "speedup over best stock", "MB per link", "MB over best stock"]
     headings += ["link, ms", "processors, ms"]
     names = [str(row[0]) for row in rows]
-    bars = Bars(str(cell), "ms a step", names, {cell.rate: [median[name] * 1e3 for name in names]})
+    times = {cell.rate: [median[name] * 1e3 for name in names]}
+    bars = Bars(str(cell), "ms per step", names, times)
     figures = list(_figures(str(cell).replace(" ", "_"), trained, speedups))
     return Findings("", figures, [Detail(str(cell), headings, rows)], notes, [bars])
 
@@ -235,7 +242,7 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
 def _figures(
     cell: str, trained: Mapping[str, Measured], speedups: Mapping[str, list[float]]
 ) -> Iterator[Figure]:
-    """Return gains over stock's best, and how near ``auto`` is to the best side."""
+    """Yield the speedups over the best stock variant, and compare ``auto`` to the best variant."""
     ours = {name: statistics.median(speedups[name]) for name in trained if not SIDES[name].stock}
     fastest = max(ours, key=ours.__getitem__)
     yield higher(f"{cell}_speedup_best", speedups[fastest])
@@ -244,20 +251,20 @@ def _figures(
             continue
         prefix = f"{cell}_{name.partition(',')[0].lower()}_auto"
         yield higher(f"{prefix}_speedup", speedups[name])
-        # With plain batches the fastest other side of plain ones.
+        # For plain batches, compare only to other variants with plain batches.
         others = [
             n for n in ours if n != name and not SIDES[n].deduplicated > SIDES[name].deduplicated
         ]
         if others:
             other = max(others, key=ours.__getitem__)
             yield lower(f"{prefix}_over_best", ratios(speedups[other], speedups[name]))
-    # Trained on the same batches again and again, a model amplifies rounding without end.
+    # Rounding errors grow after two passes over the same batches.
     curves = [each.losses[: 2 * each.num_batches] for each in trained.values()]
     yield lower(f"{cell}_loss_max_abs_diff", max_abs_diff(curves), "loss", goal=1e-5)
 
 
 def _registries(cell: Cell, names: Sequence[str], folder: Path, size: Size) -> dict[str, Path]:
-    """Write the registry file of each side, and make the table."""
+    """Write one registry file per variant, and generate the table."""
     files = folder / str(cell).replace(" ", "-")
     files.mkdir()
     document = _document(cell, folder, size)
@@ -281,7 +288,7 @@ def _registries(cell: Cell, names: Sequence[str], folder: Path, size: Size) -> d
             **document,
             "converter": document["converter"] if side.deduplicated else {"use": "recd.kjt"},
             "sharding": sharding,
-            # Stock sides have TorchRec's own loop.
+            # Stock variants use TorchRec's train loop.
             "training": {**document["training"], "overlap": False if side.stock else None},
         }
         paths[name] = files / f"{number}.yaml"
@@ -290,7 +297,7 @@ def _registries(cell: Cell, names: Sequence[str], folder: Path, size: Size) -> d
 
 
 def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
-    """Return the registry of a workload, with deduplicated batches."""
+    """Return the registry values of a workload with deduplicated batches."""
     rows, batch_size = cell.rows_and_batch(size)
     ranks = cell.num_nodes * cell.ranks_per_node
     if cell.workload == "requests":
@@ -304,7 +311,7 @@ def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
         )
         document = YAML(typ="safe").load(text)
     if cell.workload == "papercal":
-        # Attention would take most of a step, on processors that all nodes share.
+        # All nodes share the processors, and attention would dominate the step time.
         document["pooling"] = [{"use": "recd.mean", "features": ["seq_*"]}]
     if size == "tiny":
         document["dataset"]["options"]["sparse"] = ["seq_0_0", "seq_0_1", "usr_0", "item_0"]
@@ -314,7 +321,7 @@ def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
         "batch_size": batch_size,
         "ranks": ranks,
         "device": "cpu",
-        # Rates at which a model learns amplify rounding; losses of sides are compared.
+        # Small rates: larger ones amplify rounding errors, and losses are compared.
         "learning_rate": 0.1,
         "dense_learning_rate": 0.01,
         "eps": 1e-3,

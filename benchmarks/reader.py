@@ -1,8 +1,8 @@
-"""Preprocessed tensors from Parquet on one thread: deduplicated in storage, and not at all.
+"""CPU time from Parquet to preprocessed tensors, with and without deduplicated storage.
 
-Filling reads a batch of Arrow columns, converting makes KJTs or IKJTs, preprocessing hashes every
-id. Sides take turns, one pass over their table each. Figures ``_fresh`` leave freed memory to the
-allocators; the others have it used again.
+A batch is read as Arrow columns (fill), converted to KJTs or IKJTs (convert), and its ids are
+hashed (preprocess). Variants alternate, one pass over their table each. Figures that end with
+``_fresh`` allocate new memory; all other figures reuse freed memory.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.api import Converter
 from recd_plugins.data.preprocess import Preprocess
 
-# Rows, and turns after one that warms up.
+# Rows, and number of turns after a warm-up turn.
 _SIZES: dict[Size, tuple[int, int]] = {
     "tiny": (4096, 1),
     "small": (16_384, 9),
     "reference": (65_536, 9),
 }
-# Row groups that end with a session rarely end with a batch, and a batch over two of them is
-# joined: larger ones are faster there. Interleaved rows were no faster in other sizes.
+# A batch that spans two row groups is concatenated, so clustered tables are faster with larger
+# row groups. Interleaved tables are not.
 _TABLES: Mapping[str, tuple[Order, Settings]] = {
     "interleaved": ("stream", Settings("list", 8192)),
     "list": ("clustered", Settings("list", 16_384)),
     "list_dict": ("clustered", Settings("list_dict", 16_384)),
 }
-# Ids of items repeat by chance, 1.7 times in a batch, and are faster left plain.
+# Item ids repeat by chance, 1.7 times per batch, and are faster without deduplication.
 _MIN_FACTOR = {"min_dedupe_factor": 2}
 _PARTS = ("fill", "convert", "preprocess")
 _Pass = dict[str, dict[str, float]]
@@ -57,7 +57,7 @@ class _Side:
     preprocess: Preprocess
 
     def microseconds(self) -> dict[str, float]:
-        """Return the processor time a row of each part, of one pass over the table."""
+        """Return the CPU microseconds per row of each part, for one pass over the table."""
         schema = self.dataset.schema()
         reader = self.dataset.reader(rank=0, world_size=1, batch_size=BATCH_SIZE, split="train")
         spent = dict.fromkeys(_PARTS, 0.0)
@@ -65,7 +65,7 @@ class _Side:
         rows, batch = None, None
         while True:
             start = time.thread_time()
-            # The batch before is freed first, as in training.
+            # Free the previous batch first, as in training.
             rows = batch = None
             rows = next(batches, None)
             filled = time.thread_time()
@@ -81,7 +81,7 @@ class _Side:
 
 
 def run(size: Size) -> Findings:
-    """Read all tables in turns, with new memory and with freed memory."""
+    """Read all tables in alternating turns, with new memory and with reused memory."""
     rows, turns = _SIZES[size]
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         paths = write_tables(Path(folder), rows, _TABLES)
@@ -95,8 +95,8 @@ def run(size: Size) -> Findings:
         figures = _figures(_passes(sides, turns)) + fresh if keep_freed_memory() else fresh
     return Findings(
         f"PAPERCAL, {rows} rows, batches of {BATCH_SIZE}, zstd-3, row groups of 8,192 rows "
-        "interleaved and of 16,384 clustered, warm page cache, no reading ahead, processor time of "
-        "one thread, sigrid_hash of every id",
+        "interleaved and of 16,384 clustered, warm page cache, no prefetching, CPU time of one "
+        "thread, sigrid_hash of every id",
         figures,
     )
 
@@ -112,7 +112,7 @@ def _side(path: Path, converter: type[Converter], options: Mapping[str, Any]) ->
 
 
 def _passes(sides: Mapping[str, _Side], turns: int) -> list[_Pass]:
-    """Return microseconds a row by turn, side and part."""
+    """Return CPU microseconds per row as one dict per turn, keyed by variant and part."""
     return [{name: side.microseconds() for name, side in sides.items()} for _ in range(turns + 1)][
         1:
     ]

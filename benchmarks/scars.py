@@ -1,12 +1,12 @@
-"""SCARS' cache of hot rows: bytes of the backing store, miss rates and time beside no cache.
+"""SCARS' cache of hot rows compared to no cache: host memory traffic, miss rates and step time.
 
-26 tables with the cardinalities of Criteo Terabyte, one lookup a sample and table by Zipf's law of
-exponent 1.1, 64 scalars a row, row-wise Adagrad, and 256 MiB of cached rows with their state, which
-a plan chooses. ``--scale N`` divides rows, cache and batch: a row then stands for N neighbours by
-rank, so that all ratios of bytes stay; 1 needs 16 GB. Sides train the same batches from the same
-weights. ``plain`` is stock FBGEMM tables in host memory: the embeddings and gradients that pass
-between table and model are counted. On the CPU both tiers are the same memory: time shows what a
-cache costs there; ``--device cuda`` shows what it saves.
+Trains 26 tables with the cardinalities of Criteo Terabyte. Each sample reads one id per table, by
+Zipf's law with exponent 1.1. Embeddings have 64 columns and use row-wise Adagrad. The cache plan
+has 256 MiB for rows and optimizer state. ``--scale N`` divides rows, cache and batch size by N,
+which keeps all ratios of bytes; scale 1 needs 16 GB. All variants train the same batches from the
+same weights. Variant ``plain`` has FBGEMM tables in host memory and counts the embeddings and
+gradients that are copied. On the CPU, cache and tables share the same memory, so times show only
+the overhead of the cache. Use ``--device cuda`` to measure its benefit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ from recd_plugins.interfaces.distributions import from_weights
 from recd_plugins.runtime.launch import Ranks, backend_for
 
 OPTIONS = [
-    click.Option(["--scale"], type=click.IntRange(1, 8192), help="Divide rows, cache and batch."),
+    click.Option(
+        ["--scale"],
+        type=click.IntRange(1, 8192),
+        help="Divide table rows, cache size and batch size by this number.",
+    ),
     click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
 ]
-#: Rows of the tables of Criteo Terabyte when ids are taken modulo 10 million, as DLRM's own
-#: preprocessing does with ``--max-ind-range=10000000``: those that occur.
+#: Number of distinct ids in each table of Criteo Terabyte, with ids modulo 10 million as in
+#: DLRM's preprocessing with ``--max-ind-range=10000000``.
 CARDINALITIES = (
     *(9_980_333, 36_084, 17_217, 7_378, 20_134, 3, 7_112, 1_442, 61, 9_758_201, 1_333_352),
     *(313_829, 10, 2_208, 11_156, 122, 4, 970, 14, 9_994_222, 7_267_859, 9_946_608, 415_421),
@@ -70,7 +74,7 @@ _CUDA_SIDES: Mapping[str, Variant] = {
 
 @dataclass(frozen=True)
 class _Sizes:
-    """``scale``, batches of each side, those of them that are not timed, and turns."""
+    """Size of a run: scale, number of batches, untimed batches among them, and turns."""
 
     scale: int
     batches: int
@@ -86,17 +90,17 @@ _SIZES: dict[Size, _Sizes] = {
 
 
 def run(size: Size, scale: int | None = None, device: Device = "cpu") -> Findings:
-    """Train all sides, one after the other, in turns."""
+    """Train all variants in alternating turns."""
     check_device(device)
     sizes = _SIZES[size]
     scale = scale or sizes.scale
-    tables = f"26 tables like Criteo's, rows, cache and batch / {scale}"
+    tables = f"26 tables like Criteo's; rows, cache and batch divided by {scale}"
     if device == "cuda":
         return _on_cuda(tables, scale)
     batch_size = max(1, _BATCH_SIZE // scale)
     job, plan = _job(scale, batch_size, sizes.batches, sizes.warmup, device, (64,), (64,))
     trained: dict[str, list[Trained]] = {name: [] for name in _SIDES}
-    # On a busy machine a second thread mostly waits.
+    # On a busy machine, a second thread mostly waits.
     with Ranks(1, threads=1 if size == "tiny" else None) as ranks:
         for _ in range(sizes.turns):
             for name, side in _SIDES.items():
@@ -147,16 +151,16 @@ def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan)
     headings = ["", "MB read", "MB written", "MB predicted", "rows", "misses", "ms"]
     moved = [name for name in trained if counted[name]]
     series = {"counted": [counted[name] / 1e6 for name in moved]}
-    bars = Bars("scars", "MB of the backing store in a step", moved, series)
+    bars = Bars("scars", "host memory traffic per step, MB", moved, series)
     return Findings(
-        workload, figures, [Detail("the backing store in a step", headings, rows)], bars=[bars]
+        workload, figures, [Detail("host memory traffic per step", headings, rows)], bars=[bars]
     )
 
 
 def _predicted(name: str, side: Variant, plan: CachePlan) -> float:
-    """Return bytes of the backing store in a step, read and written.
+    """Return the predicted bytes that one step reads from and writes to host memory.
 
-    A cached kernel moves a row once a batch, whether its ids are coalesced or not.
+    A cache moves each row at most once per batch, even if ids are not deduplicated.
     """
     of_side = CachePlan.of(
         {table: each.load for table, each in plan.tables.items()},
@@ -167,13 +171,13 @@ def _predicted(name: str, side: Variant, plan: CachePlan) -> float:
     )
     traffic = [table.traffic for table in of_side.tables.values()]
     if name == PLAIN:
-        # Embeddings and gradients: no state leaves the host.
+        # Only embeddings and gradients move; optimizer state stays on the host.
         return sum(2 * table.lookups * table.weight_bytes for table in traffic)
     return sum(table.bytes for table in traffic)
 
 
 def _on_cuda(tables: str, scale: int) -> Findings:
-    """Train on one device at two batch sizes, with wide dense layers."""
+    """Train the CUDA variants with two batch sizes and wide dense layers."""
     figures, rows, differences = [], list[list[str | float]](), []
     with Ranks(1, backend=backend_for("cuda")) as ranks:
         for batch_size in (8192, 16384):
@@ -203,7 +207,7 @@ def _job(
     bottom: tuple[int, ...],
     top: tuple[int, ...],
 ) -> tuple[Job, CachePlan]:
-    """Draw batches and plan the cache."""
+    """Draw the batches of a job and plan its cache."""
     rng = np.random.default_rng((0, 1))
     loads, ids, rows = {}, [], {}
     for access in _accesses(scale):
@@ -220,7 +224,7 @@ def _job(
 
 
 def _accesses(scale: int) -> Iterator[TableAccess]:
-    """Return how often the rows of each table are read, one table after the other."""
+    """Yield the access frequencies of each table, by Zipf's law."""
     for number, rows in enumerate(CARDINALITIES):
         weights = np.arange(1, rows + 1, dtype=np.float64) ** -_EXPONENT
         if scale > 1:
@@ -235,7 +239,7 @@ def _draw(
     """Draw ids of a table, int64 ``[batches, batch_size]``."""
     cumulative = np.cumsum(access.accesses)
     at = rng.random(batches * batch_size)
-    # Sorted, a search goes through memory once: several times faster than in the order drawn.
+    # Searching in sorted order reads memory sequentially, which is several times faster.
     order = np.argsort(at)
     ids = np.empty(len(at), dtype=np.int64)
     places = np.searchsorted(cumulative[:-1], at[order] * cumulative[-1], side="right")

@@ -1,7 +1,8 @@
-"""Nodes of a cluster as network namespaces of this machine, joined by links of a rate.
+"""Simulates cluster nodes as network namespaces of this machine, with links of limited rate.
 
-Each node has an address, a host name (``node0`` and so on) and a link of its own; ranks of one node
-use its loopback. All nodes share this machine's processors. Needs root and iproute2::
+Each node has its own IP address, host name (``node0``, ``node1``, ...) and link. Ranks of one node
+communicate over loopback. All nodes share the processors of this machine. Needs root and
+iproute2::
 
     with ShapedNetwork(4, "200mbit") as network:
         command = network.torchrun(["recd", "run", "registry.yaml"], ranks_per_node=2)
@@ -29,29 +30,29 @@ from typing import Any, Self
 from recd_plugins.runtime.errors import SetupError
 
 _PREFIX = "recd-net-"
-# ``ip netns exec`` puts what lies here, by namespace, over the files in /etc.
+# ``ip netns exec NAME`` mounts the files of /etc/netns/NAME over those in /etc.
 _FILES, _NAMESPACES = Path("/etc/netns"), Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
-# Linux may divide processors among sessions, and torchrun starts each rank in one of its own: of
-# four ranks on two processors one waited for up to 34 seconds.
+# Linux may schedule processors per session, and torchrun starts each rank in its own session.
+# With four ranks on two processors, one rank waited for up to 34 seconds.
 _GROUPING = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _SUBNET, _PORT, _INTERFACE = "10.77.0", 29517, "eth0"
 
 
 @dataclass(frozen=True)
 class LinkBytes:
-    """Bytes that a node has sent and received, by the counters of its interface."""
+    """Bytes that a node has sent and received, from the counters of its network interface."""
 
     sent: int
     received: int
 
     def since(self, before: LinkBytes) -> LinkBytes:
-        """Return the bytes since an earlier reading."""
+        """Return the difference from an earlier reading."""
         return LinkBytes(self.sent - before.sent, self.received - before.received)
 
 
 def link_bytes(*where: str) -> LinkBytes:
-    """Read the counters of the link of this process's node; ``where`` names another for ``ip``."""
+    """Read the link counters of this process's node; pass ``-n NAME`` for another namespace."""
     (link,) = json.loads(_tell("ip", *where, "-s", "-j", "link", "show", "dev", _INTERFACE))
     counters = link["stats64"]
     return LinkBytes(counters["tx"]["bytes"], counters["rx"]["bytes"])
@@ -59,12 +60,12 @@ def link_bytes(*where: str) -> LinkBytes:
 
 @cache
 def unavailable() -> str | None:
-    """Return why this machine has no shaped networks, or None."""
+    """Return why this machine cannot create network namespaces, or None if it can."""
     for tool, package in _TOOLS.items():
         if shutil.which(tool) is None:
-            return f"the program {tool} is missing; install {package}"
+            return f"the program {tool!r} is not installed. Install package {package}."
     if os.geteuid() != 0:
-        return "network namespaces need root; run it as root, in a container of your own if need be"
+        return "network namespaces need root. Run the command as root, for example in a container."
     name = f"{_PREFIX}{os.getpid()}-try"
     try:
         _tell("ip", "netns", "add", name)
@@ -78,14 +79,15 @@ def unavailable() -> str | None:
 
 
 class ShapedNetwork:
-    """Context with nodes on links of one rate; at its end all processes on them are killed.
+    """Context manager that creates nodes with links, and kills all their processes on exit.
 
     Args:
-        num_nodes: at most 200.
-        rate: of each link in each direction, as ``tc`` takes it (``200mbit``); None for unshaped.
+        num_nodes: number of nodes, at most 200.
+        rate: bandwidth of each link in each direction, in ``tc`` syntax such as ``200mbit``; None
+            means unlimited.
 
     Raises:
-        SetupError: on entering, if this machine has no such networks.
+        SetupError: on entering, if this machine cannot create network namespaces.
     """
 
     def __init__(self, num_nodes: int, rate: str | None = None) -> None:
@@ -99,7 +101,7 @@ class ShapedNetwork:
 
     def __enter__(self) -> Self:
         if (why := unavailable()) is not None:
-            raise SetupError(f"no shaped network: {why}")
+            raise SetupError(f"cannot create a shaped network: {why}")
         _remove_leftovers()
         is_main = threading.current_thread() is threading.main_thread()
         self._takes_sigterm = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -116,7 +118,7 @@ class ShapedNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # One that has just started may not be on its node yet.
+        # A process that has just started may not be in its namespace yet.
         for program in self._programs:
             if program.poll() is None:
                 program.kill()
@@ -132,12 +134,12 @@ class ShapedNetwork:
     def torchrun(
         self, command: Sequence[str], *, ranks_per_node: int = 1, options: Sequence[str] = ()
     ) -> list[list[str]]:
-        """Return the command line of each node that starts ``command`` on ranks of all of them.
+        """Return the torchrun command line of each node to start ``command`` on all ranks.
 
         Args:
-            command: a program; or a module or script of Python with the ``options`` for it.
-            ranks_per_node: processes.
-            options: further ones of torchrun; ``--no-python`` without any.
+            command: a program with arguments, or a Python module or script to use with ``options``.
+            ranks_per_node: number of processes per node.
+            options: further torchrun options; ``--no-python`` if empty.
         """
         return [
             [
@@ -156,14 +158,14 @@ class ShapedNetwork:
     ) -> list[subprocess.Popen[bytes]]:
         """Start a command on each node.
 
-        They see MASTER_ADDR, MASTER_PORT, NODE_RANK, NODES and GLOO_SOCKET_IFNAME.
+        Sets MASTER_ADDR, MASTER_PORT, NODE_RANK, NODES and GLOO_SOCKET_IFNAME for the commands.
 
         Args:
-            commands: by node.
-            logs: a folder; output of node 2 is appended to ``node2.log``.
-            environment: further variables.
+            commands: one command line per node.
+            logs: folder for the output; node 2 appends to ``node2.log``.
+            environment: additional environment variables.
         """
-        # A host name of its own: by it ranks tell whether they share a machine.
+        # Ranks compare host names to find out whether they share a machine.
         named = 'hostname "$0" && exec "$@"'
         started = []
         for node, command in enumerate(commands):
@@ -199,10 +201,10 @@ class ShapedNetwork:
         environment: Mapping[str, str] = {},
         timeout: float | None = None,
     ) -> list[int]:
-        """Start commands and return the exit codes of all nodes.
+        """Start one command per node, wait, and return the exit code of each node.
 
         Raises:
-            TimeoutExpired: they take longer than ``timeout`` seconds; of ``subprocess``.
+            subprocess.TimeoutExpired: the commands take longer than ``timeout`` seconds.
         """
         started = time.monotonic()
         return [
@@ -215,23 +217,23 @@ class ShapedNetwork:
         return f"{_SUBNET}.{node + 1}"
 
     def counters(self) -> list[LinkBytes]:
-        """Return the bytes of the links so far, by node."""
+        """Return the bytes sent and received so far, one entry per node."""
         return [link_bytes("-n", node) for node in self._nodes]
 
     def processes(self, node: int) -> list[int]:
-        """Return the ids of all processes on a node."""
+        """Return the process ids of all processes on a node."""
         return _processes(self._nodes[node])
 
     def cut(self, node: int) -> None:
-        """Take the link of a node down; what is sent meanwhile is lost."""
+        """Disconnect the link of a node. Packets sent meanwhile are lost."""
         _tell("ip", "-n", self._hub, "link", "set", f"p{node}", "down")
 
     def restore(self, node: int) -> None:
-        """Take the link up again."""
+        """Reconnect the link of a node."""
         _tell("ip", "-n", self._hub, "link", "set", f"p{node}", "up")
 
     def lose(self, node: int) -> None:
-        """Cut a node off and kill all that runs on it, untold to the others."""
+        """Disconnect a node and kill all its processes, without notifying the other nodes."""
         self.cut(node)
         _kill(self._nodes[node])
 
@@ -242,7 +244,7 @@ class ShapedNetwork:
         _tell(*hub, "link", "set", "br0", "up")
         names = "".join(f"{self.address(node)} node{node}\n" for node in range(self.num_nodes))
         for number, node in enumerate(self._nodes):
-            # No name server can be reached: who looks a name up would wait for it.
+            # Use only the hosts file, because a lookup would wait for an unreachable name server.
             files = _FILES / node
             files.mkdir(parents=True)
             (files / "hosts").write_text(f"127.0.0.1 localhost\n{names}", encoding="utf-8")
@@ -263,17 +265,17 @@ class ShapedNetwork:
 
 
 def _exit(number: int, _: Any) -> None:
-    """End by an exception on SIGTERM, so that no node stays behind."""
+    """Convert SIGTERM to SystemExit, so that all namespaces are removed."""
     raise SystemExit(128 + number)
 
 
 def _shape(rate: str) -> tuple[str, ...]:
-    """Return arguments of ``tc qdisc add``; tbf works in containers where netem does not."""
+    """Return ``tc qdisc add`` arguments. Uses tbf, because netem fails in some containers."""
     return ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "400ms")
 
 
 def _remove_leftovers() -> None:
-    """Remove the nodes of processes that are gone, whose number may be ours now."""
+    """Remove namespaces left by processes that no longer exist."""
     for path in [*_NAMESPACES.glob(f"{_PREFIX}*"), *_FILES.glob(f"{_PREFIX}*")]:
         process = path.name.removeprefix(_PREFIX).partition("-")[0]
         if process == str(os.getpid()) or not Path("/proc", process).exists():
@@ -281,7 +283,7 @@ def _remove_leftovers() -> None:
 
 
 def _remove(namespace: str) -> None:
-    """Kill what runs there and remove it, as far as it is there."""
+    """Kill all processes of a namespace and remove it. Ignores missing namespaces."""
     shutil.rmtree(_FILES / namespace, ignore_errors=True)
     with suppress(SetupError):
         _kill(namespace)
@@ -302,7 +304,7 @@ def _processes(namespace: str) -> list[int]:
 
 
 def _tell(*command: str) -> str:
-    # Of a group of its own, which Ctrl-C of the terminal does not end.
+    # Use a separate process group, so that Ctrl-C does not kill the command.
     done = subprocess.run(command, capture_output=True, text=True, check=False, process_group=0)
     if done.returncode:
         raise SetupError(f"{' '.join(command)} failed: {done.stderr.strip()}")

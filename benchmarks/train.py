@@ -1,4 +1,4 @@
-"""Training with the RecD plugins against stock TorchRec, on the demo's model and PAPERCAL."""
+"""Training with RecD deduplication compared to stock TorchRec, on the synthetic PAPERCAL data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks._measure import Findings, Size
 from benchmarks._stock import figures_over_stock
 
 _RANKS = 2
-# Steps, pairs of runs, batch size of a rank.
+# Steps, pairs of runs, batch size per rank.
 _SIZES: dict[Size, tuple[int, int, int]] = {
     "tiny": (6, 1, 32),
     "small": (12, 1, 512),
@@ -37,7 +37,7 @@ training:
 
 
 def run(size: Size) -> Findings:
-    """Train pairs of runs, baseline and plugins."""
+    """Train pairs of runs, stock and with plugins."""
     steps, pairs, batch_size = _SIZES[size]
     rows = (steps + 2) * batch_size * _RANKS
     with tempfile.TemporaryDirectory() as folder:
