@@ -1,1 +1,1 @@
-"""Exact sharders of TorchRec's modules, coalescing, gradient deduplication and train pipelines."""
+"""Sharders for TorchRec modules, coalescing, gradient deduplication and train pipelines."""

@@ -1,9 +1,10 @@
-"""Converts every batch of a sharded module to one form, deduplicated or plain.
+"""Converts every batch of a sharded module to one form: deduplicated or plain.
 
-TorchRec (1.6 to 1.9) builds a module's input dist for the form and feature order of its first
-batch. A later batch in the other form fails, and another feature order silently looks up wrong
-tables. TorchRec also divides by the number of rows, so an empty batch gets one empty row, which is
-removed from the output.
+A deduplicated KeyedJaggedTensor stores each distinct row once and has ``inverse_indices``. A plain
+one stores all rows. TorchRec (1.6 to 1.9) builds a module's input dist for the form and feature
+order of its first batch. A later batch in the other form fails, and another feature order silently
+looks up wrong tables. TorchRec also divides by the number of rows. A batch without rows therefore
+gets one empty row, which is removed from the output.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _MARK = "recd_accepts_deduplicated"
 class BatchForm:
     """Converts all batches of a module to the form of its first batch: deduplicated or plain.
 
-    If every batch has to be plain, ``plain_only`` is the reason; otherwise it is empty. The ranks
-    of ``group`` agree on the form of the first batch.
+    ``plain_only`` is the reason why every batch must be plain, or "" if no such reason exists. The
+    ranks of ``group`` agree on the form of the first batch.
     """
 
     def __init__(
@@ -61,14 +62,15 @@ class BatchForm:
 
     @property
     def takes_unique_rows(self) -> bool:
-        """Return whether the module looks up the unique rows of a deduplicated batch."""
+        """Return True if the module looks up only the unique rows of deduplicated batches."""
         return not self.plain_only or isinstance(self, StoredRows)
 
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the features of a batch in the feature order of the first batch.
+        """Return ``features`` reordered to the feature order of the module's first batch.
 
         Raises:
-            ExactnessError: a feature is missing, or a deduplicated batch has another feature order.
+            ExactnessError: a feature is missing, or the batch is deduplicated and its order
+                differs.
         """
         keys = features.keys()
         if keys == self._keys:
@@ -91,7 +93,7 @@ class BatchForm:
         return features.permute([keys.index(name) for name in self._keys])
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return ``features`` in the form of the module's first batch.
+        """Convert ``features`` to the form (deduplicated or plain) of the module's first batch.
 
         Raises:
             ExactnessError: inverse indices are missing.
@@ -137,7 +139,6 @@ class BatchForm:
             self._order = list(names)  # TorchRec keeps it too
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Reorder the inverse indices of a batch to the feature order of the first batch."""
         names, _ = features.inverse_indices_or_none() or (self._order, None)
         if names == self._order:
             return features
@@ -151,10 +152,10 @@ class BatchForm:
 
 
 class StoredRows(BatchForm):
-    """Batch form that passes the unique rows of deduplicated batches on as plain batches."""
+    """Batch form that converts deduplicated batches to plain batches of their unique rows."""
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return ``features`` as a plain batch, with empty rows appended to shorter features."""
+        """Return the unique rows as a plain batch; features with fewer rows get empty rows."""
         keys = features.keys()
         chosen = [key for key in keys if key in self._features]
         if features.variable_stride_per_key():
@@ -170,26 +171,26 @@ class StoredRows(BatchForm):
 
 
 def set_accepts_deduplicated(module: nn.Module) -> None:
-    """Mark an EmbeddingCollection whose callers accept outputs for unique rows only."""
+    """Mark an EmbeddingCollection whose callers accept one output row per unique input row."""
     setattr(module, _MARK, True)
 
 
 def accepts_deduplicated(module: Any) -> bool:
-    """Return whether ``set_accepts_deduplicated`` marked the module or its unsharded original."""
+    """Return True if ``set_accepts_deduplicated`` marked the module or its unsharded original."""
     return getattr(module, _MARK, False) or returns_unique_rows(module)
 
 
 def returns_unique_rows(module: Any) -> bool:
-    """Return whether a sharded module returns the unique rows of a deduplicated batch."""
+    """Return True if a sharded module returns one output row per unique row of a batch."""
     return isinstance(getattr(module, "form", None), StoredRows)
 
 
 def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> None:
-    """Raise an error if id weights need a gradient, or if any table has mean pooling.
+    """Raise an error if id weights need a gradient, or if a table has mean pooling.
 
     Args:
-        features: ids of a module.
-        means: tables of the module with mean pooling.
+        features: weighted ids, the input of a module.
+        means: names of the module's tables with mean pooling.
 
     Raises:
         ExactnessError: the weights need a gradient, which TorchRec drops, or ``means`` is not
@@ -210,10 +211,10 @@ def refuse_lost_weights(features: KeyedJaggedTensor, means: Sequence[str]) -> No
 def refuse_inverse_indices(
     features: KeyedJaggedTensor, *, allow_variable_batch: bool = False
 ) -> None:
-    """Refuse inverse indices that an EmbeddingCollection would ignore.
+    """Raise an error if an EmbeddingCollection would ignore the inverse indices of a batch.
 
     An unsharded EmbeddingCollection always ignores them. A sharded one ignores them if the batch
-    lacks ``stride_per_key_per_rank``.
+    has no ``stride_per_key_per_rank``.
     """
     variable = features.variable_stride_per_key()
     if variable and allow_variable_batch:
@@ -241,10 +242,14 @@ def fit_batches(
     needs_rows: bool = False,
     means: Sequence[str] | None = None,
 ) -> None:
-    """Make a sharded TorchRec module convert its batches to one form.
+    """Make a sharded TorchRec module convert each input batch with ``form``.
 
-    A module that ``remaps`` ids gets int64 ids. A module that ``needs_rows`` refuses a deduplicated
-    batch without rows. If ``means`` is given, weights are checked as in ``refuse_lost_weights``.
+    Args:
+        sharded: the module, changed in place.
+        form: converts the batches.
+        remaps: whether the module remaps ids and therefore needs int64 ids.
+        needs_rows: whether to refuse deduplicated batches without rows.
+        means: tables with mean pooling, to check with ``refuse_lost_weights``; None for no check.
     """
     input_dist, look_up = sharded.input_dist, sharded.compute_and_output_dist
 
@@ -288,7 +293,7 @@ def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTe
 
 @dataclass
 class _ExactContext:
-    """Mixin for TorchRec's contexts that stores data which this rank does not send.
+    """Mixin for TorchRec's module contexts that adds data about the local batch.
 
     ``no_rows`` is True if the batch was empty and got an empty row.
     """
@@ -297,7 +302,7 @@ class _ExactContext:
     no_rows: bool = False
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
+        """Record that ``stream`` uses the context's tensors, as ``Tensor.record_stream`` does."""
         super().record_stream(stream)  # type: ignore[misc]
         if self.coalesced is not None:
             self.coalesced.record_stream(stream)
@@ -305,12 +310,12 @@ class _ExactContext:
 
 @dataclass
 class ExactBagContext(_ExactContext, EmbeddingBagCollectionContext):
-    """TorchRec's EmbeddingBagCollection context plus coalescing data of the batch."""
+    """Context of a sharded EmbeddingBagCollection that also stores coalescing data of a batch."""
 
 
 @dataclass
 class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
-    """TorchRec's EmbeddingCollection context plus coalescing data of the batch."""
+    """Context of a sharded EmbeddingCollection that also stores coalescing data of a batch."""
 
     def __post_init__(self) -> None:
         if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6
@@ -318,10 +323,10 @@ class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
 
 
 def set_unique_strides(ctx: Any, features: KJTList) -> None:
-    """Store in ``ctx`` the number of unique rows that each rank sent.
+    """Store in ``ctx`` how many unique rows each rank sent.
 
-    In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline creates a new context for batches that
-    were already sent. That context lacks these numbers.
+    In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline replaces the context of batches in
+    flight, which loses these numbers.
     """
     if not getattr(ctx, "variable_batch_per_feature", False):
         return
@@ -334,13 +339,13 @@ def set_unique_strides(ctx: Any, features: KJTList) -> None:
 
 
 def num_rows(features: KeyedJaggedTensor) -> int:
-    """Return the number of rows of the batch; a deduplicated batch counts duplicates too."""
+    """Return the number of rows of the batch, including duplicates of a deduplicated batch."""
     indices = features.inverse_indices_or_none()
     return features.stride() if indices is None else indices[1].shape[1]
 
 
 def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Add one empty row per feature to a batch without rows, and keep its form."""
+    """Add one empty row per feature to a batch without rows; a deduplicated batch stays so."""
     num_keys, indices = len(features.keys()), features.inverse_indices_or_none()
     variable = features.variable_stride_per_key()
     return with_fields(
@@ -353,7 +358,7 @@ def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def pooled_without_rows(embeddings: KeyedTensor) -> KeyedTensor:
-    """Remove the empty row from pooled embeddings."""
+    """Remove the row that ``with_an_empty_row`` added from pooled embeddings."""
     return KeyedTensor(
         keys=embeddings.keys(),
         length_per_key=embeddings.length_per_key(),
@@ -362,7 +367,7 @@ def pooled_without_rows(embeddings: KeyedTensor) -> KeyedTensor:
 
 
 def without_rows(embeddings: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-    """Remove the empty row from sequence embeddings."""
+    """Remove the row that ``with_an_empty_row`` added from sequence embeddings."""
     return {
         name: JaggedTensor(
             rows.values(), weights=rows.weights_or_none(), lengths=rows.lengths()[:0]

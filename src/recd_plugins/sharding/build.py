@@ -1,4 +1,4 @@
-"""Builds all sharders of a prepared model: the exact ones, TorchRec's and those of plugins."""
+"""Builds the sharders of a prepared model: this package's, TorchRec's and those of plugins."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharderDefaults:
-    """Arguments that the user set on a TorchRec sharder passed as ``base``."""
+    """``fused_params`` and codecs that the user set on a TorchRec sharder passed as ``base``."""
 
     fused_params: Mapping[str, Any] | None
     qcomm_codecs_registry: Codecs | None
     use_index_dedup: bool = False
 
     def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``params`` updated by the trainer's parameters.
+        """Return ``params`` updated with the user's ``fused_params``.
 
-        If the trainer's parameters name an optimizer, they replace ``params``.
+        If the user's ``fused_params`` name an optimizer, they replace ``params`` completely.
         """
         chosen = self.fused_params or {}
         return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
 
 
 def _defaults(sharder: Any, other: SharderDefaults) -> SharderDefaults:
-    """Return the arguments of a TorchRec sharder, with missing ones filled in from ``other``.
+    """Return the arguments set on a TorchRec sharder, with missing ones copied from ``other``.
 
     Raises:
-        SetupError: an argument is set in both.
+        SetupError: both set the same argument.
     """
     found: dict[str, Any] = {}
     for name in ("fused_params", "qcomm_codecs_registry"):
@@ -76,10 +76,11 @@ def build_sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of a prepared model, for DistributedModelParallel.
 
-    The list has this package's exact sharders, plugins' sharders, and TorchRec's for other modules.
+    The list contains this package's sharders, plugins' sharders, and TorchRec's for other modules.
 
-    If ``base`` is given, only its module types and those of plugins are sharded. ``defaults`` are
-    FBGEMM parameters that replace those of ``training:``. See ``Prepared.sharders``.
+    If ``base`` is not empty, only its module types and those of plugins are sharded. ``defaults``
+    are FBGEMM parameters that replace those of the ``training:`` section. See
+    ``PreparedModel.sharders``.
     """
     registry, kernels = prepared.registry, prepared.lookup_kernels
     training = registry.training
@@ -104,7 +105,7 @@ def build_sharders(
     )
 
     def arguments(inner: Any) -> tuple[dict[str, Any], Codecs | None]:
-        """Return the arguments for a sharder inside one of ``base``."""
+        """Return fused_params and codecs for a sharder that is nested in one of ``base``."""
         own = SharderDefaults(inner.fused_params, inner.qcomm_codecs_registry)
         _check_optimizer(own, registry, file_counts=bool(defaults))
         codecs = own.qcomm_codecs_registry or qcomm_codecs_registry
@@ -137,7 +138,7 @@ def build_sharders(
 
 
 def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
-    """Return the trainer's sharder for a module type; exact sharders replace only TorchRec's."""
+    """Return the user's sharder in ``base`` for the module type of ``stock``, or None."""
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(
@@ -167,7 +168,7 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
 
 
 def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
-    """Warn of entries, collision maps and feature processors for which ``base`` has no sharder."""
+    """Warn about settings that have no effect because ``base`` has no sharder for their modules."""
     registry = prepared.registry
     entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
     for module in embedding_modules(prepared.model):

@@ -1,4 +1,4 @@
-"""Counters of sent bytes and looked-up ids of this rank."""
+"""Counts the bytes that this rank sends and the ids that it looks up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 @dataclass(frozen=True)
 class Traffic:
-    """Key under which ``CollectiveBytes`` counts bytes.
+    """Category of sent bytes: collective, process group, pass and payload.
 
     In ``payload``, integers are ids, lengths and sizes; floats are embeddings, gradients and
     weights. ``group`` is the name of the process group.
@@ -44,8 +44,8 @@ _OTHERS: set[Any] = set()
 class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that this rank sends to other ranks while the context is open.
 
-    Reopening adds up. Collectives of the backward pass, of DistributedDataParallel and of train
-    pipelines count too. An open context slows down every operation.
+    Counts add up if the context is opened again. They include collectives of the backward pass, of
+    DistributedDataParallel and of train pipelines. An open context slows down every operation.
 
     Example::
 
@@ -55,8 +55,8 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counter.by_kind()["all_to_all"]
 
     Attributes:
-        sent: bytes by ``Traffic``.
-        calls: collectives by ``Traffic``, without waiting or synchronising ones.
+        sent: number of bytes per ``Traffic`` category.
+        calls: number of collectives per ``Traffic`` category, except barriers and waits.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(self.sent.values())
 
     def by_kind(self) -> dict[str, int]:
-        """Return the bytes of each kind of collective."""
+        """Return a dict from collective, such as "all_to_all", to its number of bytes."""
         return self.by("kind")
 
     def by(self, attribute: Literal["kind", "group", "phase", "payload"]) -> dict[str, int]:
-        """Return the bytes by an attribute of ``Traffic``."""
+        """Return a dict from each value of a ``Traffic`` attribute to its number of bytes."""
         totals: Counter[str] = Counter()
         for traffic, num_bytes in self.sent.items():
             totals[getattr(traffic, attribute)] += num_bytes
@@ -135,7 +135,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass
 class LookupIds:
-    """Number of ids looked up on this rank, keyed by feature. Each column shard counts again."""
+    """Number of ids looked up on this rank per feature; each column shard counts them again."""
 
     per_feature: Counter[str] = field(default_factory=Counter)
 
@@ -146,7 +146,7 @@ class LookupIds:
 
 @contextmanager
 def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
-    """Count the ids that ``model`` looks up; on CUDA this waits for the device at each lookup."""
+    """Count the ids that ``model`` looks up; on CUDA, each lookup synchronizes the device."""
     ids = LookupIds()
     modules: list[Any] = [m for m in model.modules() if isinstance(m, ShardedEmbeddingModule)]
     before = [module.post_lookup_tracker_fn for module in modules]  # TorchRec's, one slot
@@ -160,7 +160,7 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
 
 
 def tracker_of(module: nn.Module) -> Callable[..., None] | None:
-    """Return the lookup tracker set on a sharded module, unless ``lookup_ids`` set it."""
+    """Return the lookup tracker set on a sharded module, ignoring the counter of ``lookup_ids``."""
     tracker: Any = module.post_lookup_tracker_fn
     while isinstance(tracker, _Counting):
         tracker = tracker.before
@@ -181,7 +181,7 @@ class _Counting:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists."""
+    """Yield the tensors in nested lists or tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -203,7 +203,7 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
 
 
 def _sent_bytes(rule: str, value: Any, arguments: Mapping[str, Any], rank: int, size: int) -> int:
-    """Return the bytes to all other ranks together."""
+    """Return the total number of bytes that this rank sends to other ranks in a collective."""
     total = _bytes(value)
     match rule:
         case "split":

@@ -1,4 +1,4 @@
-"""Subclasses of TorchRec's sharded collections that fix wrong results, mainly on CPU."""
+"""Subclasses of TorchRec's sharded embedding modules that fix wrong results, mainly on CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Plan = dict[str, ParameterSharding]
 
 
 class _ExactCollection:
-    """Mixin for TorchRec's sharded collections that adds plugin kernels and coalescing.
+    """Mixin for TorchRec's sharded embedding modules that adds plugin kernels and coalescing.
 
     ``distribute`` and ``look_up`` receive the unique ids of coalesced tables. Subclasses can change
     ids in these methods.
@@ -125,7 +125,7 @@ class _ExactCollection:
         )
 
     def reset_parameters(self) -> None:
-        """Reset the tables; row kernels then read their rows again before the next use."""
+        """Reset the tables, and make plugin kernels read their rows again before the next lookup."""
         flush_kernels(self)  # type: ignore[arg-type]
         super().reset_parameters()  # type: ignore[misc]
 
@@ -134,7 +134,7 @@ class _ExactCollection:
             super()._create_lookups()  # type: ignore[misc]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply ``to``, ``half`` and the like to all tables except those of row kernels."""
+        """Apply ``fn`` to all parameters except tables of plugin kernels."""
         tables = getattr(self, "embedding_bags", None) or self.embeddings  # type: ignore[attr-defined]
         with tables_of_row_kernels_stay(self, tables):  # type: ignore[arg-type]
             moved: Self = super()._apply(fn, recurse)  # type: ignore[misc]
@@ -144,9 +144,9 @@ class _ExactCollection:
 class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCollection):
     """Sharded EmbeddingBagCollection for deduplicated (VBE) batches and uneven batch sizes.
 
-    The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass.
-    Gloo does not support that ("allgather: invalid tensor size"). TorchRec's synchronous
-    collectives use an all-to-all instead, so they are enabled for these output dists only.
+    With uneven batch sizes, the backward pass of TorchRec's reduce-scatter fails over Gloo
+    ("allgather: invalid tensor size"). This class uses TorchRec's synchronous collectives for the
+    output dist of row-wise tables then, which use an all-to-all.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         env: ShardingEnv,  # noqa: ARG002
         device: torch.device | None,  # noqa: ARG002
     ) -> None:
-        """Refuse ``DistributedModelParallel.reshard``, which would rebuild the lookups."""
+        """Raise SetupError, because ``DistributedModelParallel.reshard`` would replace the lookups."""
         raise SetupError(
             f"{self.form.name}: DistributedModelParallel.reshard is not supported with exact "
             "sharding. Build the model again with the new plan, and load a checkpoint."
@@ -189,7 +189,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         return ExactBagContext()
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
+        """Send the ids of a batch, only distinct ids for coalesced tables; reject invalid batches."""
         features = self._checked(ctx, maybe_td_to_kjt(features))
         if self._groups is None:
             features = self.form.fit(features)
@@ -232,13 +232,13 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
     def distribute(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, which are already unique for coalesced tables."""
+        """Send ids to the ranks of their tables; ids of coalesced tables are already unique."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """Look up rows and send embeddings; train pipelines call this method too."""
+        """Look up rows and send the embeddings back; train pipelines also call this method."""
         set_unique_strides(ctx, input)
         with _sync_collectives(self._needs_sync_collectives(ctx)):
             return self._pooled(ctx, self.look_up(ctx, input))
@@ -246,7 +246,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
     def look_up(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """Look up the ids that ``distribute`` sent, and send their embeddings."""
+        """Look up the ids that ``distribute`` sent, and send the embeddings back."""
         return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
@@ -260,7 +260,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
             return self._pooled(ctx, super().output_dist(ctx, output))
 
     def _pooled(self, ctx: Any, rows: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[KeyedTensor]:
-        """Pool a coalesced batch, and remove the empty row if one was added."""
+        """Pool a coalesced batch, and remove the empty row of a batch without rows."""
         if self._layout is not None:
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
@@ -270,7 +270,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         return rows
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
-        """Return whether batch sizes differ; the same on all ranks, since all know every size."""
+        """Return True if batch sizes differ; all ranks know all sizes and return the same value."""
         if not (self._gathers_equal_sizes and self._any_row_wise):
             return False
         return ctx.variable_batch_per_feature or any(
@@ -282,7 +282,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
 
 @contextmanager
 def _sync_collectives(enabled: bool) -> Iterator[None]:
-    """Enable TorchRec's synchronous collectives, and reset them even after an exception."""
+    """Enable TorchRec's synchronous collectives in this context."""
     before = comm_ops.get_use_sync_collectives()
     comm_ops.set_use_sync_collectives(enabled or before)
     try:
@@ -305,7 +305,7 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
         return ExactSequenceContext()
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids; for coalesced tables only unique ones. Refuses input that would be ignored."""
+        """Send the ids of a batch, only distinct ids for coalesced tables; reject invalid batches."""
         features = unique_rows(maybe_td_to_kjt(features))
         refuse_inverse_indices(features, allow_variable_batch=True)
         if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
@@ -321,13 +321,13 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids, which are already unique for coalesced tables."""
+        """Send ids to the ranks of their tables; ids of coalesced tables are already unique."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Look up rows and send embeddings; refuse TorchRec's synchronous collectives."""
+        """Look up rows and send the embeddings back; refuse TorchRec's synchronous collectives."""
         if self._device_type == "cpu" and comm_ops.get_use_sync_collectives():
             raise ExactnessError(
                 "an EmbeddingCollection on CPU gets no gradient with TorchRec's synchronous "
@@ -344,7 +344,7 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
     def _expanded(
         self, ctx: Any, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Expand a coalesced batch, and remove the empty row if one was added."""
+        """Expand a coalesced batch, and remove the empty row of a batch without rows."""
         if self._groups is not None:
             embeddings = CoalescedSequences(
                 embeddings, ctx.coalesced, self._groups, self._need_indices
@@ -356,5 +356,5 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
     def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Look up the ids that ``distribute`` sent, and send their embeddings."""
+        """Look up the ids that ``distribute`` sent, and send the embeddings back."""
         return super().compute_and_output_dist(ctx, input)

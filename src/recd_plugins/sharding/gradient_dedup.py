@@ -35,14 +35,15 @@ _all_sent = False
 
 
 class DedupGradientAllToAll:
-    """Backward all-to-all that sends each distinct gradient once per rank.
+    """Backward all-to-all that sends each distinct gradient once per destination rank.
 
-    A rank receives the distinct gradients and one index per row, 16-bit if possible. If sending all
-    rows is shorter, it receives those instead; the message says which. Gloo allows messages that
-    are shorter than their buffer. If little is saved, up to 64 steps skip the comparison.
+    The message to a rank contains the distinct gradients and one index per row, 16-bit if possible.
+    If the full list of gradients is shorter, it is sent instead, and a flag in the message says so.
+    After a step that saves little, up to 64 steps skip the comparison. Messages may be shorter than
+    the receive buffers, which gloo allows.
 
     Args:
-        sequences: TorchRec's all-to-all of sequences; its forward pass does not change.
+        sequences: TorchRec's all-to-all for sequence embeddings; its forward pass stays unchanged.
     """
 
     def __init__(self, sequences: SequenceEmbeddingsAllToAll) -> None:
@@ -58,7 +59,7 @@ class DedupGradientAllToAll:
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """Send ``rows`` ``[n, D]``, ordered by rank, and return a handle for the received rows."""
+        """Send ``rows`` ``[n, D]``, ordered by destination rank; return a handle for received rows."""
         own, width = group.rank(), rows.shape[1] * rows.element_size()
         received = rows.new_empty(sum(from_ranks), rows.shape[1])
         here = torch.split(received, list(from_ranks))
@@ -88,7 +89,11 @@ class DedupGradientAllToAll:
 
 
 def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
-    """Deduplicate gradients of output dists if all use gloo between nodes; return whether."""
+    """Replace the backward all-to-all of output dists that use gloo between nodes.
+
+    Returns:
+        Whether any all-to-all was replaced.
+    """
     found = [
         module
         for each in output_dists
@@ -103,12 +108,12 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return whether modules sharded from now on deduplicate gradients; equal on all ranks."""
+    """Return True if newly sharded modules deduplicate gradients; all ranks return the same."""
     return crosses_links() and not _all_sent
 
 
 def gradient_dedup_pays(costs: StageCosts | None) -> bool:
-    """Return whether gradient deduplication saves time; True without ``costs``."""
+    """Return True if gradient deduplication saves time according to ``costs``, or without them."""
     return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_PER_BYTE
 
 
@@ -124,7 +129,7 @@ def all_gradients_sent() -> Iterator[None]:
 
 
 class _Message(NamedTuple):
-    """A message in flight; gloo uses its ``bytes`` until ``work`` is done."""
+    """A message in flight; gloo uses the buffer ``bytes`` until ``work`` is done."""
 
     rows: Tensor
     bytes: Tensor
@@ -132,7 +137,7 @@ class _Message(NamedTuple):
 
 
 class _Arriving:
-    """Gradients in flight; ``wait`` works as in ``dist.Work``."""
+    """Handle for gradients in flight, with ``wait`` as in ``dist.Work``."""
 
     def __init__(
         self, received: Tensor, arriving: Sequence[_Message], leaving: Sequence[_Message]
@@ -149,7 +154,7 @@ class _Arriving:
 
 
 class _RowsArrived(All2All_Seq_Req_Wait):
-    """TorchRec's autograd function for received rows, with another backward pass."""
+    """TorchRec's autograd function for received embeddings, with a deduplicating backward pass."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -179,24 +184,24 @@ def _number_type(num_rows: int) -> Any:
 
 
 def _rows_at(num_rows: int) -> int:
-    """Return the byte offset of the rows in a message with indices."""
+    """Return the byte offset of the gradients in a message that starts with indices."""
     numbers = num_rows * np.dtype(_number_type(num_rows)).itemsize
     return _ALIGNED + -(-numbers // _ALIGNED) * _ALIGNED
 
 
 def _message_size(num_rows: int, width: int) -> int:
-    """Return the bytes of the longest message."""
+    """Return the size in bytes of the longest possible message for ``num_rows`` gradients."""
     return _rows_at(num_rows) + num_rows * width
 
 
 def _words(rows: Tensor) -> NDArray[Any]:
-    """Return the bits of floats ``[n, D]`` as integers."""
+    """Return a view of floats ``[n, D]`` as integers of the same width."""
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(word).numpy()
 
 
 def _message(rows: Tensor, *, compares: bool) -> Tensor:
-    """Serialize ``rows`` to the bytes that ``_read`` decodes."""
+    """Serialize gradients ``[n, D]`` to bytes; ``compares`` enables deduplication."""
     rows = rows.detach().contiguous()
     count, width = len(rows), rows.shape[1] * rows.element_size()
     message = torch.empty(_message_size(count, width), dtype=torch.uint8)

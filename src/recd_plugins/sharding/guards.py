@@ -23,9 +23,10 @@ from recd_plugins.sharding.batch_form import accepts_deduplicated, refuse_invers
 def guard(model: nn.Module) -> None:
     """Make ``model`` raise an error if it misreads deduplicated sequences.
 
-    Unsharded EmbeddingCollections ignore inverse indices, so they refuse them. If the model is
-    called with a ModelInput, its forward pass has to read the unique rows or the ``inverse_lookup``
-    of each deduplicated sequence. Tables with gradient clipping refuse deduplicated sequences.
+    Unsharded EmbeddingCollections ignore inverse indices, so they refuse a batch that has them. If
+    the model is called with a ModelInput, its forward pass must read the unique rows or the
+    ``inverse_lookup`` of each deduplicated sequence. Tables with gradient clipping refuse
+    deduplicated sequences.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
@@ -37,10 +38,10 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
     """Raise an error if a parameter is updated by no optimizer.
 
     TorchRec's ``table_row_wise()`` defaults to the dense kernel, which has no optimizer in the
-    backward pass. ``optimizer`` must hold all parameters that are not updated in the backward pass.
+    backward pass. ``optimizer`` must contain all parameters that the backward pass does not update.
 
     Raises:
-        ExactnessError: names the parameters.
+        ExactnessError: the message names the parameters.
     """
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     forgotten = [
@@ -57,13 +58,13 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
 
 
 def check_sharded_as_wholes(model: nn.Module) -> None:
-    """Refuse collision maps and feature processors if only their tables are sharded.
+    """Refuse a module with an id map or feature processor if only its tables are sharded.
 
-    DistributedModelParallel shards only the tables if it has no sharder for these modules. Each
-    rank would then have its own collision map or weights.
+    DistributedModelParallel shards only the tables if it has no sharder for the module. Each rank
+    would then train its own id map or weights.
 
     Raises:
-        ExactnessError: names the module and its type.
+        ExactnessError: the message names the module and its type.
     """
     for left in left_modules(get_unwrapped_module(model)):
         if any(isinstance(child, ShardedModule) for child in left.shardable.modules()):

@@ -1,8 +1,7 @@
-"""TorchRec's sharders for module types that this package does not shard itself.
+"""TorchRec's sharders for modules other than EmbeddingBagCollection and EmbeddingCollection.
 
 Without them, ``DistributedModelParallel`` would shard only the EmbeddingBagCollection inside a
-module such as ManagedCollisionEmbeddingBagCollection. Each rank would then have its own collision
-map.
+module such as ManagedCollisionEmbeddingBagCollection. Each rank would then have its own id map.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def other_sharders(
     sequences: ExactEmbeddingCollectionSharder,
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's default sharders for other module types; those in ``base`` take precedence.
+    """Return TorchRec's default sharders for other module types, or the user's from ``base``.
 
     ``bags`` and ``sequences`` shard the modules inside. ``arguments`` returns fused_params and
     codecs for a sharder inside one of ``base``.
@@ -148,7 +147,7 @@ def _with_exact(
     sharder: ModuleSharder[nn.Module],
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> Any:
-    """Return a copy of a user's sharder whose inner sharders are exact."""
+    """Return a copy of a user's sharder that uses this package's sharders for inner modules."""
     found: Any = copy.copy(sharder)
     for name in ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder"):
         inner: Any = getattr(found, name, None)
@@ -227,10 +226,10 @@ def _shard(
 def _refuse_row_wise_means(
     name: str, module: nn.Module, params: EmbeddingModuleShardingPlan
 ) -> None:
-    """Refuse mean pooling of row-wise tables that TorchRec (1.6 to 1.9) divides wrongly.
+    """Refuse row-wise tables with mean pooling if TorchRec (1.6 to 1.9) computes wrong means.
 
-    A FusedEmbeddingBagCollection also divides tables with other shardings. A
-    FeatureProcessedEmbeddingBagCollection computes the divisor before it computes the weights.
+    A FusedEmbeddingBagCollection also divides tables with other sharding types. A
+    FeatureProcessedEmbeddingBagCollection computes the divisor before the weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         means = mean_pooled(module._embedding_bag_collection)
@@ -247,7 +246,7 @@ def _refuse_row_wise_means(
 
 
 def why_plain(module: nn.Module) -> str:
-    """Return why a module needs plain batches; empty if it accepts deduplicated ones."""
+    """Return the reason why a module needs plain batches; "" if it accepts deduplicated ones."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         return _why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
@@ -263,7 +262,7 @@ def why_plain(module: nn.Module) -> str:
 
 
 def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
-    """Return why feature processors need all rows; position weights do not."""
+    """Return the reason why feature processors need all rows; "" for position weights."""
     processors = module._feature_processors
     collected = isinstance(processors, FeatureProcessorsCollection)
     found = {type(processors)} if collected else {type(each) for each in processors.values()}
@@ -274,7 +273,7 @@ def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> s
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Make a dict of feature processors keep the deduplicated form of a batch."""
+    """Make a dict of feature processors return deduplicated batches in deduplicated form."""
     process = sharded.apply_feature_processors_to_kjt_list
 
     def kept(dist_input: KJTList) -> KJTList:
@@ -291,7 +290,7 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
 
 
 def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Make processors of row-wise tables leave their input batch unchanged for later modules."""
+    """Make feature processors copy the weights of the input batch before they change them."""
     preprocess, input_dist = sharded.preprocess_input, sharded.input_dist
 
     def preprocessed(args: list[Any], kwargs: Mapping[str, Any]) -> Any:

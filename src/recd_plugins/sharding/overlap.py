@@ -1,4 +1,4 @@
-"""Overlap of communication with compute in train pipelines.
+"""Overlaps communication with compute in train pipelines.
 
 ``LookupAhead`` looks up rows for the next step. ``JoinedIds`` sends the ids of all modules in one
 all-to-all. ``DeferredAllReduce`` reduces dense gradients while the tables are updated.
@@ -34,11 +34,11 @@ _INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
 
 
 class LookupAhead:
-    """Lookup with fused kernels that can look up the next step's rows before this step ends.
+    """Wraps the lookup of fused kernels to look up rows of the next step early.
 
-    FBGEMM's backward pass uses the learning rate of the forward pass. If the rate changes in
-    between, the rows are looked up again before the backward pass. A step is counted when the
-    tables are updated, since a checkpoint may be written before.
+    FBGEMM's backward pass uses the learning rate of the forward pass. If the learning rate changes
+    after the lookup, the rows are looked up again before the backward pass. FBGEMM's step count
+    increases when the tables are updated, because a checkpoint may be written before that.
     """
 
     def __init__(self, lookup: nn.Module) -> None:
@@ -48,7 +48,7 @@ class LookupAhead:
         self._counting = counting(parts)
 
     def __call__(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the rows of the lookup."""
+        """Return the embedding rows of ``features``."""
         self._features, self._rates = features, self._rates_now()
         before = [count.clone() for count in step_counts(self._counting)]
         self._rows = rows = self._lookup(features)
@@ -61,7 +61,7 @@ class LookupAhead:
         return ahead
 
     def learn(self, gradients: Tensor) -> None:
-        """Update the tables with the gradients of the rows."""
+        """Update the tables with the gradients of the looked-up rows."""
         if self._rates_now() == self._rates:
             self._count(1)
         else:  # the lookup counts a step too
@@ -78,7 +78,7 @@ class LookupAhead:
 
 
 class _Learning(torch.autograd.Function):
-    """Autograd function that passes rows on and updates the tables in its backward pass."""
+    """Identity function whose backward pass updates the tables."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ahead: LookupAhead) -> Tensor:
@@ -92,10 +92,10 @@ class _Learning(torch.autograd.Function):
 
 
 class JoinedIds(Awaitable[list[KJTListAwaitable]]):
-    """Sends the lengths and ids of all modules in one all-to-all, once their sizes have arrived.
+    """Sends the lengths and ids of all modules in one all-to-all, after their sizes arrived.
 
-    TorchRec (1.6 to 1.9) sends each tensor of each module in its own collective. Over gloo a short
-    collective takes as long as a long one. Features with weights are left to TorchRec.
+    TorchRec (1.6 to 1.9) sends each tensor of each module in its own collective. Over gloo, a short
+    collective takes as long as a long one. TorchRec still sends features with weights.
     """
 
     def __init__(self, sizes: FusedKJTListSplitsAwaitable[Any]) -> None:
@@ -151,7 +151,7 @@ class _Tensor:
 
 
 class _AllToAll:
-    """An all-to-all of several tensors; ``wait`` works as in ``dist.Work``."""
+    """One all-to-all for several tensors, with ``wait`` as in ``dist.Work``."""
 
     def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
         to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
@@ -178,11 +178,11 @@ class _AllToAll:
 
 
 class DeferredAllReduce:
-    """Deferred all-reduce of DistributedDataParallel's gradients.
+    """Defers the gradient all-reduce of DistributedDataParallel until ``start`` is called.
 
-    Buckets and the order of ranks do not change, so gradients are bit-identical. The exception is
-    several nodes with several ranks each: gradients are then summed within a node first. Outside of
-    the ``later`` context, buckets are reduced at once.
+    Buckets and the order of ranks do not change, so gradients are bit-identical. If several nodes
+    have several ranks each, gradients are summed within each node first, which may change bits.
+    Outside the ``later`` context, buckets are reduced immediately.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -197,10 +197,10 @@ class DeferredAllReduce:
 
     @classmethod
     def of(cls, wrapped: DistributedDataParallel) -> DeferredAllReduce | None:
-        """Return the deferred all-reduce of ``wrapped``, created at the first call. Collective.
+        """Return the ``DeferredAllReduce`` of ``wrapped``, and create it at the first call.
 
-        Return None if the trainer registered a communication hook, or if ``wrapped`` does
-        not span all ranks.
+        All ranks must make the first call together. Return None if ``wrapped`` has a communication
+        hook, or if its process group does not contain all ranks.
         """
         if wrapped.process_group.size() != dist.get_world_size():
             return None
@@ -218,7 +218,7 @@ class DeferredAllReduce:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Defer reductions of a backward pass until ``start``; the exit waits for all."""
+        """Defer the all-reduce in this context until ``start``; wait for all buckets at the end."""
         self._ready.clear()
         self._under_way.clear()
         self._is_late = True
@@ -238,7 +238,7 @@ class DeferredAllReduce:
         self._ready.clear()
 
     def start_after(self, lookup: nn.Module) -> None:
-        """Start when a lookup's gradients have arrived, since links are then idle."""
+        """Call ``start`` when the gradients of ``lookup`` have arrived and links are idle."""
         if lookup in self._followed:  # set by an earlier pipeline
             return
         self._followed.add(lookup)
@@ -254,7 +254,7 @@ class DeferredAllReduce:
         lookup.register_forward_hook(follow)
 
     def summed(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Return the future that DistributedDataParallel waits for; already done if deferred."""
+        """Return the future that DistributedDataParallel waits for; a finished one if deferred."""
         gradients: Tensor = bucket.buffer()
         gradients.mul_(1.0 / self._group.size())  # as DistributedDataParallel does
         if not self._is_late:
@@ -269,7 +269,10 @@ class DeferredAllReduce:
 
 @dataclass(frozen=True)
 class _Hops:
-    """Process groups of this node's ranks, and of each node's first rank (None on other ranks)."""
+    """Process groups for a two-level all-reduce: ranks of this node, and first ranks of all nodes.
+
+    The second group is None on all but the first rank of a node.
+    """
 
     node: dist.ProcessGroup
     first: int
@@ -277,7 +280,10 @@ class _Hops:
 
 
 def _hops(ranks: Sequence[int]) -> _Hops | None:
-    """Return None if all ranks are on one node, or each node has one rank. Collective."""
+    """Create the groups of a two-level all-reduce on all ranks, or return None.
+
+    Return None if all ranks are on one node, or if each node has one rank.
+    """
     size = ranks_of_each_node()
     if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
         return None

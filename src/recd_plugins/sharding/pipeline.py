@@ -1,4 +1,4 @@
-"""Train pipelines on top of TorchRec's: overlapped communication and cache lookahead."""
+"""Train pipelines based on TorchRec's, with overlapped communication and cache prefetch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
             )
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Attach as the base class does, but keep the received ids of batches in flight.
+        """Attach as the base class does, and preserve the received ids of batches in flight.
 
         TorchRec (1.6 to 1.9) sends the ids of the first batch again without waiting for them. Its
         module then lacks the batch sizes of the other ranks.
@@ -86,11 +86,11 @@ class SparseDistTrainPipeline(TrainPipelineSparseDist):
 
 
 class LookaheadTrainPipeline(SparseDistTrainPipeline):
-    """Fetches the rows of batch i+1 into caches during forward and backward of batch i.
+    """Prefetches the rows of batch i+1 into caches during forward and backward of batch i.
 
-    Unlike TorchRec's PrefetchTrainPipelineSparseDist it runs without CUDA, requests rows before the
-    forward pass of the previous batch, and accepts a new iterator when one ends. While batch i is
-    computed, the rows of batch i+1 and the ids of batch i+2 are in flight.
+    Unlike TorchRec's PrefetchTrainPipelineSparseDist, it runs without CUDA, requests rows before
+    the forward pass of the previous batch, and accepts a new iterator when one ends. While batch i
+    is computed, the rows of batch i+1 and the ids of batch i+2 are in flight.
     """
 
     # PrefetchPipelinedForward reads what ShardedModule.prefetch stored.
@@ -119,7 +119,7 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
             self.wait_sparse_data_dist(context)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Train one batch."""
+        """Train on one batch, and return the model's output."""
         if not self._model_attached:
             self.attach(self._model)
         self.fill_pipeline(dataloader_iter)
@@ -147,14 +147,14 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         return output
 
     def _wait_for_prefetch(self) -> None:
-        """Make the forward pass of the first batch wait for its own prefetch only."""
+        """Make the forward pass of the first batch wait only for the prefetch of that batch."""
         if self._prefetch_stream is not None:
             current = torch.get_device_module(self._device).current_stream()
             current.wait_stream(self._prefetch_stream)
             self.batches[0].record_stream(current)
 
     def _prefetch(self, context: PrefetchTrainPipelineContext) -> None:
-        """Receive the ids of a batch and fetch its rows, once per batch."""
+        """Receive the ids of a batch and fetch its rows, unless this was already done."""
         requests = context.input_dist_tensors_requests
         if not requests:
             return
@@ -182,14 +182,14 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
 
 @dataclass
 class _RowsAheadContext(TrainPipelineContext):
-    """Context with a batch's ids and its rows in flight, keyed by module."""
+    """Pipeline context that stores a batch's ids and the pending rows per module."""
 
     has_sizes: bool = False
     rows: dict[str, Awaitable[Any]] = field(default_factory=dict)
 
 
 class _RowsAhead(PipelinedForward):
-    """Returns rows that were looked up ahead; otherwise looks them up now."""
+    """Forward function that returns prefetched rows, or looks them up if none were prefetched."""
 
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
@@ -209,7 +209,7 @@ class _RowsAhead(PipelinedForward):
 
 
 def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
-    """Return the output of a module without gradients."""
+    """Return a module's output detached from the autograd graph."""
     if isinstance(rows, KeyedTensor):
         return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values().detach())
     return {
@@ -230,12 +230,12 @@ class _LateCopies(LazyAwaitable[Tensor]):
         self._columns: list[int] = []
 
     def look_up(self, features: Any) -> Tensor:
-        """Replaces the lookup: only keeps the features."""
+        """Store the features for the lookup in ``wait``; replaces the module's lookup."""
         self._features = features
         return torch.empty(0)
 
     def sent(self, rows: Tensor, _context: Any = None) -> Awaitable[Tensor]:
-        """Replaces the output dist; data-parallel tables send nothing."""
+        """Return an awaitable without sending data; replaces the module's output dist."""
         self._columns = list(rows.shape[1:])  # a module without pooling has given it some
         return self
 
@@ -246,7 +246,7 @@ class _LateCopies(LazyAwaitable[Tensor]):
 
 @contextmanager
 def _before_the_step(module: Any) -> Iterator[None]:
-    """Make the module look up rows ahead; data-parallel tables are read later."""
+    """Let ``module`` look up rows before the optimizer step, except for data-parallel tables."""
     own = vars(module)  # plain attributes: nn.Module.__setattr__ is slow for lists
     lookups, dists = own["_lookups"], own["_output_dists"]
     late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
@@ -265,14 +265,14 @@ def _is_replicated(lookup: nn.Module) -> bool:
 
 
 class OverlappedTrainPipeline(SparseDistTrainPipeline):
-    """A SparseDistTrainPipeline that communicates while ranks compute.
+    """A SparseDistTrainPipeline that overlaps communication with compute.
 
-    Dense gradients are reduced while tables are updated, and while rows of the next batch are
-    looked up and sent. The ids of batch i+2 are sent during the forward and backward pass of batch
-    i+1. Losses are bit-identical.
+    The all-reduce of dense gradients overlaps with the update of the tables and with the lookup of
+    the next batch. The ids of batch i+2 are sent during the forward and backward pass of batch i+1.
+    Losses are bit-identical.
 
-    Between two calls of ``progress``, rows of the next batch are in flight, so ``load_state_dict``
-    raises ExactnessError there.
+    Between two calls of ``progress``, rows of the next batch are already looked up, so
+    ``load_state_dict`` raises ExactnessError there.
     """
 
     _pipelined_forward_type = _RowsAhead
@@ -304,7 +304,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                             deferred.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
-        """Send the sizes of a batch's ids; if they are already sent, send the ids."""
+        """Send the number of ids of a batch; if these numbers were already sent, send the ids."""
         assert isinstance(context, _RowsAheadContext)
         if context.has_sizes:
             self.wait_sparse_data_dist(context)
@@ -342,7 +342,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                 module.forward.look_up(context)
 
     def _take(self, context: TrainPipelineContext) -> None:
-        """Convert rows to the form that the model expects, while gradients are being reduced."""
+        """Compute the module outputs from prefetched rows while gradients are being reduced."""
         assert isinstance(context, _RowsAheadContext)
         with record_function(f"## take {context.index} ##"):
             for module in _ahead(self._pipelined_modules):
@@ -360,7 +360,7 @@ def build_train_pipeline(
     """Return the train pipeline for ``dmp``: the one set in ``registry``, or else the default.
 
     The default overlaps input dist and device copies with compute. If a table has a cache with
-    lookahead, it also overlaps fetching the cached rows (``LookaheadTrainPipeline``).
+    lookahead, it also prefetches rows into the cache (``LookaheadTrainPipeline``).
 
     Raises:
         ExactnessError: a parameter is updated by neither the backward pass nor ``optimizer``, or
@@ -391,10 +391,10 @@ def build_train_pipeline(
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Return whether to overlap communication with compute.
+    """Return True if the train pipeline should overlap communication with compute.
 
-    ``asked`` decides if set; the default is True for CPU training on several nodes. False if no
-    module can be looked up ahead.
+    ``asked`` is the user's setting; None means True for CPU training on several nodes. Return False
+    if no module can look up rows of the next batch early.
     """
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
         return False
@@ -406,7 +406,7 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
 
 
 def _ahead(modules: Sequence[Any]) -> list[Any]:
-    """Return the modules to look up ahead; sequences come first, since they send more."""
+    """Return the modules that can look up rows early, sequence modules first."""
     chosen = [module for module in modules if _looks_up_ahead(module)]
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
@@ -426,10 +426,10 @@ def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
 
 
 def _looks_up_ahead(module: Any) -> bool:
-    """Return whether the next batch's rows are final after the current backward pass.
+    """Return True if rows of the next batch are final after the current backward pass.
 
-    With kernels that are not fused, rows may change in the optimizer's step. A lookup tracker may
-    count steps.
+    Kernels that are not fused may change rows in the optimizer step. A lookup tracker may count
+    steps.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))

@@ -1,4 +1,4 @@
-"""Sharders for DistributedModelParallel: exact ones, and TorchRec's own as the baseline."""
+"""Sharders for DistributedModelParallel: exact ones, and TorchRec's as the baseline."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _OPTIMIZERS = {
 
 
 class _OnlyIfConstrained(str):
-    """A sharding type that TorchRec's planner uses only if constraints name it.
+    """A sharding type that TorchRec's planner uses only if a table's constraints name it.
 
-    TorchRec's enumerator (1.6 to 1.9) drops types that equal ``grid_shard``, unless they are in a
-    table's ParameterConstraints. A copy of this object is a plain string.
+    It compares equal to ``grid_shard``, so TorchRec's enumerator (1.6 to 1.9) skips it unless a
+    table's ParameterConstraints list it. A copy of this object is a plain string.
     """
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class _OnlyIfConstrained(str):
 
 
 class _WithKernels:
-    """Base class of the exact sharders, with kernels of plugins and coalesced tables."""
+    """Base class of the exact sharders that adds plugin kernels and coalesced tables."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class _WithKernels:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """See TorchRec's ``ModuleSharder.shard``.
+        """Shard a module; the arguments are those of TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table is frozen, or its optimizer, kernel or coalescing would silently
-                be ignored in training; or ranks shard the module differently.
+            SetupError: a table is frozen; its optimizer, kernel or coalescing would be ignored; or
+                ranks shard the module differently.
         """
         pooled = isinstance(module, EmbeddingBagCollection)
         _check(self, self._kernels, module, params, env, device, module_fqn, pooled=pooled)
@@ -105,7 +105,7 @@ class _WithKernels:
         return left_uncompiled(sharded)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return the compute kernels of TorchRec and of plugins."""
+        """Return the names of TorchRec's compute kernels and those of plugins."""
         offered = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
         return offered_kernels(self._kernels, sharding_type, offered)
 
@@ -117,11 +117,11 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
 
     Args:
         kernels: lookup kernels of plugins, for tables of any module.
-        coalesced: tables of any module whose ids are deduplicated before they are sent.
+        coalesced: names of tables whose ids are deduplicated before they are sent.
     """
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Return TorchRec's types; on CPU also row-wise types that a table's constraints name.
+        """Return TorchRec's sharding types, and on CPU row-wise types for tables that request them.
 
         With ``training.wire: int8``, types that reduce partial sums between ranks are excluded.
         """
@@ -135,19 +135,17 @@ class ExactEmbeddingBagCollectionSharder(_WithKernels, EmbeddingBagCollectionSha
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
-        """The type that ``shard`` returns."""
         return ExactShardedEmbeddingBagCollection
 
 
 class ExactEmbeddingCollectionSharder(_WithKernels, EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection; data-parallel tables give correct results on CPU too.
+    """Shards an EmbeddingCollection, with correct gradients of data-parallel tables on CPU.
 
     Accepts the arguments of ExactEmbeddingBagCollectionSharder and TorchRec's ``use_index_dedup``.
     """
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
-        """The type that ``shard`` returns."""
         return ExactShardedEmbeddingCollection
 
 
@@ -162,7 +160,7 @@ def _check(
     *,
     pooled: bool,
 ) -> None:
-    """Reject setups that would silently train incorrectly. A collective call."""
+    """Reject setups that would silently train incorrectly. All ranks must call this together."""
     name = module_fqn or type(module).__name__
     tables: dict[str, nn.Parameter] = sharder.shardable_parameters(module)
     refuse_two_dimensions(name, env)
@@ -190,7 +188,10 @@ def _check(
 
 
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
-    """Raise SetupError if DMPCollection shards the module, since its copies would diverge."""
+    """Raise SetupError if DMPCollection (2D parallelism) shards the module.
+
+    The copies of a table would diverge.
+    """
     if isinstance(env, ShardingEnv2D):
         raise SetupError(
             f"module {name!r} is sharded by DMPCollection, but exact sharders do not support "
@@ -199,7 +200,7 @@ def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
 
 
 def left_uncompiled(sharded: M) -> M:
-    """Exclude a sharded module from torch.compile.
+    """Exclude a sharded module from ``torch.compile``, and return it.
 
     Compiled with torch 2.11, its tables are never updated on CPU. With any version, compiled
     modules fail for deduplicated batches of row-wise tables, and for coalesced or cached tables.
@@ -210,13 +211,13 @@ def left_uncompiled(sharded: M) -> M:
 
 
 def stock_sharders(training: TrainingSpec) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's own sharders with the same optimizer: the baseline of a comparison."""
+    """Return TorchRec's own sharders with the optimizer of ``training:``, as a baseline."""
     params = fused_params(training)
     return [EmbeddingBagCollectionSharder(dict(params)), EmbeddingCollectionSharder(dict(params))]
 
 
 def fused_params(training: TrainingSpec) -> dict[str, Any]:
-    """Return FBGEMM's fused_params for the optimizer set in ``training:``."""
+    """Return FBGEMM's ``fused_params`` for the optimizer in the ``training:`` section."""
     params = {
         "optimizer": _OPTIMIZERS[training.optimizer],
         "learning_rate": training.learning_rate,

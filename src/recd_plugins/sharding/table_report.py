@@ -32,7 +32,7 @@ _TITLES = ("tables", "rows", "dim", "sharding", "kernel", "optimizer", "sharded 
 class TableLine:
     """Report line for one table of a sharded model.
 
-    ``sharding`` and ``kernel`` are TorchRec's names, empty if the table is not sharded.
+    ``sharding`` and ``kernel`` are TorchRec's names, or "" if the table is not sharded.
     ``sharded_by`` is the type and path of the sharded module, or the reason why the table is not
     sharded.
     """
@@ -48,7 +48,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Report lines of all tables. ``str()`` merges tables that differ only in name and rows."""
+    """Report lines of all tables; ``str()`` merges tables that differ only in name and row count."""
 
     lines: tuple[TableLine, ...]
 
@@ -75,7 +75,7 @@ class ShardedTables:
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
-    """Describe the sharding module and the optimizer of each table of a model. Not collective.
+    """Return a report line for each table of a model. Ranks may call this independently.
 
     Args:
         dmp: a DistributedModelParallel.
@@ -115,7 +115,7 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
 
 
 def describe_optimizer(params: Mapping[str, Any]) -> str:
-    """Describe FBGEMM's optimizer with its learning rate, or its defaults."""
+    """Return FBGEMM's optimizer name and learning rate as text, with defaults filled in."""
     defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     optimizer, rate = (
         params.get(name, defaults[name].default) for name in ("optimizer", "learning_rate")
@@ -125,7 +125,7 @@ def describe_optimizer(params: Mapping[str, Any]) -> str:
 
 
 def left_alone(left: EmbeddingModule) -> Iterator[TableLine]:
-    """Yield the unsharded tables of a module, each with the reason."""
+    """Yield a report line with the reason for each unsharded table of a module."""
     why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
     brought = {
         optimizer.__name__

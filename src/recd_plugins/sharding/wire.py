@@ -44,7 +44,7 @@ _SMALLEST_BLOCK = 16
 
 
 def scalar_bytes(wire: str, tables: Iterable[Table]) -> float:
-    """Return the bytes per scalar sent between ranks."""
+    """Return the bytes per scalar sent between ranks with the format ``wire``."""
     if wire == "int8":
         block = block_of(tables)
         return (block + SCALE_BYTES) / block
@@ -52,7 +52,7 @@ def scalar_bytes(wire: str, tables: Iterable[Table]) -> float:
 
 
 def block_of(tables: Iterable[Table]) -> int:
-    """Return the int8 block size, so that rows of all tables consist of whole blocks.
+    """Return the int8 block size: a row of each table consists of full blocks of this size.
 
     Raises:
         SetupError: the blocks are too small for int8 to save bytes.
@@ -72,10 +72,10 @@ def block_of(tables: Iterable[Table]) -> int:
 def wire_codecs(
     training: TrainingSpec, given: Codecs | None, tables: Iterable[Table]
 ) -> Codecs | None:
-    """Return the ``qcomm_codecs_registry`` for ``training.wire``, or the trainer's own.
+    """Return the ``qcomm_codecs_registry`` for ``training.wire``, or the user's ``given`` codecs.
 
     Raises:
-        SetupError: both are given, or tables do not suit the format.
+        SetupError: both are set, or the format does not suit the tables.
     """
     if training.wire == "fp32":
         return _with_gradients(given)
@@ -94,7 +94,7 @@ def wire_codecs(
 
 
 def _with_gradients(codecs: Codecs | None) -> Codecs | None:
-    """Return the codecs with a differentiable decoder for bf16."""
+    """Return the codecs, with a differentiable decoder for bf16."""
     return codecs and {
         name: replace(
             both, forward=_with_gradient(both.forward), backward=_with_gradient(both.backward)
@@ -126,10 +126,10 @@ class _Bf16(QuantizedCommCodec):
 
 
 class Int8(QuantizedCommCodec):
-    """FBGEMM's int8 codec with whole blocks only.
+    """FBGEMM's int8 codec, restricted to full blocks.
 
-    TorchRec uses blocks of 32 and fails if the data for a rank is not a multiple of 32. A block
-    with a NaN arrives as NaN; FBGEMM would decode it to arbitrary numbers.
+    TorchRec uses blocks of 32 and fails if the data for a rank is not a multiple of 32. Here, a
+    block that contains a NaN is decoded to NaN; FBGEMM would decode it to arbitrary numbers.
     """
 
     #: FBGEMM adds 1e-8 to the range of a block, but gradients may be smaller than that.
@@ -140,7 +140,7 @@ class Int8(QuantizedCommCodec):
         self.block = block
 
     def create_context(self) -> QuantizationContext:
-        """Return the context of one collective."""
+        """Return the quantization context of one collective."""
         return QuantizationContext(row_dim=self.block)
 
     def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
@@ -157,7 +157,7 @@ class Int8(QuantizedCommCodec):
         return encoded
 
     def decode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """Return the decoded numbers; the error is at most 1/510 of the block's range."""
+        """Return the decoded numbers; the error is at most 1/510 of the block's value range."""
         decoded: Tensor = super().decode(input_tensor, ctx)
         return decoded.div_(self._SCALE)
 
@@ -165,7 +165,7 @@ class Int8(QuantizedCommCodec):
 def check_int8(
     codecs: Mapping[str, Any] | None, shardings: Mapping[str, ParameterSharding], *, pooled: bool
 ) -> None:
-    """Raise SetupError if a table's sums are reduced between ranks, or a shard cuts a block."""
+    """Raise SetupError if int8 would add quantized sums of ranks, or a shard splits a block."""
     if (codec := int8_of(codecs)) is None:
         return
     for table, sharding in shardings.items():
@@ -186,9 +186,9 @@ def check_int8(
 
 
 def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
-    """Return why the codecs need plain batches of bags; empty if they do not.
+    """Return the reason why codecs need plain batches of bags; "" if they do not.
 
-    FBGEMM's block codecs (1.6 to 1.9) fail unless each rank gets whole blocks. Only plain batches
+    FBGEMM's block codecs (1.6 to 1.9) fail unless each rank gets full blocks. Only plain batches
     guarantee that.
     """
     for operation in _POOLED:

@@ -1,1 +1,1 @@
-"""Coalescing: each rank sends each distinct id of a table once per batch."""
+"""Coalescing: each rank sends each distinct id of a table only once per batch."""

@@ -1,4 +1,4 @@
-"""Coalescing of ids: a rank sends each distinct id of a table once per batch."""
+"""Coalesces ids before the input dist: each distinct id of a table is sent once per batch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recd_plugins.sharding.coalesced.kernels import number_ids
 
 @dataclass(frozen=True)
 class FeatureGroups:
-    """Features of a module, grouped by the coalesced tables that they look up.
+    """Features of a module, grouped by the coalesced table that they look up.
 
-    The ids of a group are deduplicated together and sent under its first feature, the carrier.
-    ``others`` are features of tables that are not coalesced.
+    The ids of a group are deduplicated together and sent as one feature, the carrier, which is the
+    group's first feature. ``others`` are the features of tables without coalescing.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -40,18 +40,18 @@ class FeatureGroups:
 
     @property
     def carriers(self) -> dict[str, str]:
-        """Return the carrier of each group, keyed by feature."""
+        """Return a dict from each coalesced feature to the carrier of its group."""
         return {name: group[0] for group in self.groups for name in group}
 
 
 def feature_groups(
     configs: Sequence[BaseEmbeddingConfig], coalesced: Collection[str]
 ) -> FeatureGroups | None:
-    """Return the groups of a module; None if none of its tables is coalesced.
+    """Group the features of a module by coalesced table; return None without coalesced tables.
 
     Raises:
-        SetupError: a feature looks up a coalesced table and one that is not, or one of them twice;
-            or its name has an @.
+        SetupError: a feature looks up both coalesced and other tables, looks up one table twice, or
+            has a name that contains "@".
     """
     tables: dict[str, list[str]] = {}
     for config in configs:
@@ -86,8 +86,8 @@ def check_coalesced(
 ) -> None:
     """Check that coalescing supports the kernels and optimizers of a module's tables.
 
-    Ids of data-parallel tables are not sent, dense kernels do not support variable batches (VBE),
-    and clipping would clip sums of gradients.
+    Data-parallel tables send no ids, dense kernels do not support variable batches (VBE), and
+    gradient clipping would clip the sum of several gradients.
     """
     names = [name for name in shardings if name in coalesced]
     for name, sharding in shardings.items():
@@ -109,9 +109,9 @@ def check_coalesced(
 
 
 def refuse_at_signs(features: Iterable[str], what: str) -> None:
-    """Raise SetupError if a feature name contains "@"; ``what`` is the reason, for the message.
+    """Raise SetupError if a feature name contains "@"; the message quotes the reason ``what``.
 
-    TorchRec (1.6 to 1.9) parses the text before the first "@" as the feature name.
+    TorchRec (1.6 to 1.9) cuts feature names at the first "@".
     """
     if found := sorted({name for name in features if "@" in name}):
         raise SetupError(
@@ -121,10 +121,10 @@ def refuse_at_signs(features: Iterable[str], what: str) -> None:
 
 
 class Unique(NamedTuple):
-    """Distinct ids of segments.
+    """Distinct ids of consecutive segments of a tensor of ids.
 
     Attributes:
-        ids: distinct ids, by segment; on CPU in order of occurrence, elsewhere sorted.
+        ids: the distinct ids of each segment; in order of occurrence on CPU, sorted elsewhere.
         counts: number of distinct ids of each segment.
         inverse: int64 ``[n]``, index of each id among the distinct ids of its segment.
     """
@@ -137,7 +137,7 @@ class Unique(NamedTuple):
 def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
     """Return the distinct ids of each segment of ``ids``, int32 or int64 ``[n]``.
 
-    The ``sizes`` of the segments add up to n. Ids may be outside of any table.
+    ``sizes`` are the lengths of the segments and add up to n. Ids may be out of a table's range.
     """
     if ids.device.type == "cpu":
         return _by_hash(ids, sizes)
@@ -180,15 +180,15 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 @dataclass(frozen=True, eq=False)
 class Coalesced:
-    """Data of a coalesced batch that expands the embeddings of unique ids; stays on this rank.
+    """Local data of a coalesced batch, to expand embeddings of unique ids to all ids.
 
     Attributes:
         inverse: int64, the unique row of each id of a coalesced feature.
-        lengths: ``[rows of the feature]``, for all features.
+        lengths: number of ids per row, for all features.
         ids: ids of coalesced features, before deduplication.
-        weights: float32, of coalesced features; empty if the batch has none.
-        inverse_indices: int64 ``[B]``, for all features of a deduplicated batch, else empty.
-        num_rows: B, the rows of the output.
+        weights: float32, weights of coalesced features; empty if the batch has none.
+        inverse_indices: int64 ``[B]`` per feature of a deduplicated batch; empty for a plain batch.
+        num_rows: B, the number of output rows.
     """
 
     inverse: dict[str, Tensor]
@@ -199,7 +199,7 @@ class Coalesced:
     num_rows: int
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
+        """Record that ``stream`` uses these tensors, as ``Tensor.record_stream`` does."""
         parts = self.inverse, self.lengths, self.ids, self.weights, self.inverse_indices
         for tensors in parts:
             for tensor in tensors.values():
@@ -211,8 +211,11 @@ def coalesce_sequences(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Coalesce a plain batch for an EmbeddingCollection.
 
-    The first row of each carrier holds all ids of its group. The other features of the group are
-    empty. If all tables are coalesced, the batch has one row.
+    The first feature of each group (the carrier) has all unique ids of the group in its first row.
+    The other features of the group are empty. If all tables are coalesced, the batch has one row.
+
+    Returns:
+        The batch to send, and the local data to expand its embeddings.
     """
     batch, ids, counts = _coalesce(features, groups)
     rows = features.stride() if groups.others else 1
@@ -234,12 +237,15 @@ def coalesce_bags(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Coalesce a batch for an EmbeddingBagCollection into a variable batch of rows of length 1.
 
-    Each carrier has one row per unique id. The other features of its group have no rows. The
-    inverse indices are empty, so TorchRec does not expand the rows.
+    The first feature of each group (the carrier) has one row per unique id. The other features of
+    the group have no rows. The inverse indices are empty, so TorchRec does not expand the rows.
 
     FBGEMM's CUDA kernels (1.6 to 1.9) divide by the mean number of rows per feature, rounded down.
     On CUDA, features without rows therefore get an empty row if their group has fewer ids than
     features.
+
+    Returns:
+        The batch to send, and the local data to expand its embeddings.
 
     Raises:
         ExactnessError: a variable batch lacks inverse indices, or some are out of range.
@@ -275,7 +281,7 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Return rows by feature and their lengths, with as many rows as features in each group."""
+    """Return row counts and lengths per feature, padded to at least one row per group feature."""
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:
         if found[group[0]] < len(group):
@@ -293,7 +299,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """Return the parts that stay on this rank, the unique ids, and their number per feature."""
+    """Return the local data, the unique ids, and the number of unique ids per feature."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]
@@ -331,7 +337,7 @@ def _coalesce(
 def _inverse_indices(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[dict[str, Tensor], int]:
-    """Return bounds-checked inverse indices keyed by feature, and their number."""
+    """Return a dict from feature to checked inverse indices, and their number per feature."""
     inverse = features.inverse_indices_or_none()
     if inverse is None and not features.variable_stride_per_key():
         return {}, features.stride()
@@ -354,7 +360,7 @@ def _inverse_indices(
 
 
 def _by_key(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Split ``tensor``, which has one item per id, into parts keyed by feature."""
+    """Split ``tensor``, which has one item per id, into a dict from feature to its items."""
     offsets = features.offset_per_key()
     place = {name: index for index, name in enumerate(features.keys())}
     return {name: tensor[offsets[place[name]] : offsets[place[name] + 1]] for name in names}
@@ -369,7 +375,7 @@ def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -
 def _with_others(
     own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> Tensor:
-    """Append the part of ``tensor`` that belongs to tables that are not coalesced."""
+    """Append the items of ``tensor`` for features without coalescing to ``own``."""
     if not groups.others:
         return own
     return torch.cat([own, _joined(tensor, features, groups.others)])

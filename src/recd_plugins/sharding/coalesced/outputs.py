@@ -1,4 +1,4 @@
-"""Expands embeddings of unique ids to the embeddings, or pooled bags, of all ids."""
+"""Expands the embeddings of unique ids to embeddings, or pooled bags, of all ids."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Bags:
     """Assignment of embedding rows to bags, for pooling.
 
     Attributes:
-        index: int64 ``[n]``, a row for each id.
-        offsets: int64 ``[num_bags + 1]``.
-        weights: float32 ``[n]``, including mean pooling's factors; None means 1.
+        index: int64 ``[n]``, the row of each id.
+        offsets: int64 ``[num_bags + 1]``, start of each bag in ``index``.
+        weights: float32 ``[n]``, including the factors of mean pooling; None means 1.
     """
 
     index: Tensor
@@ -47,16 +47,17 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Description of how to fill some columns of an EmbeddingBagCollection's output.
+    """Describes the embedding rows that fill some columns of an EmbeddingBagCollection's output.
 
     Attributes:
-        source: index of the tensor with the rows.
-        start: offset of the first row in that tensor, in scalars.
+        source: index of the source tensor that contains the rows.
+        start: offset of the first row in the source tensor, in scalars.
         num_rows: number of rows.
-        dim: scalars in a row, and columns in the output.
-        column: first column in the output.
-        bags: pool the rows first; None for no pooling.
-        inverse: int64 ``[B]``, the bag, or row, of each output row; None if they are in order.
+        dim: number of scalars per row, and of output columns.
+        column: first output column.
+        bags: assignment of rows to bags; None for no pooling.
+        inverse: int64 ``[B]``, the bag (or row, without pooling) of each output row; None means the
+            identity.
     """
 
     source: int
@@ -69,14 +70,15 @@ class Part:
 
 
 def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``source.index_select(0, index)`` for each index; gradients are summed per row.
+    """Return ``sources[i].index_select(0, index)`` for each index, where i comes from ``of``.
 
-    Half precision is summed in float32. On CUDA the last bits may differ from run to run.
+    The backward pass sums gradients per row, in float32 for half precision. On CUDA, the last bits
+    may differ from run to run.
 
     Args:
-        sources: ``[R_i, D]``.
+        sources: ``[R_i, D]`` each.
         of: index of the source for each tensor of ``indices``.
-        indices: int64 ``[n_i]``.
+        indices: int64 ``[n_i]`` each.
     """
     if all(map(_compiles, sources)):
         return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
@@ -91,8 +93,8 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
 def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
     """Return pooled embeddings ``[num_rows, width]`` in the dtype of ``sources``.
 
-    ``sources`` are flat tensors of rows; half precision is summed in float32. ``parts`` fill the
-    columns of the output.
+    ``sources`` are flat tensors of rows, which are summed in float32 if half precision. Each of
+    ``parts`` fills some output columns.
     """
     if (dtype := sources[0].dtype) in HALF_PRECISION:
         return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
@@ -223,8 +225,6 @@ _SUMMED = {
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a feature's embedding on one shard, and the index of its carrier's columns."""
-
     feature: str
     source: int
     dim: int
@@ -234,7 +234,7 @@ class _Columns:
 
 
 class BagLayout:
-    """The source of each feature's rows, and the feature's columns in the output."""
+    """Maps each feature's embeddings to columns of an EmbeddingBagCollection's output."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class BagLayout:
             self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """Return the parts that build the output from the rows received for each of ``columns``."""
+        """Return the parts that fill the output columns from the received embedding rows."""
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
@@ -319,7 +319,7 @@ def _bags(batch: Coalesced, feature: str, mean: bool) -> Bags | None:
 
 
 class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
-    """Pooled embeddings of all bags, computed from the embeddings of unique ids."""
+    """Awaitable of pooled embeddings of all bags, computed from embeddings of unique ids."""
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
 
 
 class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Embeddings of all ids, expanded from unique ids."""
+    """Awaitable of the embeddings of all ids, expanded from embeddings of unique ids."""
 
     def __init__(
         self,
