@@ -1,4 +1,4 @@
-"""``prepare``, and the search context of sharding choosers such as ``use: auto``."""
+"""``prepare``, and the search of chooser plugins such as ``use: auto`` for sharding entries."""
 
 from __future__ import annotations
 
@@ -105,23 +105,28 @@ def prepare(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Apply the registry's poolings, sharding plugins and other entries to ``model``.
+    """Apply the poolings, sharding plugins and other entries of a run config to ``model``.
 
     Args:
-        registry: a loaded registry.
-        model: unsharded; may be on the meta device. Changed in place. EmbeddingBagCollections are
-            fed ``batch.sparse_features``, EmbeddingCollections ``batch.sequence_features``, which
-            SequencePooling pools.
-        context: plan context; default: of this process group, or the ranks that it would start.
+        registry: a loaded run config.
+        model: unsharded; may be on the meta device. Changed in place. EmbeddingBagCollections
+            receive ``batch.sparse_features``; EmbeddingCollections receive
+            ``batch.sequence_features``, which SequencePooling pools.
+        context: plan context; default: the ranks of this process group, or those that ``recd run``
+            would start.
         topology: replaces ``training.topology``.
         device: device of the tables in training; default: a GPU if the model is on one or the ranks
             communicate by NCCL, else the CPU.
 
+    Returns:
+        The prepared model with its planner, sharders, data loader and train pipeline.
+
     Raises:
-        RegistryError: a pattern matches no table or feature, or two entries claim one.
+        RegistryError: a pattern matches no table or feature, or two entries select the same one.
         RecdError: a sequence feature has no pooling.
-        ExactnessError: a combination that cannot be exact.
-        SetupError: modules share a table, or no candidate of a chooser fits.
+        ExactnessError: a combination of plugins would train incorrectly.
+        SetupError: modules share a table, or a chooser such as ``use: auto`` finds no plan that
+            fits.
     """
     if topology is not None:
         registry = registry.with_training({"topology": str(topology)})
@@ -144,7 +149,7 @@ def prepare(
 
 
 def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
-    """Guess the device of the tables in training."""
+    """Guess on which device the tables will be trained."""
     if registry.training.device == "cpu":
         return torch.device("cpu")
     there = any(parameter.is_cuda for parameter in model.parameters())
@@ -156,24 +161,25 @@ def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
 def choose(
     registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], context: PlanContext
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
-    """Replace a registry's chooser entry, such as ``use: auto``, by the entries that it chooses.
+    """Replace a chooser entry, such as ``use: auto``, by the sharding entries that it chooses.
 
-    Collective: rank 0 runs the chooser.
+    Rank 0 runs the chooser, and all ranks must call this function.
 
     Args:
-        registry: may have a chooser.
-        model: not prepared; not changed.
+        registry: run config, with or without a chooser entry.
+        model: unprepared model; stays unchanged.
         modules: ``embedding_modules`` of the model.
         context: plan context of the model.
 
     Returns:
-        The registry with the chosen entries, their context, and the choice (None without chooser).
+        The run config with the chosen entries, its plan context, and a report of the choice (None
+        without a chooser).
 
     Raises:
-        RegistryError: a pattern matches no table, two entries claim one, none is left to the
-            chooser, or two of its tables have one name.
+        RegistryError: a pattern matches no table, two entries select the same table, the chooser
+            has no tables, or two of its tables have the same name.
         NoPlanError: no candidate fits into memory.
-        SetupError: ranks have different registries, models or data.
+        SetupError: ranks have different run configs, models or data.
     """
     chooser = chooser_of(registry)
     if chooser is None:
@@ -210,13 +216,13 @@ def choose(
 
 
 def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
-    """Return the chooser's entry, if the registry has one."""
+    """Return the entry of the chooser plugin, such as ``use: auto``; None if there is none."""
     found = (entry for entry in registry.sharding if isinstance(entry.plugin, Chooser))
     return cast("Entry[Chooser] | None", next(found, None))
 
 
 def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
-    """Return the registry with its chooser replaced by one entry per offer."""
+    """Return a copy of the run config whose chooser entry is replaced by ``offered`` entries."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
@@ -233,13 +239,14 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
 
 
 class DataOfChoices(TrainingData):
-    """Training data whose profile includes tables that a chooser may coalesce.
+    """Training data whose profile includes tables for which a chooser may enable coalescing.
 
     Args:
         data: training data of the model.
-        tables: names of the chooser's tables.
+        tables: tables of the chooser entry.
         profile: replaces the profile of ``data``.
-        sample: maximum rows in which accesses are counted. In few rows, hot rows seem hotter.
+        sample: maximum number of rows in which to count accesses; a small value overestimates hot
+            rows.
     """
 
     def __init__(
@@ -253,7 +260,6 @@ class DataOfChoices(TrainingData):
         self._profile, self._sample = profile, sample
 
     def profile(self) -> DataProfile:
-        """See ``TrainingData.profile``."""
         return self._profile
 
     def access(
@@ -266,7 +272,6 @@ class DataOfChoices(TrainingData):
         return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """See ``TrainingData.distinct``."""
         known = self._profile.distinct
         found = known if self._sample is not None else self._data.distinct(self._alike(tables))
         return {table.name: found[table.name] for table in tables if table.name in found}
@@ -279,14 +284,13 @@ class DataOfChoices(TrainingData):
 
 @dataclass(frozen=True)
 class RegistrySearch(SearchContext):
-    """The search context of a registry's chooser; does not change the unprepared model."""
+    """Search context for the chooser of a run config. The unprepared model stays unchanged."""
 
     registry: RunConfig
     chooser: Entry[Chooser]
     model: nn.Module
 
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
-        """See ``SearchContext.offers``."""
         found: list[Candidate] = []
         context = replace(self.context, costs=self.costs)
         for cls in self.registry.offering:
@@ -295,7 +299,6 @@ class RegistrySearch(SearchContext):
         return found
 
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
-        """See ``SearchContext.evaluate``."""
         profile, sample = self.profile(offered), _SAMPLE if fast else None
         data = DataOfChoices(self.context.data, self.tables, profile, sample)
         registry = with_offers(self.registry, self.chooser, offered)
@@ -363,7 +366,7 @@ class RegistrySearch(SearchContext):
 
 
 def _digest(registry: RunConfig) -> str:
-    """Return a hash of the ids of the first batch. Fits the converter first."""
+    """Fit the converter to the first batch, and return a hash of the batch's ids."""
     if isinstance(registry.dataset, NoDataset):
         return ""
     rows = first_rows(registry)
@@ -411,7 +414,7 @@ def _profile(
     tables: Sequence[Table],
     data: TrainingData,
 ) -> DataProfile:
-    """Return the profile of the model's data, with distinct ids of ``tables``."""
+    """Return the data profile of the model, including distinct ids of ``tables``."""
     measured = profile_of_modules(registry, modules, tables)
     if isinstance(data, RegistryData):
         return measured
@@ -424,7 +427,7 @@ def _profile(
 
 
 def _costs(context: PlanContext, name: str) -> StageCosts:
-    """Return the context's costs, with assumed values for those that were not measured."""
+    """Return the machine's costs, with assumed values for unmeasured ones."""
     if context.costs is None:
         raise SetupError(
             f"{name} needs measured or assumed step costs, but the PlanContext has costs=None. Set "
@@ -450,7 +453,7 @@ def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """Copy a model without the values of its parameters and buffers."""
+    """Return a copy of a model on the meta device."""
     memo: dict[int, object] = {}
     for tensor in chain(model.parameters(), model.buffers()):
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -473,7 +476,7 @@ def step_cost_of(
     ranks_per_node: int,
     device_type: str,
 ) -> list[StepCost]:
-    """Return the estimated work of each rank in a training step of a planned model."""
+    """Return the estimated cost of a training step of a planned model, one StepCost per rank."""
     training = prepared.registry.training
     return estimate_step_cost(
         tables,
@@ -493,7 +496,7 @@ def step_cost_of(
 def activation_bytes(
     prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
 ) -> int:
-    """Return the bytes of activations on a rank, excluding outputs of sharded lookups."""
+    """Return the activation bytes per rank, without the outputs of sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
     of_parts = activations_of_parts(prepared.plugin_strategies, tables, profile, batch_size)
@@ -505,7 +508,7 @@ def without_plugins(
 ) -> Prepared:
     """Prepare the baseline of a comparison: plain batches and float32 between ranks.
 
-    Uses no deduplication, no overlap, and no plugins for sharding, caches or pipelines.
+    It uses no deduplication, no overlap, and no plugins for sharding, caches or pipelines.
     """
     registry = registry.with_training({"wire": "fp32", "overlap": False})
     tables = tuple(tables_of(model))

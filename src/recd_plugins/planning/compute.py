@@ -1,4 +1,4 @@
-"""Operations and saved activations of a model's dense part, counted on CPU."""
+"""Counts the operations and saved activations of a model's dense part on CPU."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _OPTIMIZER_OPERATORS = 6
 
 
 def measure_compute(registry: RunConfig) -> Compute:
-    """Count a forward and backward pass of the registry's model on the first rows, on CPU.
+    """Run the model forward and backward on the first rows on CPU, and count its operations.
 
     Raises:
-        RecdError: the registry has no model, or it does not fit the data.
-        DataError: the data is missing or wrong.
+        RecdError: the run config has no model, or the model does not fit the data.
+        DataError: the data is missing or invalid.
     """
     if not registry.has_model:
         raise RecdError(
@@ -64,8 +64,8 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
     """Count the operations of a forward and backward pass of an unsharded model.
 
     Args:
-        model: on CPU, with its poolings; returns ``(loss, ...)``.
-        batch: a plain batch, so that poolings process all rows.
+        model: on CPU, including its sequence poolings; returns ``(loss, ...)``.
+        batch: a plain batch, so that sequence poolings process all rows.
     """
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:
@@ -101,7 +101,7 @@ class _Saved:
 
 @contextmanager
 def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
-    """Count the bytes of tensors that autograd saves in this context, without parameters."""
+    """Count the bytes of tensors that autograd saves in this context, except parameters."""
     saved = _Saved()
     # Parameters and counted storages; both live as long as the graph.
     seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
@@ -118,7 +118,7 @@ def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
 
 
 def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
-    """Return the recorded calls of sequence poolings in a forward pass."""
+    """Run a forward pass, and return each SequencePooling with the arguments of its call."""
     calls: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
@@ -132,7 +132,7 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
 
 
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
-    """Return some of the first rows with all ids set to 0, the only row of the tables."""
+    """Return a batch of some of the first rows with all ids set to 0."""
     rows = first_rows(registry)
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
@@ -154,7 +154,7 @@ def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations other than lookups."""
+    """Counts the operations in this context, except embedding lookups."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -203,7 +203,7 @@ def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether an operator returns a view of an argument."""
+    """Return True if an operator returns a view of one of its arguments."""
     returned = (value.alias_info for value in func._schema.returns)
     return any(alias is not None and not alias.is_write for alias in returned)
 

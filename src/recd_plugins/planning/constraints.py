@@ -1,4 +1,4 @@
-"""ParameterConstraints of each table for TorchRec's planner."""
+"""Builds ParameterConstraints of each table for TorchRec's planner."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class TableOptimizer:
     """The optimizer of a table in the backward pass.
 
     Attributes:
-        in_backward: class name set by ``apply_optimizer_in_backward``, or empty.
-        elementwise: whether column shards train like whole rows.
-        fused_params: fused_params of the sharder.
+        in_backward: class name set by ``apply_optimizer_in_backward``, or "".
+        elementwise: whether its state is per element, so that column-wise shards train as the full
+            table.
+        fused_params: FBGEMM's fused_params from the sharder.
     """
 
     in_backward: str
@@ -52,7 +53,7 @@ class TableOptimizer:
 def table_optimizers(
     model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
 ) -> dict[str, TableOptimizer]:
-    """Return the optimizers of the tables that ``sharders`` would shard, keyed by table name."""
+    """Return a dict from table name to optimizer, for the tables that ``sharders`` would shard."""
     found: dict[str, TableOptimizer] = {}
     for module, sharder in sharded_modules(model, sharders):
         params: Mapping[str, Any] = getattr(sharder, "fused_params", None) or {}
@@ -76,7 +77,7 @@ def table_optimizers(
 
 
 def _kind_of(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
-    """Return FBGEMM's type of an optimizer, if it has one."""
+    """Return FBGEMM's enum value for an optimizer class, or None."""
     try:
         return kind_of_update(optimizer_class, arguments)
     except ValueError:
@@ -95,27 +96,29 @@ def table_constraints(
     wishes: Mapping[str, ParameterConstraints] | None = None,
     left: Sequence[EmbeddingModule] = (),
 ) -> dict[str, ParameterConstraints]:
-    """Return planner constraints, keyed by table name.
+    """Return a dict from table name to planner constraints.
 
-    ``batch_sizes`` are numbers of unique rows of deduplicated features. ``pooling_factors`` are the
-    mean lengths of these rows. A coalesced table has one row per distinct id, and all rows count
-    for its first feature. Ids that table strategies serve do not count.
+    The constraints contain batch sizes and pooling factors from ``profile``. For deduplicated
+    features, ``batch_sizes`` count unique rows, and ``pooling_factors`` are the mean lengths of
+    unique rows. A coalesced table has one row per distinct id, assigned to its first feature. Ids
+    that table strategies look up themselves are not counted.
 
     Args:
         prepared: model with sharding and cache entries.
         tables: tables of the prepared model.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
-        optimizers: optimizers, keyed by table name; default: the optimizer of ``training:``.
-        replicate: whether the planner may replicate tables. The dense optimizer then trains them.
-        exact: tables of this library's own sharders, whose data-parallel kernels on CPU take
+        optimizers: dict from table name to optimizer; default: the optimizer of ``training:``.
+        replicate: whether the planner may make tables data-parallel, for the dense optimizer to
+            train.
+        exact: tables of this package's own sharders. Their data-parallel kernels on CPU support
             sequences and deduplicated batches.
-        wishes: the trainer's constraints, keyed by table name; they override the data.
+        wishes: the user's constraints, keyed by table name; they override the data.
         left: modules that TorchRec's own sharders shard.
 
     Raises:
-        SetupError: two plugins, or a plugin and ``wishes``, set one field of a table differently;
-            a data-parallel table would lose its own optimizer.
+        SetupError: two plugins, or a plugin and ``wishes``, set a field of a table to different
+            values; or a data-parallel table would lose its own optimizer.
     """
     registry, wishes, optimizers = prepared.registry, wishes or {}, optimizers or {}
     others = [table for module in left for table in module.tables]
@@ -156,9 +159,9 @@ def feasible(
     constraints: Mapping[str, ParameterConstraints],
     device_type: str,
 ) -> dict[str, ParameterConstraints]:
-    """Return constraints without sharding types that have no kernel.
+    """Return the constraints without sharding types that have no kernel on ``device_type``.
 
-    On CPU, only tables that request the cached kernel may have it.
+    On CPU, only tables that request the cached kernel may use it.
 
     Raises:
         SetupError: a table has no sharding type with a kernel.
@@ -195,7 +198,7 @@ def feasible(
 
 
 def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstraints]:
-    """Merge the constraints of all entries for each table; refuse contradictions."""
+    """Merge the constraints of all entries per table; raise SetupError if they contradict."""
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], EntryConstraints] = {}
     for entry in entries:
@@ -216,7 +219,7 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
 def _keep_optimizers(
     merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
 ) -> None:
-    """Exclude data-parallel for tables with their own optimizer, since it would be dropped."""
+    """Exclude data-parallel sharding for tables whose own optimizer it would drop."""
     for name, constraints in merged.items():
         kinds, optimizer = constraints.sharding_types, optimizers.get(name)
         if not kinds or optimizer is None or not optimizer.in_backward:
@@ -250,7 +253,7 @@ def _of_left(
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Return the sharding types that train a table in the same way.
+    """Return the sharding types that do not change how a table is trained.
 
     With row-wise Adagrad, each column shard would have its own optimizer state.
     """
@@ -267,7 +270,7 @@ def _with_batch_sizes(
     own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
-    """Set batch_sizes and pooling_factors from the profile, unless a plugin set them."""
+    """Set ``batch_sizes`` and ``pooling_factors`` from the profile, unless a plugin set them."""
     size, features = training.batch_size, [fed.of(name) for name in table.features]
     rows = [feature.rows(size) for feature in features]
     ids = [feature.ids(size, pooled=table.pooled) for feature in features]
@@ -293,9 +296,9 @@ def _not_replicated(
     """Return the names of tables that the planner must not make data-parallel.
 
     Coalesced tables, and other bags of their modules, have variable batches. TorchRec's
-    data-parallel kernels do not support bags with variable batches, and are wrong for sequences on
-    CPU. Such bags and sequences may still be replicated if an entry allows it and they are
-    ``exact``.
+    data-parallel kernels do not support bags with variable batches, and compute wrong sequence
+    gradients on CPU. If an entry allows replication, tables in ``exact`` may be data-parallel
+    nevertheless.
     """
     may = {
         table.name
@@ -320,7 +323,7 @@ def _not_replicated(
 
 @dataclass(frozen=True)
 class EntryConstraints:
-    """Planner constraints of one entry, keyed by table name; messages start with ``where``."""
+    """Planner constraints of one entry, keyed by table name; ``where`` locates it in messages."""
 
     where: str
     plugin: str
@@ -357,5 +360,5 @@ def set_fields(constraints: ParameterConstraints) -> list[str]:
 def merged_constraints(
     first: ParameterConstraints, second: ParameterConstraints
 ) -> ParameterConstraints:
-    """Return ``first``, overridden by the fields that are set in ``second``."""
+    """Return a copy of ``first`` with the fields that are set in ``second`` overridden."""
     return replace(first, **{field: getattr(second, field) for field in set_fields(second)})

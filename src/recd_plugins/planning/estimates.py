@@ -1,4 +1,4 @@
-"""Memory and time estimates of shards and plans, based on TorchRec's estimates."""
+"""Estimates memory and time of shards and plans, based on TorchRec's estimators."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def dense_bytes(
 
 
 def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
-    """Return a shard's bytes of optimizer state; for a replicated table also of gradients."""
+    """Return the optimizer state bytes of a shard; for a data-parallel table plus gradients."""
     state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
     if (own := _own_optimizer(option)) is not None:
         num_bytes = math.prod(shard.size) * option.tensor.element_size()
@@ -89,7 +89,7 @@ def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) ->
 
 
 def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None:
-    """Return the optimizer set by ``apply_optimizer_in_backward``."""
+    """Return the optimizer class set by ``apply_optimizer_in_backward``, or None."""
     classes: list[type[torch.optim.Optimizer]] = getattr(option.tensor, "_optimizer_classes", [])
     return classes[0] if classes else None
 
@@ -97,7 +97,7 @@ def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None
 def memory_of_parts(
     parts: Iterable[TableStrategy], ranks_per_node: int, optimizer: str
 ) -> dict[str, int]:
-    """Return bytes that table strategies hold on each rank, keyed by memory component."""
+    """Return a dict from memory component to the bytes that strategies allocate per rank."""
     found = Counter[str]()
     for part in parts:
         found.update(part.memory_of_rank(ranks_per_node, optimizer))
@@ -107,7 +107,7 @@ def memory_of_parts(
 def activations_of_parts(
     parts: Iterable[TableStrategy], tables: Iterable[Table], profile: DataProfile, batch_size: int
 ) -> int:
-    """Return activation bytes of table strategies."""
+    """Return the total activation bytes of the strategies."""
     ids = [(table, profile.ids(table, batch_size)) for table in tables]
     return round(sum(part.activation_bytes(*each) for part in parts for each in ids))
 
@@ -119,7 +119,10 @@ def row_memory(
     optimizer: str,
     device_type: str,
 ) -> RowMemory | None:
-    """Return the row memory of a table's strategy; None if TorchRec's kernels hold the rows."""
+    """Return the memory of a shard's rows from its table strategy.
+
+    Return None if TorchRec's kernels store the rows.
+    """
     return one_answer(
         parts,
         option.name,
@@ -136,7 +139,7 @@ def free_storage(
     sharders: Sequence[ModuleSharder[nn.Module]],
     activation_bytes: int,
 ) -> NDArray[np.int64]:
-    """Return bytes available for tables, int64 ``[fields of Storage, world_size]``."""
+    """Return the free bytes for tables, int64 ``[number of Storage fields, world_size]``."""
     beside = memory_of_parts(parts, topology.local_world_size, training.optimizer)
     taken = dense_bytes(module, sharders, training) + sum(beside.values()) + activation_bytes
     on_cpu = topology.compute_device == "cpu"
@@ -149,7 +152,7 @@ def free_storage(
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate plus ``state_bytes`` and the row memory of table strategies."""
+    """TorchRec's storage estimator, plus optimizer state and memory of table strategies."""
 
     def __init__(
         self,
@@ -167,7 +170,6 @@ class StorageEstimator(EmbeddingStorageEstimator):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
-        """See TorchRec's ``ShardEstimator.estimate``."""
         self.sharder_data_map = sharder_data_map
         kernels = {
             id(option): option.compute_kernel
@@ -200,7 +202,7 @@ class StorageEstimator(EmbeddingStorageEstimator):
 
 
 class _SplitByRows(EmbeddingPerfEstimatorConfig):
-    """TorchRec's estimates, except that a rank receives only the ids of its shards.
+    """TorchRec's performance model, except that a rank receives only the ids of its shards.
 
     TorchRec (1.6 to 1.9) counts all ids for each rank.
     """
@@ -210,29 +212,29 @@ class _SplitByRows(EmbeddingPerfEstimatorConfig):
 
     @cached_property
     def _marked(self) -> list[str]:
-        """Return the names of methods with TorchRec's ``annotations``."""
+        """Return the names of methods that TorchRec's annotation decorators marked."""
         methods = inspect.getmembers(type(self), inspect.isfunction)
         return [name for name, method in methods if any(m.startswith("_is_") for m in vars(method))]
 
     @input_dist_comms(sharding_type=ShardingType.ROW_WISE.value)
     def row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return the milliseconds to receive ids of a row-wise table."""
+        """Return the milliseconds to receive the ids of a row-wise table."""
         return _milliseconds_of_ids(ctx, ctx.world_size)
 
     @input_dist_comms(
         sharding_type=[ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value]
     )
     def table_row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Return the milliseconds to receive ids if the ranks of a node share a table."""
+        """Return the milliseconds to receive the ids of a table that is split within a node."""
         return _milliseconds_of_ids(ctx, ctx.local_world_size)
 
 
 @use_min_dim_for_lookup(False)
 @use_block_usage_penalty(False)
 class _OnCpu(_SplitByRows):
-    """Estimates without the penalty for rows that are narrower than a GPU's warp.
+    """TorchRec's performance model without the GPU penalty for narrow rows.
 
-    TorchRec has no bandwidth for cached tables on CPU, so they use that of other tables.
+    TorchRec has no bandwidth for cached tables on CPU, so this class uses that of other tables.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -242,14 +244,13 @@ class _OnCpu(_SplitByRows):
     def get_device_bw(
         self, compute_device: str, compute_kernel: str, *args: Any, **kwargs: Any
     ) -> float | None:
-        """See TorchRec's ``HardwarePerfConfig.get_device_bw``."""
         if compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value:
             compute_kernel = EmbeddingComputeKernel.FUSED.value
         return super().get_device_bw(compute_device, compute_kernel, *args, **kwargs)
 
 
 class PerfEstimator(EmbeddingPerfEstimatorV2):
-    """TorchRec's estimates in milliseconds, with the fetch bandwidth of table strategies."""
+    """TorchRec's time estimator, with the bandwidth at which table strategies fetch rows."""
 
     def __init__(
         self,
@@ -266,7 +267,6 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
-        """See TorchRec's ``ShardEstimator.estimate``."""
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
             bandwidth = _fetch_bandwidth(self._parts, option.name)
@@ -292,10 +292,10 @@ def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:
 def step_rating(
     topology: Topology, variable: Collection[str] = (), costs: StageCosts | None = None
 ) -> Callable[[Placement], float]:
-    """Return a function that rates placements by the milliseconds of a step.
+    """Return a function that estimates the milliseconds of a step for a placement of shards.
 
-    The rating adds the time of the busiest rank and of collectives. TorchRec's rating ignores
-    collectives, and so mixes sharding types within a module.
+    The function adds the time of the busiest rank and the time of collectives. TorchRec's own
+    rating ignores collectives, and therefore mixes sharding types within a module.
 
     Args:
         topology: topology of the ranks.

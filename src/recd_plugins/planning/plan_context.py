@@ -1,4 +1,4 @@
-"""Plan context of sharding plugins: the topology and the registry's data."""
+"""Plan context for sharding plugins: the topology, and measurements of the training data."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from recd_plugins.sharding.wire import scalar_bytes
 
 
 class RegistryData(TrainingData):
-    """The training split of a registry.
+    """The training split of a run config.
 
     Args:
-        registry: dataset, converter, preprocessing, batch size and sharding entries.
-        modules: ``embedding_modules`` of the unprepared model. If empty, no ids are checked, and
+        registry: run config with dataset, converter, preprocessing, batch size and sharding
+            entries.
+        modules: ``embedding_modules`` of the unprepared model. If empty, ids are not checked, and
             no table is coalesced.
     """
 
@@ -41,13 +42,11 @@ class RegistryData(TrainingData):
         return profile_of_modules(self._registry, self._modules)
 
     def profile(self) -> DataProfile:
-        """See ``TrainingData.profile``."""
         return self._profile
 
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """See ``TrainingData.access``."""
         key = tuple(tables), rows, deduplicated
         if key not in self._access:
             with off_meta():
@@ -57,7 +56,6 @@ class RegistryData(TrainingData):
         return self._access[key]
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """See ``TrainingData.distinct``."""
         key = tuple(tables)
         if key not in self._distinct:
             with off_meta():
@@ -68,12 +66,12 @@ class RegistryData(TrainingData):
 def profile_of_modules(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Sequence[Table] = ()
 ) -> DataProfile:
-    """Measure the profile for the tables of a model.
+    """Measure the data profile (lengths, dedupe factors, distinct ids) for a model's tables.
 
     Args:
-        registry: dataset, converter, preprocessing and sharding entries.
+        registry: run config with dataset, converter, preprocessing and sharding entries.
         modules: ``embedding_modules`` of the unprepared model.
-        coalesced: tables to count distinct ids of, besides those that entries coalesce.
+        coalesced: further tables whose distinct ids are counted, in addition to coalesced ones.
     """
     ours = [table for module in modules if module.ours for table in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours]) if ours else {}
@@ -89,7 +87,7 @@ def profile_of_modules(
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """Context in which new tensors have values even inside ``torch.device("meta")``."""
+    """Create tensors with values in this context, even inside ``torch.device("meta")``."""
     # A device context, even for CPU, routes each torch call through Python.
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
@@ -97,7 +95,7 @@ def off_meta() -> Iterator[None]:
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return the id limit of each table with a sharding entry; None means that any id is valid."""
+    """Return a dict from table with a sharding entry to its id limit; None means no limit."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -109,7 +107,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return the number of ids, keyed by feature, without features whose ids are mapped."""
+    """Return a dict from feature to the rows of its table, without features with mapped ids."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table
@@ -128,17 +126,18 @@ def plan_context(
     device: torch.device | None = None,
     data: TrainingData | None = None,
 ) -> PlanContext:
-    """Return the plan context of a registry.
+    """Return the plan context of a run config.
 
     Args:
-        registry: batch size, optimizer and data.
+        registry: run config with batch size, optimizer and data.
         modules: ``embedding_modules`` of the unprepared model.
-        topology: the topology; default: ``machine_of`` this process.
+        topology: default: ``machine_of`` this process.
         device: device of the tables on that machine; default: CPU.
-        data: replaces the registry's data, for example if it was measured before.
+        data: replaces the data of the run config, for example if it was measured before.
 
     Raises:
-        SetupError: the ranks do not fill nodes, or tables do not suit ``training.wire``.
+        SetupError: the number of ranks is not a multiple of the ranks per node, or tables do not
+            suit ``training.wire``.
     """
     spec = topology or machine_of(registry.training, device=device)
     ours = [table for module in modules if module.ours for table in module.tables]

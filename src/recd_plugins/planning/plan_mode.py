@@ -1,4 +1,4 @@
-"""Plugin interfaces: modes of ``recd plan`` and measurements of clusters."""
+"""Plugin interfaces for modes of ``recd plan`` and for measurements of clusters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PlanQuestion:
     """Arguments of the ``recd plan`` command, passed to ``PlanMode.plan``.
 
     Attributes:
-        registry: loaded registry, not prepared.
-        plugins_dir: plugin folder of the registry.
+        registry: loaded run config, not prepared.
+        plugins_dir: plugin folder of the run config.
         topology: name of the topology.
         spec: memory and speed of that topology.
-        batch_size: rows per rank; None for the largest that fits.
-        options: values of the mode's own options, by name.
+        batch_size: rows per rank; None for the largest batch that fits.
+        options: dict from name to value of the mode's own options.
         say: function that prints progress.
     """
 
@@ -58,15 +58,15 @@ class PlanAnswer:
 class PlanMode(ABC):
     """A mode of ``recd plan``, added by the hook ``register_plans``.
 
-    It is created without arguments. Its module must not import torch at the top: ``recd plan
-    --help`` loads every mode::
+    The class is instantiated without arguments. Its module must not import torch at the top,
+    because ``recd plan --help`` loads every mode::
 
         class Replicas(PlanMode):
             flag = "--replicas"
-            help = "Plan replicas instead: which tables each rank has a copy of."
+            help = "Plan which tables each rank has a copy of."
 
             def options(self):
-                return [click.Option(["--copies"], type=int, help="At most so many.")]
+                return [click.Option(["--copies"], type=int, help="Maximum number of copies.")]
 
             def plan(self, question):
                 from acme.planning import plan_replicas
@@ -79,7 +79,7 @@ class PlanMode(ABC):
         help: help text of the flag.
         takes_topology: whether it accepts ``--topology``, ``--nodes`` and ``--ranks-per-node``.
         takes_auto: whether it accepts ``--batch-size auto``.
-        because: reason why it does not accept options; follows the flag in messages.
+        because: reason why the mode rejects these options; messages show it after the flag.
     """
 
     flag: ClassVar[str]
@@ -89,15 +89,15 @@ class PlanMode(ABC):
     because: ClassVar[str] = "does not take every option"
 
     def options(self) -> Sequence[click.Option]:
-        """Return click options of the mode; their help texts get the prefix ``With FLAG:``."""
+        """Return the mode's click options; their help texts get the prefix ``With FLAG:``."""
         return ()
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:  # noqa: B027
-        """Refuse contradicting options before any other work.
+        """Raise an error for contradicting options, before any other work.
 
         Args:
-            options: values of the mode's own options, by name.
-            auto: whether the batch size is searched.
+            options: dict from name to value of the mode's own options.
+            auto: whether ``--batch-size auto`` was given.
 
         Raises:
             click.UsageError: options contradict each other.
@@ -105,15 +105,15 @@ class PlanMode(ABC):
 
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Return the plan.
+        """Compute the plan.
 
         Raises:
-            RecdError: there is no plan.
+            RecdError: no plan was found.
         """
 
 
 class TablesPlan(PlanMode):
-    """``recd plan`` without a mode's flag: plans the tables and compares with TorchRec's plan."""
+    """``recd plan`` without a mode: plans the tables and compares with TorchRec's own plan."""
 
     takes_auto = True
 
@@ -129,10 +129,10 @@ class TablesPlan(PlanMode):
 
 
 class Measurement(ABC):
-    """A way to measure clusters, added by the hook ``register_measurements``.
+    """Interface to measure clusters, added by the hook ``register_measurements``.
 
-    It is created without arguments and pickled for ranks. Its module must not import torch at the
-    top::
+    The class is instantiated without arguments and pickled to be sent to ranks. Its module must not
+    import torch at the top::
 
         class Ping(Measurement):
             def cluster(self, device):
@@ -143,10 +143,10 @@ class Measurement(ABC):
 
     @abstractmethod
     def cluster(self, device: torch.device) -> TopologySpec:
-        """Measure this process group; every rank returns the same topology. Collective.
+        """Measure this process group, and return the same topology on every rank.
 
-        Runs on several nodes without a topology call it first. It must be fast and draw no random
-        numbers.
+        All ranks call this method together. A run on several nodes without a topology calls it
+        first, so it must be fast and must not draw random numbers.
 
         Args:
             device: device of this rank.
@@ -154,7 +154,7 @@ class Measurement(ABC):
 
 
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """Return the measurement registered last; plugin files come after packages."""
+    """Return the measurement that was registered last; plugin files override packages."""
     found: list[type[Measurement]] = []
     PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
     return found[-1]() if found else None

@@ -1,4 +1,4 @@
-"""TorchRec's planner with the constraints and costs of a registry's plugins."""
+"""TorchRec's planner with the constraints and costs of plugins."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call ``make`` on rank 0 only. Every rank returns its result or raises its RecdError."""
+    """Call ``make`` only on rank 0; every rank returns its result or raises its RecdError."""
 
     def made() -> T | RecdError:
         try:
@@ -86,12 +86,13 @@ def of_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and its estimates.
+    """A sharding plan and its estimates.
 
     Attributes:
         sharding: sharding plan for DistributedModelParallel.
-        options: chosen option of each table, with rank, storage and time of each shard.
-        static: function that returns shard storage without inputs and outputs, keyed by table name.
+        options: chosen ShardingOption of each table, with rank, storage and time of each shard.
+        static: function that returns a dict from table name to the storage of each shard, without
+            inputs and outputs.
     """
 
     sharding: ShardingPlan
@@ -123,7 +124,7 @@ class RegistryPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Return the plan of rank 0 on every rank of ``pg``; default: all ranks.
+        """Compute the plan on rank 0 and return it on every rank of ``pg``; default: all ranks.
 
         Raises:
             SetupError: ranks have different tables, data, plugins or versions.
@@ -187,7 +188,7 @@ class RegistryPlanner(ShardingPlanner):
         return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen))
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
-        """Return whether a plan fits into memory; faster than ``plan``."""
+        """Return True if some plan fits into memory; faster than ``plan``."""
         try:
             self.plan_in_detail(module, sharders, first=True)
         except NoPlanError:
@@ -197,7 +198,7 @@ class RegistryPlanner(ShardingPlanner):
     def constraints(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> _Constraints:
-        """Return constraints, keyed by table name; raise SetupError for contradictions."""
+        """Return the planner constraints of all tables; raise SetupError if they contradict."""
         return table_constraints(
             self._prepared,
             tables_of(module),
@@ -238,7 +239,7 @@ class RegistryPlanner(ShardingPlanner):
 
 
 class SortedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator, but with the same order in every process.
+    """TorchRec's enumerator of sharding options, with the same order in every process.
 
     TorchRec (1.6 to 1.9) iterates over sets of strings, so its plans differ between runs.
     """
@@ -267,19 +268,18 @@ class SortedEnumerator(EmbeddingEnumerator):
     def options_of(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[Option]:
-        """Return the options of all tables, sorted."""
+        """Return the sharding options of all tables, sorted."""
         return [self._made[id(option)] for option in self.enumerate(module, sharders)]
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
-        """See TorchRec's ``Enumerator.enumerate``."""
         options: list[ShardingOption] = super().enumerate(module, sharders)
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """See TorchRec's ``Enumerator``; computes estimates once per shard size."""
+        """Estimate storage and time of each option, only once per shard size."""
         every = [option.shards for option in sharding_options]
         for option in sharding_options:
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
@@ -290,10 +290,10 @@ class SortedEnumerator(EmbeddingEnumerator):
             self._made[id(option)] = Option.of(option, estimated)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
-        """Ignore the single bucket of MCH, since its rows may be split anywhere.
+        """Return None if a managed collision module (MCH) has one bucket.
 
-        The base class would refuse more than one rank (TorchRec 1.8 and 1.9; older versions have no
-        ``table_to_number_buckets``).
+        TorchRec 1.8 and 1.9 would place all buckets on one rank, but the rows may be split
+        anywhere. Older versions have no ``table_to_number_buckets``.
         """
         if isinstance(module, BaseManagedCollisionEmbeddingCollection):
             maps = module._managed_collision_collection
@@ -303,7 +303,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         return super()._get_num_buckets(parameter, module)
 
     def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
-        """Return the storage of shards without inputs and outputs, keyed by table name."""
+        """Return a dict from table name to each shard's storage, without inputs and outputs."""
         copies = [copy.copy(option) for option in options]
         for option in copies:
             option.shards = [copy.copy(shard) for shard in option.shards]
@@ -312,7 +312,7 @@ class SortedEnumerator(EmbeddingEnumerator):
 
 
 def document(registry: RunConfig) -> dict[str, Any]:
-    """Return the registry entries that all ranks must share; options include defaults."""
+    """Return the run config entries that must be equal on all ranks, including default options."""
     entries = {
         # Options of observers may differ between ranks.
         name: [
@@ -341,7 +341,7 @@ def _decided(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
 ) -> dict[str, Any]:
-    """Return this rank's decisions for ``check_agreement``."""
+    """Return the values that ``check_agreement`` compares between ranks."""
     registry = prepared.registry
     seen = asdict(profile)
     del seen["source"]  # contains the path of a file
@@ -368,7 +368,7 @@ def _decided(
 
 
 def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
-    """Return planner constraints as plain values, keyed by plugin and table."""
+    """Return the sharding types and kernels requested per plugin and table, as plain values."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():

@@ -1,4 +1,4 @@
-"""Prepared models, and the functions that apply registry entries to a model."""
+"""Prepared models, and the functions that apply entries of a run config to a model."""
 
 from __future__ import annotations
 
@@ -76,22 +76,23 @@ class Prepared(PreparedModel):
             topology: ranks and their memory; default: ``training.topology``, or machines like this
                 one with ``world_size`` and ``local_world_size`` ranks on ``device``.
             profile: lengths and dedupe factors of the features; default: measured on the data.
-            activation_bytes: bytes per rank to leave free for activations, or a function that
-                returns them, called by the planning rank.
-            world_size: number of ranks; default: the process group's, else the registry's.
+            activation_bytes: bytes per rank to reserve for activations, or a function that returns
+                this number, called on the planning rank.
+            world_size: number of ranks; default: size of the process group, else the run config's.
             local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
-            device: device of the tables; default: the one that the model was prepared for.
-            constraints: TorchRec's, by table name. They override the data and must not contradict
-                plugins.
-            replicate: whether the planner may make small tables data-parallel. The trainer's dense
-                optimizer then trains them and must follow ``training:``, as
+            device: device of the tables; default: the device that the model was prepared for.
+            constraints: dict from table name to TorchRec's ParameterConstraints. They override the
+                data and must not contradict plugins.
+            replicate: whether the planner may make small tables data-parallel. Your dense optimizer
+                then trains them and must use the settings of ``training:``, as
                 ``recd_plugins.build_optimizer`` does. Tables with their own optimizer are never
                 replicated.
 
         Raises:
-            DataError: without a ``profile``: the data is missing or wrong.
-            SetupError: plugins or ``constraints`` contradict each other. From ``plan``: no plan
-                fits, a module has no sharder, or a table would lose its optimizer.
+            DataError: ``profile`` is None, and the data is missing or invalid.
+            SetupError: plugins or ``constraints`` contradict each other. The method ``plan`` also
+                raises it if no plan fits, a module has no sharder, or a table would lose its
+                optimizer.
         """
         from recd_plugins.planning.planner import RegistryPlanner
         from recd_plugins.planning.topologies import machine_of
@@ -110,7 +111,7 @@ class Prepared(PreparedModel):
         return planner
 
     def measured_profile(self) -> DataProfile:
-        """Return the measured profile of the registry's data, as the model receives it."""
+        """Measure the profile of the training data after conversion and preprocessing."""
         from recd_plugins.planning.profile import measure_profile
 
         return measure_profile(
@@ -127,22 +128,23 @@ class Prepared(PreparedModel):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return sharders of plugins and of TorchRec's modules, exact on CPU too.
+        """Return the sharders of this package, of plugins and of TorchRec for this model.
 
         The optimizers of tables run in the backward pass. An ``apply_optimizer_in_backward`` on a
         parameter overrides ``fused_params``, which override ``training:``.
 
         Args:
-            base: the trainer's sharders. TorchRec's sharders of EmbeddingBagCollection and
-                EmbeddingCollection pass their fused_params, qcomm_codecs_registry and
-                use_index_dedup to the exact ones. Module types that neither ``base`` nor plugins
-                name stay unsharded. Default: TorchRec's defaults.
-            fused_params: FBGEMM's fused_params; with an ``optimizer`` they replace ``training:``'s.
+            base: your own sharders. TorchRec's sharders of EmbeddingBagCollection and
+                EmbeddingCollection are replaced by this package's, with the same fused_params,
+                qcomm_codecs_registry and use_index_dedup. Module types without a sharder in
+                ``base`` or in a plugin stay unsharded. Default: TorchRec's default sharders.
+            fused_params: FBGEMM's fused_params; with an ``optimizer`` they replace those of
+                ``training:``.
             qcomm_codecs_registry: TorchRec's codecs registry, for all modules.
 
         Raises:
-            SetupError: two sharders have the same module type, one of ``base`` cannot be exact, or
-                an argument is given twice.
+            SetupError: two sharders have the same module type, a sharder in ``base`` cannot be
+                replaced, or an argument is given twice.
         """
         from recd_plugins.sharding.build import build_sharders
 
@@ -157,12 +159,12 @@ class Prepared(PreparedModel):
         split: Split = "train",
         device: torch.device | None = None,
     ) -> DataLoader:
-        """Return a resumable loader of this rank's share of a split.
+        """Return a resumable data loader over this rank's part of a split.
 
         Batches are in host memory, pinned if ``device`` is a CUDA device.
 
         Raises:
-            DataError: the data is missing or wrong.
+            DataError: the data is missing or invalid.
             RegistryError: a pattern matches no feature.
         """
         from recd_plugins.data.loader import build_dataloader
@@ -185,18 +187,18 @@ def prepare_entries(
     context: PlanContext,
     device_type: str | None,
 ) -> Prepared:
-    """Apply the entries of a registry without a chooser to an unprepared ``model``.
+    """Apply the entries of a run config without a chooser to an unprepared ``model``.
 
     Args:
-        registry: registry with the entries.
+        registry: run config with the entries.
         model: unprepared model; changed in place.
         modules: ``embedding_modules`` of the model.
         context: plan context for the table strategies.
-        device_type: device of the tables, if known.
+        device_type: device type of the tables, if known.
 
     Raises:
-        RegistryError: a pattern matches no table or feature, or two entries claim one.
-        ExactnessError: a combination that cannot be exact.
+        RegistryError: a pattern matches no table or feature, or two entries select the same one.
+        ExactnessError: a combination of plugins would train incorrectly.
     """
     tables = [table for module in modules if module.ours for table in module.tables]
     _refuse_claims(registry, modules)
@@ -237,11 +239,12 @@ def prepare_entries(
 def prepare_parts(
     registry: RunConfig, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, TableStrategy]:
-    """Return the table strategies of sharding and cache entries, keyed by the entry's field.
+    """Return a dict from the field of each sharding and cache entry to its table strategy.
 
     Raises:
-        RegistryError: a pattern matches no table, two entries claim one, a plugin refuses a table,
-            or a table with kernels of its own is on every rank or needs TorchRec's.
+        RegistryError: a pattern matches no table, two entries select the same table, or a plugin
+            refuses a table. Also if a table with custom kernels is replicated or needs TorchRec's
+            kernels.
     """
     names = [table.name for table in tables]
     sharded, cached = registry.claim("sharding", names), registry.claim("cache", names)
@@ -263,7 +266,7 @@ def prepare_parts(
 def _refuse_split_features(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
 ) -> None:
-    """Refuse entries that coalesce only some of a feature's tables."""
+    """Raise an error if entries coalesce only some of the tables that a feature looks up."""
     for entry in registry.sharding:
         for module in modules if entry.plugin.coalesces else ():
             if module.ours and any(entry.matches(table.name) for table in module.tables):
@@ -275,7 +278,7 @@ def _refuse_split_features(
 
 
 def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> None:
-    """Raise RegistryError if an entry selects a table that TorchRec's own sharders shard."""
+    """Raise RegistryError if an entry selects a table that only TorchRec's sharders support."""
     problems = [
         Problem(
             str(registry.path),
@@ -327,7 +330,7 @@ def _check_kernels(
     sharded: Mapping[str, Entry[Sharding]],
     why: Mapping[str, str],
 ) -> None:
-    """Refuse custom kernels for tables that are on every rank or need TorchRec's kernels."""
+    """Raise an error if a table with custom kernels is replicated or needs TorchRec's kernels."""
     kernels = call_class([PluginStrategy(path, entry, part)], "kernels")
     if kernels is None:
         return
@@ -357,15 +360,15 @@ def apply_optimizers(
     """Apply optimizer entries to table parameters, as ``apply_optimizer_in_backward`` does.
 
     Args:
-        registry: its optimizer, sharding and cache entries.
+        registry: run config with optimizer, sharding and cache entries.
         modules: ``embedding_modules`` of the prepared model.
         tables: tables of the model before preparation.
-        device_type: device of the tables, if known.
-        parts: table strategies by the field of their entry.
+        device_type: device type of the tables, if known.
+        parts: dict from the field of an entry to its table strategy.
 
     Raises:
-        RegistryError: a pattern matches no table, two entries claim one, or a table cannot be
-            trained this way.
+        RegistryError: a pattern matches no table, two entries select the same table, or the
+            optimizer does not support a table.
     """
     claims = registry.claim("optimizer", [table.name for table in tables])
     parameters = _parameters(modules) if claims else {}
@@ -389,7 +392,7 @@ def apply_optimizers(
 def _check_other_entries(
     registry: RunConfig, table: Table, parts: Mapping[str, TableStrategy]
 ) -> None:
-    """Refuse a table whose rows another entry trains differently."""
+    """Raise an error if a sharding or cache entry cannot use the table's own optimizer."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):
             continue
@@ -425,7 +428,7 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
 
 
 def _parameters(modules: Sequence[EmbeddingModule]) -> Mapping[str, list[nn.Parameter]]:
-    """Return parameters, keyed by table name; several modules may have tables of the same name."""
+    """Return a dict from table name to parameters; table names may occur in several modules."""
     parameters: dict[str, list[nn.Parameter]] = defaultdict(list)
     for module in modules:
         # Subclasses come from sharding entries. Other sharders shard the model's own subclasses.

@@ -1,4 +1,4 @@
-"""Data profile for the planner: lengths, deduplication and distinct ids."""
+"""Measures the data profile for the planner: lengths, dedupe factors and distinct ids."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def measure_profile(
     """Measure the mean profile of the first training batches after conversion and preprocessing.
 
     Args:
-        registry: dataset, converter and preprocessing.
-        num_embeddings: rows of the table of each feature, to check ids.
+        registry: run config with dataset, converter and preprocessing.
+        num_embeddings: dict from feature to its table's number of rows, to check ids.
         coalesced: tables whose ids are deduplicated before they are sent.
-        others: further tables whose distinct rows are counted.
-        least_rows: rows to read; at most 64 batches, or 8 with thousands of columns.
+        others: further tables whose distinct ids are counted.
+        least_rows: rows to read; at most 64 batches, or 8 for data with thousands of columns.
 
     Raises:
-        DataError: the data is missing or wrong.
+        DataError: the data is missing or invalid.
         RegistryError: a pattern matches no feature.
     """
     if isinstance(registry.dataset, NoDataset):
@@ -90,7 +90,7 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
 
 
 def _left_out(registry: RunConfig, first: FirstRows) -> str:
-    """Return text that names the dataset wrappers which the measurement skipped."""
+    """Return a message that names the dataset wrappers that the measurement skipped."""
     names = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in first.left_out)
     if not first.left_out:
         return ""
@@ -144,14 +144,14 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """Return the probability that a later row is not stored, if ``kept`` of ``whole`` rows are."""
+    """Return the probability that a row duplicates an earlier one, if ``kept`` rows are unique."""
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
 
 
 def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return mean distinct ids for a batch and for smaller batch sizes, keyed by table."""
+    """Return a dict from table to its mean number of distinct ids at several batch sizes."""
     if not tables:
         return {}
     num_rows = batches[0].batch_size
@@ -172,7 +172,7 @@ def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str
 
 
 def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, DistinctIds]:
-    """Return mean distinct ids sent, keyed by table, for one to four joined batches."""
+    """Return a dict from table to its mean number of distinct ids in 1 to 4 joined batches."""
     if isinstance(registry.dataset, NoDataset):
         return {}
     size = registry.training.batch_size
@@ -197,7 +197,7 @@ def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, Di
 def _distinct_in_parts(
     features: Sequence[tuple[_Ids, _Ids]], num_rows: int, size: int
 ) -> list[int]:
-    """Count distinct ids in batches of ``size`` rows."""
+    """Return the number of distinct ids in each consecutive batch of ``size`` rows."""
     starts = range(0, num_rows - size + 1, size) if features else ()
     return [
         len(_distinct([ids[at[start] : at[start + size]] for ids, at in features]))
@@ -206,7 +206,7 @@ def _distinct_in_parts(
 
 
 def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
-    """Return ids and offsets of all rows, keyed by feature."""
+    """Return a dict from feature to the ids and offsets of all rows, including duplicates."""
     found = {} if batch.kjt is None else batch.kjt.to_dict()
     exact = [
         ikjt
@@ -221,7 +221,7 @@ def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
 
 
 def _ids(batch: Batch) -> dict[str, Tensor]:
-    """Return stored ids, keyed by feature."""
+    """Return a dict from feature to the ids that the batch stores after deduplication."""
     found = {} if batch.kjt is None else {n: j.values() for n, j in batch.kjt.to_dict().items()}
     for ikjt in batch.ikjts:
         found |= {n: j.values() for n, j in ikjt.to_unique_kjt().to_dict().items()}
@@ -236,7 +236,7 @@ def _of_table(ids: dict[str, Tensor], table: Table) -> _Ids:
 
 
 def _distinct(parts: Sequence[_Ids]) -> _Ids:
-    """Return sorted unique ids, ten times faster than ``np.unique``."""
+    """Return the sorted distinct ids; ten times faster than ``np.unique``."""
     ids = np.sort(np.concatenate(parts))
     first = np.ones(len(ids), np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first[1:])

@@ -30,10 +30,10 @@ class PlannedTable:
     """The sharding of one table.
 
     Attributes:
-        bytes_per_rank: bytes of its largest part, with optimizer state, inputs and outputs.
-        dedupe_factor: ids of its features divided by ids sent.
+        bytes_per_rank: bytes of its largest shard, with optimizer state, inputs and outputs.
+        dedupe_factor: number of ids of its features divided by the number of ids sent.
         cached_rows: rows in fast memory; None without a cache.
-        coalesced: whether each distinct id is sent once.
+        coalesced: whether each distinct id is sent only once.
         figures: metrics of its table strategies, as JSON values.
         words: lines of text from its table strategies.
     """
@@ -54,14 +54,14 @@ class PlannedTable:
     words: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The table's values for ``--json``."""
+        """Return the table's values for ``--json``."""
         shown = asdict(self)
         del shown["words"]
         return shown.pop("figures") | shown
 
     @property
     def shown(self) -> tuple[str, str, str]:
-        """Cells with the table's size, sharding and kernel."""
+        """Return the cells with the table's size, sharding and kernel."""
         cached = "" if self.cached_rows is None else f"\n{self.cached_rows:,} cached"
         coalesced = "\ncoalesced" if self.coalesced else ""
         size = f"{self.num_embeddings:,} x {self.embedding_dim}"
@@ -75,11 +75,11 @@ class VariantReport:
     Attributes:
         batch_size: rows per rank.
         largest_batch_size: largest batch that fits; None if not searched.
-        batch_step: search step; one step above ``largest_batch_size`` does not fit.
+        batch_step: search step; ``largest_batch_size`` plus one step does not fit.
         tables: tables in model order.
-        memory: bytes ``[world_size]`` by component, on the GPU if there is one.
-        host_memory: bytes ``[world_size]`` of tables that GPUs read from host memory.
-        seconds: step time by stage.
+        memory: dict from component to bytes per rank, ``[world_size]``, in GPU memory if present.
+        host_memory: bytes per rank ``[world_size]`` of tables that GPUs read from host memory.
+        seconds: step time per stage.
     """
 
     batch_size: int
@@ -91,12 +91,12 @@ class VariantReport:
     seconds: StageTimes
 
     def held(self, component: str) -> _Bytes:
-        """Return the bytes of one memory component, ``[world_size]``."""
+        """Return the bytes per rank of one memory component, ``[world_size]``."""
         return self.memory.get(component, np.zeros_like(self.host_memory))
 
     @property
     def memory_by_rank(self) -> _Bytes:
-        """Bytes of all memory components together, ``[world_size]``."""
+        """Return the bytes per rank of all memory components, ``[world_size]``."""
         return np.sum(list(self.memory.values()), axis=0, dtype=np.int64)
 
     def samples_per_second(self, world_size: int) -> float:
@@ -104,7 +104,7 @@ class VariantReport:
         return world_size * self.batch_size / self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
-        """The plan's values for ``--json``."""
+        """Return the plan's values for ``--json``."""
         total = self.memory_by_rank
         return {
             "batch_size": self.batch_size,
@@ -129,12 +129,12 @@ class PlanReport:
     Attributes:
         topology: name of the topology.
         spec: the topology.
-        profile: profile of the data, deduplicated.
+        profile: profile of the deduplicated data.
         plugins: the plan with plugins, as in ``recd run``.
         plain: TorchRec's plan without plugins; None if nothing fits.
-        plain_problem: reason why there is no plain plan.
+        plain_problem: reason why there is no plan without plugins.
         wire: value of ``training.wire``.
-        chosen: report of a chooser, if there is one.
+        chosen: report of a chooser such as ``use: auto``; None without a chooser.
     """
 
     topology: str
@@ -148,17 +148,17 @@ class PlanReport:
 
     @property
     def time_of_step(self) -> str:
-        """Heading of the step time: predicted from measured costs, or a lower bound."""
+        """Return the heading: "predicted time" with measured costs, else "least time"."""
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property
     def variants(self) -> dict[str, VariantReport]:
-        """The plans, keyed by name."""
+        """Return a dict from "plugins" and "plain" to the plan with and without plugins."""
         plain = {} if self.plain is None else {"plain": self.plain}
         return {"plugins": self.plugins, **plain}
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
-        """Return tables whose sharding type changes, keyed by (type without, with plugins)."""
+        """Return a dict from (type without plugins, type with plugins) to changed table names."""
         before = {t.name: t.sharding_type for t in (self.plain.tables if self.plain else ())}
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
         for table in self.plugins.tables:
@@ -260,7 +260,7 @@ def _name(tables: Sequence[PlannedTable]) -> str:
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
-    """Group tables of equal size and sharding if there are more than ``_LINES`` tables."""
+    """Group tables with equal size and sharding if there are more than ``_LINES`` tables."""
     if len(tables) <= _LINES:
         return [[table] for table in tables]
     found = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Search for the fastest plan that fits into memory.
+"""Searches for the fastest plan that fits into memory.
 
-Follows TorchRec's proposers and GreedyPerfPartitioner, with arrays instead of an object per shard,
-which makes plans for 1,024 ranks much faster.
+Follows TorchRec's proposers and GreedyPerfPartitioner, with arrays instead of an object per shard.
+Plans for 1,024 ranks are therefore much faster.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PATIENCE, _LEAST_PATIENCE = 32, 8
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A way to shard one table.
+    """One candidate sharding of a table, with estimates per shard.
 
     Attributes:
-        sharding: TorchRec's option.
-        storage: int64 ``[fields of Storage, num_shards]``.
-        perf: float64 ``[fields of Perf, num_shards]``, milliseconds.
+        sharding: TorchRec's ShardingOption.
+        storage: int64 ``[number of Storage fields, num_shards]``.
+        perf: float64 ``[number of Perf fields, num_shards]``, milliseconds.
     """
 
     sharding: ShardingOption
@@ -65,7 +65,7 @@ class Option:
 
     @classmethod
     def of(cls, sharding: ShardingOption, estimated: Mapping[tuple[int, ...], Shard]) -> Option:
-        """Assign each shard the estimate for its size."""
+        """Create an option from TorchRec's, with the estimates of ``estimated`` per shard size."""
         places = {size: place for place, size in enumerate(estimated)}
         rows = [places[tuple(shard.size)] for shard in sharding.shards]
         for shard in sharding.shards:
@@ -81,38 +81,38 @@ class Option:
 
     @cached_property
     def milliseconds(self) -> _Numbers:
-        """``Perf.total`` of each shard, float64 ``[num_shards]``."""
+        """Return ``Perf.total`` of each shard, float64 ``[num_shards]``."""
         return _total(self.perf)
 
     @cached_property
     def slowest(self) -> float:
-        """Milliseconds of the slowest shard."""
+        """Return the milliseconds of the slowest shard."""
         return float(self.milliseconds.max())
 
     @cached_property
     def every_shard(self) -> float:
-        """Milliseconds of all shards, added in TorchRec's order."""
+        """Return the total milliseconds of all shards, added in TorchRec's order."""
         return sum(self.milliseconds.tolist())
 
     @cached_property
     def most_storage(self) -> NDArray[np.int64]:
-        """Storage of the largest shard, int64 ``[fields of Storage]``."""
+        """Return the storage of the largest shard, int64 ``[number of Storage fields]``."""
         return self.storage.max(axis=1)
 
     @cached_property
     def total_storage(self) -> list[int]:
-        """Storage of all shards."""
+        """Return the total storage of all shards, one number per field of Storage."""
         return self.storage.sum(axis=1).tolist()
 
     @cached_property
     def memory(self) -> tuple[int, int, int, int]:
-        """Device bytes of the largest shard and of all shards, then the same in host bytes."""
+        """Return (largest, total) device bytes of shards, followed by the same host bytes."""
         device, host, *_ = self.most_storage.tolist()
         devices, hosts, *_ = self.total_storage
         return device, devices, host, hosts
 
     def on(self, ranks: Iterable[int | None]) -> ShardingOption:
-        """Return TorchRec's option with its shards placed on these ranks."""
+        """Return a copy of TorchRec's option with its shards placed on ``ranks``."""
         found = copy.copy(self.sharding)
         found.shards = [
             Shard(each.size, each.offset, each.storage, each.perf, rank)
@@ -134,8 +134,8 @@ def search(
     Args:
         options: options of all tables.
         free: free memory of the ranks.
-        rate: function that returns the milliseconds of a step.
-        fast: whether to try few proposals only.
+        rate: function that returns the milliseconds of a step for a placement.
+        fast: whether to try only a few proposals.
         first: whether to return the first placement that fits.
     """
     by_table: dict[str, list[Option]] = defaultdict(list)
@@ -225,9 +225,9 @@ def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
 
 
 def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose as ``inner`` does, then try its best proposal with faster kernels.
+    """Yield the proposals of ``inner``, then its best proposal with faster kernels.
 
-    A greedy order may end with kernels that read host memory although device memory is free.
+    A greedy search may end with kernels that read host memory although device memory is free.
     """
     best: Proposal = ()
     best_rating = inf
@@ -264,7 +264,7 @@ class FreeRanks:
     """Free memory and load of all ranks during placement.
 
     Args:
-        topology: the ranks.
+        topology: topology of the ranks.
         storage: int64 ``[3, world_size]``, free bytes.
     """
 
@@ -289,11 +289,15 @@ class FreeRanks:
         return copied
 
     def place_on_all(self, option: Option) -> Ranks | None:
-        """Place one shard per rank; return None if there is no room."""
+        """Place one shard per rank, and return the ranks; return None if memory is insufficient."""
         return self.every if self._takes_each(option, slice(None)) else None
 
     def place(self, option: Option) -> Ranks | None:
-        """Place shards on the least loaded ranks, or within the least loaded node with room."""
+        """Place the shards of an option, and return the ranks; None if memory is insufficient.
+
+        Shards go to the least loaded ranks, or for table-row-wise sharding to the least loaded
+        node.
+        """
         if option.sharding.partition_by == PartitionByType.DEVICE.value:
             return self._on_some(option, self._in_order)
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
@@ -339,7 +343,7 @@ class FreeRanks:
         return True
 
     def _on_some(self, option: Option, ranks: Ranks) -> Ranks | None:
-        """Place shards one by one on the least loaded of the ranks."""
+        """Place shards one by one on the least loaded of ``ranks``."""
         placed = []
         for storage, perf in zip(option.storage.T, option.perf.T, strict=True):
             busy = self.busy[ranks]
@@ -362,7 +366,7 @@ class FreeRanks:
 
 
 def place(proposal: Proposal, free: FreeRanks) -> Placement | None:
-    """Place the options of all tables; return None if there is no room."""
+    """Place the options of all tables; return None if memory is insufficient."""
     placed: dict[Option, Ranks] = {}
     others: list[Option] = []
     for option in proposal:
@@ -385,7 +389,7 @@ def place(proposal: Proposal, free: FreeRanks) -> Placement | None:
 
 
 def _is_simple(option: Option) -> bool:
-    """Return whether ``FreeRanks.place`` supports an option."""
+    """Return True if ``FreeRanks.place`` supports an option."""
     sharding = option.sharding
     return (
         sharding.partition_by in (PartitionByType.HOST.value, PartitionByType.DEVICE.value)
@@ -395,6 +399,6 @@ def _is_simple(option: Option) -> bool:
 
 
 def _total(perf: _Numbers) -> _Numbers:
-    """Return ``Perf.total``, computed from the fields along the first axis."""
+    """Return ``Perf.total``, computed from an array with one row per field."""
     compute, backward, sent, received, fetched = (perf[field] for field in _OF_TOTAL)
     return compute + backward + sent + received + fetched

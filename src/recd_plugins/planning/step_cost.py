@@ -1,4 +1,4 @@
-"""Cost model of a training step: the work of each rank, and its seconds."""
+"""Cost model of a training step: the work of each rank, and its time in seconds."""
 
 from __future__ import annotations
 
@@ -59,19 +59,17 @@ _Fields = Mapping[str, float | _Numbers]
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a forward and backward pass, in the fields of ``StepCost``."""
+    """Number of operations of a forward and backward pass; fields as in ``StepCost``."""
 
     matmul_flops: float = 0.0
     element_bytes: float = 0.0
 
     def __sub__(self, other: Operations) -> Operations:
-        """Subtract ``other``."""
         return Operations(
             self.matmul_flops - other.matmul_flops, self.element_bytes - other.element_bytes
         )
 
     def __truediv__(self, count: float) -> Operations:
-        """Divide by ``count``."""
         return Operations(self.matmul_flops / count, self.element_bytes / count)
 
 
@@ -80,13 +78,13 @@ class Compute:
     """Operations and activation bytes of a model, without its embedding lookups.
 
     Attributes:
-        pooling: operations per row of sequence poolings.
+        pooling: operations of sequence poolings per row.
         rest: other operations per row of the batch.
         parameter_bytes: bytes of dense parameters.
-        operators: operators of a step, with those of the dense optimizer.
-        pooling_saved_bytes: activations per row of sequence poolings.
-        rest_saved_bytes: other activations per row of the batch.
-        pools_all_rows: whether poolings also run on duplicates (``pool_rows: all``).
+        operators: number of PyTorch operators in a step, including those of the dense optimizer.
+        pooling_saved_bytes: activation bytes of sequence poolings per row.
+        rest_saved_bytes: other activation bytes per row of the batch.
+        pools_all_rows: whether sequence poolings also run on duplicates (``pool_rows: all``).
     """
 
     pooling: Operations
@@ -127,7 +125,7 @@ def estimate_step_cost(
         local_world_size: ranks per node; default: all.
         parts: table strategies, which may add costs.
         wire: ``training.wire``.
-        joined: whether the ids of all modules are sent at once.
+        joined: whether the ids of all modules are sent in one all-to-all.
         gloo: whether ranks use gloo, whose reduce-scatter is an all-reduce.
 
     Returns:
@@ -172,11 +170,13 @@ def estimate_step_cost(
 
 
 def predict_stages(works: Sequence[StepCost], costs: StageCosts) -> StageTimes:
-    """Predict the mean seconds of each stage of a step; ranks wait in the all-to-all.
+    """Predict the mean seconds of each stage of a step.
+
+    Faster ranks wait for slower ones in the all-to-all.
 
     Args:
         works: the work of each rank.
-        costs: costs of the machine.
+        costs: measured or assumed costs of the machine.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
@@ -190,12 +190,12 @@ def predict_stages(works: Sequence[StepCost], costs: StageCosts) -> StageTimes:
 
 
 def collective_seconds(device_type: str) -> float:
-    """Return the assumed latency of a collective."""
+    """Return the assumed latency of a collective, in seconds."""
     return _COLLECTIVE_SECONDS.get(device_type, 0.0)
 
 
 class Kind(NamedTuple):
-    """Properties of tables in one module that share collectives.
+    """Properties by which tables of one module are grouped to share collectives.
 
     ``variable`` is True if features may have fewer rows than a batch.
     """
@@ -211,7 +211,7 @@ def count_collectives(
 ) -> float:
     """Count the collectives of a step.
 
-    ``joined`` means that the ids of all modules are sent at once.
+    ``joined`` means that the ids of all modules are sent in one all-to-all.
     """
     variable = {kind.path for kind in kinds if kind.variable}  # one is enough
     total, input_dists = 0.0, 0
@@ -246,16 +246,18 @@ def bytes_of_tables(
     parts: Sequence[TableStrategy] = (),
     wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
-    """Return the bytes per step that all ranks send in input and output dist, keyed by table.
+    """Return a dict from table to the bytes per step that all ranks send for its lookups.
+
+    The bytes include ids (input dist) and embeddings with their gradients (output dist).
 
     Args:
         tables: tables to count.
-        shardings: shardings by table name.
-        profile: profile of their features.
+        shardings: dict from table name to sharding.
+        profile: profile of the tables' features.
         batch_size: rows per rank.
         world_size: number of ranks.
-        parts: table strategies; their ``sharded_share`` counts.
-        wire_bytes: bytes of a scalar between ranks.
+        parts: table strategies, whose ``sharded_share`` reduces the bytes.
+        wire_bytes: bytes per scalar sent between ranks.
     """
     step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     found = {}
@@ -268,7 +270,7 @@ def bytes_of_tables(
 
 
 def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
-    """Yield rank, share of rows, and columns of each shard of a table."""
+    """Yield (rank, share of the table's rows, number of columns) of each shard of a table."""
     assert isinstance(sharding.sharding_spec, EnumerableShardingSpec), "sharded tables have one"
     for shard in sharding.sharding_spec.shards:
         rows, columns = shard.shard_sizes
@@ -288,7 +290,7 @@ def rows_pooled(
 
 
 def is_variable_table(table: Table, profile: DataProfile) -> bool:
-    """Return whether features of a table may have fewer rows than a batch."""
+    """Return True if features of a table may have fewer rows than a batch."""
     return table.name in profile.distinct or any(
         profile.of(feature).deduplicated for feature in table.features
     )
@@ -299,7 +301,7 @@ def _sharded_share(table: str, parts: Iterable[TableStrategy]) -> float:
 
 
 def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
-    """Return 1 for each rank that has a shard of a table, else 0."""
+    """Return an array ``[world_size]``: 1 for each rank that has a shard of a table, else 0."""
     held = np.zeros(world_size)
     if sharding.sharding_type == _DATA_PARALLEL:
         return held + 1
@@ -308,7 +310,7 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> _Fields:
-    """Return the dense layers' work of every rank."""
+    """Return the work of the dense layers, equal on every rank."""
     batch_size, world_size, _, profile, _ = step
     # Unique rows are expanded in forward and backward.
     expanded = sum(
@@ -350,7 +352,7 @@ def _table_work(
     *,
     gloo: bool = False,
 ) -> _Fields:
-    """Return each rank's work for a table, both as owner of shards and as sender of ids."""
+    """Return each rank's work for a table: sending ids, and looking up rows of its shards."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)

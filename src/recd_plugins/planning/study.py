@@ -1,4 +1,4 @@
-"""Plans of a registry's model, with its plugins and without."""
+"""Plans a run config's model with and without its plugins."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class ShardableModel:
 
     @property
     def tables(self) -> list[Table]:
-        """All embedding tables, including those that TorchRec's own sharders shard."""
+        """Return all embedding tables, including those that only TorchRec's sharders support."""
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
-        """Return the baseline of ``--compare``: no plugins, and plain KJTs."""
+        """Return the baseline of ``--compare``: no plugins, and plain KeyedJaggedTensors."""
         registry = self.prepared.registry
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())
@@ -84,17 +84,17 @@ class ShardableModel:
         return ShardableModel(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
-        """Return the plan that a run would use, with memory for activations."""
+        """Return the plan that a run would use, with memory reserved for activations."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.plan_in_detail(self.prepared.model, self.sharders)
 
     def fits(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> bool:
-        """Return whether some plan fits into memory."""
+        """Return True if some plan fits into memory."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.fits(self.prepared.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """Return a rank's activation bytes, without sharded lookups."""
+        """Return the activation bytes per rank, without the outputs of sharded lookups."""
         return activation_bytes(self.prepared, self.profile, compute, batch_size)
 
     def _planner(
@@ -109,16 +109,16 @@ class ShardableModel:
 def with_plugins(
     registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
 ) -> ShardableModel:
-    """Build and prepare the model of ``recd run`` for planning.
+    """Build the model of a run config and prepare it for planning, as ``recd run`` does.
 
     Args:
-        registry: not prepared.
-        topology: the topology; default: the ranks that ``recd run`` would start here.
-        data: data of the registry, if it was read already.
+        registry: run config, not prepared.
+        topology: default: the ranks that ``recd run`` would start on this machine.
+        data: the training data, if it was already read.
 
     Raises:
-        RecdError: the registry has no model, several of its tables have one name, or the data is
-            missing or wrong.
+        RecdError: the run config has no model, several tables have the same name, or the data is
+            missing or invalid.
     """
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
@@ -134,7 +134,7 @@ def with_plugins(
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
-    """Return the training data for the model of a registry."""
+    """Return the training data of a run config, with id checks for its model's tables."""
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         return RegistryData(registry, list(embedding_modules(model)))
@@ -144,12 +144,12 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
     """Return the largest batch size that fits, and the step of the search.
 
     Args:
-        fits: function that returns whether there is a plan for a batch size.
+        fits: function that returns whether a plan for a batch size fits into memory.
         start: first batch size to try.
-        together: batch sizes are multiples of this.
+        together: batch sizes are multiples of ``GRANULE`` times this number.
 
     Raises:
-        NoPlanError: not even ``GRANULE`` times ``together`` rows fit.
+        NoPlanError: the smallest batch size does not fit.
     """
     least = GRANULE * together
     low, high = 0, max(least, start - start % least)
@@ -157,7 +157,7 @@ def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1)
         low, high = high, 2 * high
 
     def step() -> int:
-        """Return the smallest step, doubled as long as it is a small part of the batch."""
+        """Return the search step for the current batch size; larger batches have larger steps."""
         found = least
         while 2 * found * _PARTS <= low:
             found *= 2
@@ -186,19 +186,19 @@ def study(
     say: Callable[[str], None],
     compute: Compute | None = None,
 ) -> PlanReport:
-    """Plan a registry's model with its plugins and without, for ``recd plan``.
+    """Plan a run config's model with and without its plugins, for ``recd plan``.
 
     Args:
-        registry: not prepared.
+        registry: run config, not prepared.
         name: name of the topology.
         spec: the topology.
-        batch_size: rows per rank; None for the largest that fits each plan.
-        say: shows progress.
-        compute: compute of the model; default: counted here.
+        batch_size: rows per rank; None for the largest batch that fits, searched per plan.
+        say: function that prints progress.
+        compute: dense compute of the model; default: counted here.
 
     Raises:
         NoPlanError: the plan with the plugins does not fit.
-        RecdError: registry, data and model contradict each other.
+        RecdError: the run config, data and model contradict each other.
     """
     wrapped_dataset(registry).prepare()
     say("counting the operations of the model")
@@ -280,9 +280,9 @@ def report_side(
         planned: the model's plan.
         spec: the topology.
         batch_size: rows per rank.
-        batch_step: step of the search; None if the largest batch was not searched.
+        batch_step: step of the batch size search; None without a search.
         compute: dense compute of the model.
-        costs: costs of the machine.
+        costs: measured or assumed costs of the machine.
     """
     prepared = candidate.prepared
     works = step_cost_of(

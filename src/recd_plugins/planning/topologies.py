@@ -44,7 +44,7 @@ _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 class TopologySpec(BaseModel):
-    """Nodes, ranks per node, and memory and speed of each rank."""
+    """A cluster: nodes, ranks per node, and memory and speed of each rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,12 +97,12 @@ class TopologySpec(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Total number of ranks."""
+        """Return the total number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the memory in which a rank's tables are stored."""
+        """Return the memory per rank in bytes: GPU memory on CUDA, else host memory."""
         return self.hbm_bytes if self.device == "cuda" and self.hbm_bytes else self.ddr_bytes
 
     @property
@@ -112,12 +112,12 @@ class TopologySpec(BaseModel):
 
     @property
     def link_rates(self) -> CollectiveRates:
-        """Upper bounds of the rates: those of the busiest link, without latency.
+        """Return upper bounds of the collective rates: the busiest link's rate, without latency.
 
-        With N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all
-        through the network and (W - 1) / U within its node. An all-reduce of n ranks moves
-        2 (n - 1) / n of the tensor. An all-reduce of all ranks first reduces within each node, then
-        1 / W of the tensor across nodes.
+        For N nodes of W ranks, U = N x W in total, a rank sends (U - W) / U of an all-to-all
+        through the network and (W - 1) / U within its node. An all-reduce of n ranks moves 2 (n -
+        1) / n of the tensor. An all-reduce of all ranks first reduces within each node, then 1 / W
+        of the tensor across nodes.
         """
         ranks, nodes, world = self.ranks_per_node, self.nodes, self.world_size
 
@@ -135,7 +135,7 @@ class TopologySpec(BaseModel):
 
     @property
     def least_costs(self) -> step_cost.StageCosts:
-        """Lower bounds of ``costs``, from bandwidths and operations per second."""
+        """Return lower bounds of ``costs``, from bandwidths and operations per second."""
         memory = self.hbm_bandwidth or self.ddr_bandwidth
         to_host = self.hbm_to_ddr_bandwidth or self.ddr_bandwidth
         if self.device == "cpu":
@@ -223,7 +223,7 @@ def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = No
 
 
 def topology_names() -> list[str]:
-    """Return the names of the built-in topologies; this machine comes last."""
+    """Return the names of the built-in topologies; the last name means this machine."""
     return [*sorted(_built_in()), MACHINE]
 
 
@@ -235,18 +235,18 @@ def load_topology(
     ranks: int = 1,
     device: str = "cpu",
 ) -> TopologySpec:
-    """Return the topology with this name, or read it from a YAML file.
+    """Return the built-in topology ``name``, or read a topology from a YAML file.
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
         nodes: overrides the number of nodes.
-        ranks_per_node: overrides the ranks per node; at most its GPUs.
+        ranks_per_node: overrides the ranks per node; at most the GPUs of a node.
         ranks: ranks of this machine, unless ``ranks_per_node`` is given.
         device: ``cpu`` or ``cuda``, for this machine.
 
     Raises:
-        RegistryError: the file is wrong.
-        RecdError: there is no such topology, or its nodes have no room for the ranks.
+        RegistryError: the file is invalid.
+        RecdError: the topology does not exist, or its nodes have too few GPUs for the ranks.
     """
     if name == MACHINE:
         where = None
@@ -285,14 +285,15 @@ def machine_of(
     """Return the topology of a run: ``training.topology``, or machines like this one.
 
     Args:
-        training: section ``training`` of the registry.
-        world_size: number of ranks; default: the process group's, else the registry's.
+        training: section ``training`` of the run config.
+        world_size: number of ranks; default: size of the process group, else the run config's.
         local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
         device: device of the tables; default: the CPU.
 
     Raises:
-        SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
-        RecdError: the topology is unknown or its file is wrong.
+        SetupError: the number of ranks is not a multiple of the ranks per node, or differs from
+            ``training.topology``.
+        RecdError: the topology is unknown or its file is invalid.
     """
     import torch.distributed as dist
 
@@ -326,19 +327,19 @@ def machine_of(
 def default_topology(
     world_size: int, local_world_size: int | None = None, device: torch.device | None = None
 ) -> Topology:
-    """Return a topology of machines like this one; on CUDA each rank has a GPU."""
+    """Return TorchRec's Topology for machines like this one; on CUDA, each rank has a GPU."""
     return machine_of(TrainingSpec(), world_size, local_world_size, device).to_torchrec()
 
 
 def costs_source(spec: TopologySpec) -> str:
-    """Describe where a topology's costs come from."""
+    """Return text that says whether a topology's costs are measured or assumed."""
     if spec.costs is None:
         return "lower bounds, by the bandwidths and operations per second of the topology"
     return "measured, of the topology"
 
 
 def read_topology(path: Path) -> TopologySpec:
-    """Read a topology from a YAML file; raise RegistryError with lines if it is wrong."""
+    """Read a topology from a YAML file; raise RegistryError with line numbers if it is invalid."""
     document = read_yaml(path, first="`device:` and `ranks_per_node:`")
     try:
         return TopologySpec.model_validate(document.data)
@@ -348,7 +349,7 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether ``name`` ends in .yaml or .yml."""
+    """Return True if ``name`` ends in .yaml or .yml."""
     return Path(name).suffix in (".yaml", ".yml")
 
 

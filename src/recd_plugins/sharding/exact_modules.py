@@ -125,7 +125,7 @@ class _ExactCollection:
         )
 
     def reset_parameters(self) -> None:
-        """Reset the tables, and make plugin kernels read their rows again before the next lookup."""
+        """Reset the tables, and make plugin kernels read the new rows."""
         flush_kernels(self)  # type: ignore[arg-type]
         super().reset_parameters()  # type: ignore[misc]
 
@@ -179,7 +179,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         env: ShardingEnv,  # noqa: ARG002
         device: torch.device | None,  # noqa: ARG002
     ) -> None:
-        """Raise SetupError, because ``DistributedModelParallel.reshard`` would replace the lookups."""
+        """Raise SetupError, because ``DistributedModelParallel.reshard`` is not supported."""
         raise SetupError(
             f"{self.form.name}: DistributedModelParallel.reshard is not supported with exact "
             "sharding. Build the model again with the new plan, and load a checkpoint."
@@ -189,7 +189,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
         return ExactBagContext()
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Send the ids of a batch, only distinct ids for coalesced tables; reject invalid batches."""
+        """Check a batch and send its ids, only distinct ids for coalesced tables."""
         features = self._checked(ctx, maybe_td_to_kjt(features))
         if self._groups is None:
             features = self.form.fit(features)
@@ -305,7 +305,7 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
         return ExactSequenceContext()
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
-        """Send the ids of a batch, only distinct ids for coalesced tables; reject invalid batches."""
+        """Check a batch and send its ids, only distinct ids for coalesced tables."""
         features = unique_rows(maybe_td_to_kjt(features))
         refuse_inverse_indices(features, allow_variable_batch=True)
         if isinstance(self.form, StoredRows) and features.variable_stride_per_key():

@@ -59,7 +59,7 @@ class DedupGradientAllToAll:
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """Send ``rows`` ``[n, D]``, ordered by destination rank; return a handle for received rows."""
+        """Send ``rows`` ``[n, D]``, ordered by destination rank. Return a handle with ``wait``."""
         own, width = group.rank(), rows.shape[1] * rows.element_size()
         received = rows.new_empty(sum(from_ranks), rows.shape[1])
         here = torch.split(received, list(from_ranks))

@@ -48,7 +48,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """Report lines of all tables; ``str()`` merges tables that differ only in name and row count."""
+    """Report lines of all tables; ``str()`` merges tables that differ only in name and rows."""
 
     lines: tuple[TableLine, ...]
 
