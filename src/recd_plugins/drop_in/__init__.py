@@ -1,1 +1,1 @@
-"""Deduplication and sharders for a trainer's own model and loader."""
+"""Deduplication and sharders for your own model, data loader and training loop."""

@@ -27,9 +27,14 @@ def replace_kjts(
 ) -> Any:
     """Return a batch with replaced KeyedJaggedTensors, or ``batch`` itself if none changed.
 
-    Looks into dicts, lists, tuples, dataclasses and other objects with attributes, and copies the
-    containers of replaced tensors. ``replace`` gets each KeyedJaggedTensor and its path, such as
-    ``batch['clicks'][0]``; ``above`` are ids of the objects around ``batch``.
+    Searches dicts, lists, tuples, dataclasses and other objects with attributes, and copies
+    containers of replaced tensors.
+
+    Args:
+        batch: any object.
+        replace: called with the path, such as ``batch['clicks'][0]``, and the KeyedJaggedTensor.
+        path: path of ``batch``, for recursive calls.
+        above: ``id()`` of the objects that contain ``batch``, to detect cycles.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return replace(path, batch)
@@ -70,10 +75,10 @@ def _attributes(batch: Any) -> list[str]:
 
 
 class Stored:
-    """Deduplicates ``features``, a map from path to feature names, in each batch. Not thread-safe.
+    """Deduplicates ``features``, a dict from path to feature names, in each batch.
 
-    Keeps working memory between batches. A call raises DataError if a KeyedJaggedTensor has values
-    that do not match its lengths.
+    Reuses working memory between batches, so it is not thread-safe. A call raises DataError if the
+    values of a KeyedJaggedTensor do not match its lengths.
     """
 
     def __init__(self, features: Mapping[str, Collection[str]]) -> None:
@@ -90,7 +95,7 @@ class Stored:
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
-    """Refuse values that do not match the lengths. Kernels would read values of other rows."""
+    """Raise DataError if values do not match lengths; kernels would read values of other rows."""
     if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
         raise DataError(
             f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
@@ -100,7 +105,7 @@ def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
 def _with_unique_rows(
     kjt: KeyedJaggedTensor, chosen: Collection[str], deduplicator: Deduplicator
 ) -> KeyedJaggedTensor:
-    """Return the unique rows of each chosen feature, and all rows of the others."""
+    """Return a KeyedJaggedTensor with unique rows of ``chosen`` and all rows of other features."""
     keys, num_rows = kjt.keys(), kjt.stride()
     places = [place for place, key in enumerate(keys) if key in chosen]
     sizes, kjt_weights = kjt.length_per_key(), kjt.weights_or_none()

@@ -44,10 +44,11 @@ _MARGIN = 0.15
 
 @dataclass(frozen=True)
 class PooledFeatures:
-    """Features pooled by a module that accepts unique rows.
+    """Features that a module pools, so that their unique rows suffice.
 
-    ``features`` maps the path of a module to its features. A PooledSequences looks up
-    ``sequences``. ``others`` are not deduplicated; the map gives the reason.
+    ``features`` is a dict from module path to its features. ``sequences`` are the features of
+    PooledSequences modules. ``others`` is a dict from feature that is not deduplicated to the
+    reason.
     """
 
     features: dict[str, frozenset[str]]
@@ -57,7 +58,7 @@ class PooledFeatures:
 
     @classmethod
     def of(cls, modules: Sequence[EmbeddingModule]) -> Self:
-        """Find the features of the ``embedding_modules`` of an unsharded model."""
+        """Find the pooled features in the ``embedding_modules`` of an unsharded model."""
         sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
         if not modules:
             raise SetupError(
@@ -84,7 +85,7 @@ class PooledFeatures:
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts for one feature: all ids, ids of unique rows (``stored``), and rows."""
+    """Numbers of one feature: all ids, ids of unique rows (``stored``), and rows."""
 
     ids: int
     stored: int
@@ -95,7 +96,7 @@ class Counted:
 
     @property
     def factor(self) -> float:
-        """Ids per stored id; 1.0 for a feature without ids."""
+        """Return the dedupe factor, ids divided by stored ids; 1.0 for a feature without ids."""
         return self.ids / self.stored if self.stored else 1.0
 
 
@@ -104,10 +105,11 @@ _NONE = Counted(0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """The deduplicated features, the same on all ranks.
+    """The decision which features to deduplicate, the same on all ranks.
 
-    Each map is keyed by the path of a KeyedJaggedTensor: the features to deduplicate, all features
-    that could be deduplicated, and the reason if the tensor stays plain.
+    ``features`` is a dict from the path of a KeyedJaggedTensor to the features to deduplicate.
+    ``counted`` has the counts of all features that could be deduplicated. ``left`` is a dict from
+    the path of a tensor that stays plain to the reason.
     """
 
     features: Mapping[str, frozenset[str]]
@@ -135,15 +137,15 @@ class Dedup:
     """Deduplicates the batches of a custom training loop for its model.
 
     Call it with a loader or an iterator. It returns the same batches, whose KeyedJaggedTensors also
-    carry the unique rows of pooled features. Sharded modules look up only unique rows, and return
+    have the unique rows of pooled features. Sharded modules look up only unique rows, and return
     all rows in the original order. Other code sees all rows, as in a plain batch. On the first
-    batch the ranks agree on the features to deduplicate, and rank 0 logs them. Batches stay plain
+    batch, the ranks agree on the features to deduplicate, and rank 0 logs them. Batches stay plain
     if deduplication would not save time.
 
     Args:
         model: the model, before the sharders of ``Prepared.sharders`` shard it.
-        process_group: the ranks that train the model. Default: the ranks that the model is sharded
-            over at the first batch, or the default group if it is not sharded.
+        process_group: the ranks that train the model. Default: the ranks over which the model is
+            sharded when the first batch arrives, or the default group if it is not sharded.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -172,10 +174,10 @@ class Dedup:
             self.decide(None)  # the other ranks wait for this one
 
     def batch(self, batch: Any) -> Any:
-        """Deduplicate one batch. The call for the first batch is collective.
+        """Deduplicate one batch. All ranks must make the first call together.
 
         Raises:
-            SetupError: the first batches of two ranks hold different features.
+            SetupError: the first batches of two ranks have different features.
         """
         decision = self.decision or self.decide(batch)
         if decision is None or not decision.features:
@@ -189,18 +191,20 @@ class Dedup:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the model: DataLoader workers do not need it."""
+        """Return the state without the model, which DataLoader workers do not need."""
         return {**vars(self), "_model": None}
 
     def decide(self, batch: Any) -> Decision | None:
-        """Choose features from the ranks' first batches; ``None`` if a rank has none. Collective.
+        """Choose the features to deduplicate from the first batches of all ranks.
+
+        All ranks must call this. A rank without a batch passes None.
 
         Returns:
-            None if no rank has a batch; the decision then waits for a later batch.
+            None if no rank has a batch; the decision is then made at a later batch.
 
         Raises:
-            SetupError: called in a DataLoader worker, which cannot communicate with other ranks; or
-                as for ``batch``.
+            SetupError: called in a DataLoader worker, which cannot communicate with other ranks, or
+                the first batches of two ranks have different features.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -229,7 +233,7 @@ class Dedup:
         return self.decision
 
     def _takes_plain(self) -> dict[str, str]:
-        """Return the features whose module cannot use unique rows, mapped to the reason."""
+        """Return a dict from feature whose module cannot use unique rows to the reason."""
         modules = {} if self._model is None else dict(self._model.named_modules())
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
             return {}  # it may still be sharded
@@ -249,7 +253,7 @@ class Dedup:
         return {name: why for name, why in found.items() if name not in used}
 
     def _sharded_over(self) -> dist.ProcessGroup | None:
-        """Return the process group over which the model is sharded. It may exclude some ranks."""
+        """Return the process group over which the model is sharded; it may exclude some ranks."""
         modules = () if self._model is None else self._model.modules()
         envs = (getattr(module, "_env", None) for module in modules)
         found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
@@ -257,7 +261,7 @@ class Dedup:
 
 
 class DedupLoader:
-    """A loader of deduplicated batches. Forwards all other attributes to the given loader."""
+    """Loader of deduplicated batches that forwards other attributes to the original loader."""
 
     def __init__(self, inner: Any, dedup: Dedup) -> None:
         self._inner, self._dedup = inner, dedup
@@ -271,7 +275,7 @@ class DedupLoader:
         return getattr(self._inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set attributes of the loader, such as the epoch that it shuffles by."""
+        """Set an attribute of the original loader."""
         if name in ("_inner", "_dedup"):
             object.__setattr__(self, name, value)
         else:
@@ -328,7 +332,7 @@ class _Look:
 
 
 def _on_one_machine() -> bool:
-    """Return whether lookups run on CPUs and no vector crosses a network."""
+    """Return True if lookups run on CPU and all ranks are on one machine."""
     if torch.cuda.is_available():
         return False
     ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -336,7 +340,7 @@ def _on_one_machine() -> bool:
 
 
 def _pays(whole: Counted, ranks: int) -> bool:
-    """Return whether deduplication saves more CPU work than it costs, on one machine."""
+    """Return True if deduplication on one machine saves more CPU work than it costs."""
     cost = _IDS_PER_UNIQUE_ID * whole.stored + _IDS_PER_ROW * whole.rows + _IDS_PER_BATCH * ranks
     return whole.ids - cost > _MARGIN * whole.ids
 
@@ -344,7 +348,7 @@ def _pays(whole: Counted, ranks: int) -> bool:
 def _decide(
     looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
 ) -> Decision:
-    """Merge the features and reasons found by all ranks into one decision.
+    """Merge the counts and reasons of all ranks into one decision.
 
     For features in ``looked_up``, deduplication saves only lookups and no network traffic.
     """

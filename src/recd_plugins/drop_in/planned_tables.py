@@ -26,7 +26,7 @@ from recd_plugins.sharding.table_report import (
 
 @dataclass(frozen=True)
 class PlannedTables:
-    """The planned tables, the deduplicated features, and the plain features with the reason."""
+    """The planned tables, the deduplicated features, and the reason for each plain feature."""
 
     tables: ShardedTables
     deduplicated: tuple[str, ...]
@@ -41,7 +41,7 @@ class PlannedTables:
 
 
 def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
-    """Plan a model for this number of ranks on machines like this one."""
+    """Plan a model for ``world_size`` ranks on machines like this one."""
     sharders = ready.sharders()
     plan = ready.planner(world_size=world_size).plan(ready.model, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
@@ -83,7 +83,7 @@ def _optimizer(optimizer: TableOptimizer) -> str:
 
 
 def model_of(name: str) -> nn.Module:
-    """Call ``module:function`` to build a model. The current directory is searched, too."""
+    """Import and call ``module:function`` to build a model, also from the current directory."""
     module_name, _, function_name = name.partition(":")
     if not function_name:
         raise SetupError(f"--model {name}: expected MODULE:FACTORY, as in trainer:build_model")

@@ -40,13 +40,13 @@ class PooledSequences(nn.Module):
     """An EmbeddingCollection whose sequences are pooled: ``pooling(sequences(kjt)[feature])``.
 
     The input is a KeyedJaggedTensor, plain or deduplicated by ``Wrapped.dedup``. If it is
-    deduplicated, equal rows are sent, looked up and pooled once. The output always has the vectors
-    of all rows in their order. ``sequences`` holds the tables. The sharders of ``Wrapped.sharders``
-    shard it.
+    deduplicated, equal rows are sent, looked up and pooled only once. The output always has the
+    vectors of all rows in their order. The attribute ``sequences`` is the EmbeddingCollection,
+    which the sharders of ``Wrapped.sharders`` shard.
 
     Args:
         sequences: an unsharded EmbeddingCollection that no other module uses.
-        poolings: maps each feature, or tuple of features, to its pooling: a module, a pooling
+        poolings: dict from each feature, or tuple of features, to its pooling: a module, a pooling
             plugin, or the name of an installed plugin. A module is called with one JaggedTensor per
             feature, with float embeddings ``[num_values, embedding_dim]``. It returns ``[num_rows,
             ...]``. Each output row must depend only on its own sequence.
@@ -54,7 +54,7 @@ class PooledSequences(nn.Module):
     Raises:
         SetupError: ``sequences`` is of another type, or a feature is not pooled, unknown, or looked
             up in several tables.
-        PluginError: a pooling plugin fails, is not installed, or needs the item of each row.
+        PluginError: a pooling plugin fails, is not installed, or needs a target item per row.
 
     Example::
 
@@ -91,11 +91,11 @@ class PooledSequences(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[Pooled, Tensor]:
-        """Return the output of each pooling, for all rows.
+        """Return a dict from each feature, or tuple of features, to vectors of all rows.
 
         Raises:
-            ExactnessError: ``features`` is deduplicated, but its rows cannot be restored, because
-                of the sharder of ``sequences`` or because inverse indices are missing.
+            ExactnessError: ``features`` is deduplicated, but all rows cannot be restored: inverse
+                indices are missing, or ``sequences`` was sharded by another sharder.
         """
         stored = accepts_deduplicated(self.sequences)
         unique = returns_unique_rows(self.sequences)
@@ -179,7 +179,7 @@ def _inverse_of(
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Find rows that are equal in all features; return stored rows and inverse indices."""
+    """Find rows that are equal in all features; return their unique rows and inverse indices."""
     of_all = inverse[0]
     num_rows = num_stored[0]
     for each, stored in zip(inverse[1:], num_stored[1:], strict=True):

@@ -45,14 +45,15 @@ class Wrapped(Prepared):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return the given sharders, with exact sharders instead of TorchRec's two.
+        """Return the sharders in ``base``, with TorchRec's two replaced by exact ones.
 
-        The arguments are those of ``Prepared.sharders``. The optimizer of a table is the one that
-        TorchRec would use: attached to its parameters, from ``fused_params`` or those of ``base``,
-        or FBGEMM's default. A registry file that names an optimizer overrides it.
+        The two are EmbeddingBagCollectionSharder and EmbeddingCollectionSharder. The arguments are
+        those of ``Prepared.sharders``. A table's optimizer is the one that TorchRec would use:
+        attached to its parameters, from ``fused_params`` or those of ``base``, or FBGEMM's default.
+        A registry file that names an optimizer overrides it.
 
         Raises:
-            SetupError: two sharders are for one module type, or cannot be joined.
+            SetupError: two sharders have the same module type, or cannot be combined.
         """
         return build_sharders(
             self,
@@ -80,19 +81,19 @@ def wrap(
     """Prepare a custom model for exact sharders and deduplicated batches.
 
     Args:
-        model: an unsharded model. Only modules that the registry names are replaced.
+        model: an unsharded model. Only modules that the registry file selects are replaced.
         registry: a registry file with sharding entries, caches and poolings. ``dataset`` and
             ``converter`` are optional if no entry reads rows.
         batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
-            of the registry, or 512.
+            of the registry file, or 512.
         plugins_dir: a folder of plugin files to load in addition to the installed plugins.
-        topology: the cluster, in the form of ``training.topology``. Overrides the registry.
+        topology: the cluster, in the form of ``training.topology``, which it overrides.
         device: device that will train the tables; registry entries may depend on it. Default: a GPU
             if the model is on one or the ranks use NCCL, else the CPU.
 
     Raises:
-        SetupError: the model has no embedding module, or an entry needs rows but the registry has
-            no dataset.
+        SetupError: the model has no embedding module, or an entry reads rows but the registry file
+            has no dataset.
         RegistryError: the registry file is invalid or does not fit the model.
 
     Example::
@@ -130,7 +131,7 @@ def _speaks() -> bool:
 
 
 def _tell_what_does_not_count(parsed: RunConfig) -> None:
-    """Warn about registry sections that only ``recd run`` uses and that have no effect here."""
+    """Warn about sections of the registry file that have an effect only in ``recd run``."""
     sections = [
         kind.section
         for name, kind in parsed.kinds.items()

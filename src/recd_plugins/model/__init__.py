@@ -1,1 +1,1 @@
-"""The built-in model, and sequence pooling for any model."""
+"""The built-in DLRM model, and sequence pooling for any model."""

@@ -1,4 +1,4 @@
-"""Builds the model of a registry: the built-in model or a plugin."""
+"""Builds the model of a run config: the built-in model or a plugin's."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from recd_plugins.runtime.text import did_you_mean, shortened
 
 
 def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
-    """Build the model of the registry's ``model:`` section, without pooling modules.
+    """Build the model of the ``model:`` section, without its sequence pooling modules.
 
     Raises:
-        RecdError: the registry has no ``model:`` section, or the model does not fit the data.
+        RecdError: the run config has no ``model:`` section, or the model does not fit the data.
         RegistryError: a pattern of ``model.tables`` matches no table.
     """
     for entry in registry.entries("model"):
@@ -50,7 +50,7 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
 
 
 def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
-    """Build the model of a plugin."""
+    """Build the model of a model plugin."""
     sequence = registry.claim("pooling", schema.sparse)
     features = ModelFeatures(
         num_dense=num_dense_inputs(registry, schema),
@@ -69,13 +69,13 @@ def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> n
 
 
 def model_code(registry: RunConfig, model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context for running the model. Errors inside it name the model plugin."""
+    """Return a context in which errors of the model name its plugin."""
     entry = next(iter(registry.entries("model")), None)
     return plugin_call(entry.plugin, "forward", type(model)) if entry else nullcontext()
 
 
 def _check_tables(registry: RunConfig, names: list[str]) -> None:
-    """Refuse patterns of ``model.tables`` without a match; they would have no effect."""
+    """Raise RegistryError if a pattern of ``model.tables`` matches no table."""
     assert registry.model is not None
     known = frozenset(names)
     unmatched = [pattern for pattern in registry.model.tables if not matched(pattern, known)]

@@ -1,4 +1,4 @@
-"""Contexts that patch the constructors of TorchRec's collections. TorchRec has no hook for this."""
+"""Delays the allocation of embedding tables by patching constructors of TorchRec modules."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Maker = Callable[..., None]
 
 @contextmanager
 def collections_made_by(maker: Maker) -> Iterator[None]:
-    """Have ``maker`` initialize the embedding collections that this thread creates.
+    """Let ``maker`` initialize the embedding collections that this thread creates in the context.
 
-    ``maker`` also initializes the managed collision modules around them. It is called as
+    ``maker`` also initializes managed collision modules that contain a collection. It is called as
     ``maker(collection, init, module, *arguments, **options)`` and must call ``init``. Contexts can
     be nested: the inner maker runs first, and its ``init`` is the outer maker.
     """
@@ -62,10 +62,10 @@ def _made_by(maker: Maker, collection: type[nn.Module], thread: int) -> Callable
 
 
 def one_row_tables() -> AbstractContextManager[None]:
-    """Make TorchRec's collections with one row per table while the context lasts.
+    """Create TorchRec's embedding collections with one row per table in this context.
 
-    Shrinking a finished module is no option, because building it may exhaust the memory. Collision
-    maps keep their size, but map every id to row 0.
+    Building the full model first may exhaust the memory. Id maps of managed collision modules keep
+    their size, but map every id to row 0.
     """
     return collections_made_by(_with_one_row)
 
@@ -89,7 +89,7 @@ def _with_one_row(
 def _map_to_row_0(
     maps: ManagedCollisionCollection, tables: EmbeddingBagCollection | EmbeddingCollection
 ) -> None:
-    """Make collision maps return row 0 only, for tables with one row."""
+    """Make the id maps of tables with one row return only row 0."""
     # Private, torchrec 1.6 to 1.9: compared to the configs of the tables.
     maps._embedding_configs = (
         tables.embedding_bag_configs()
@@ -102,7 +102,7 @@ def _map_to_row_0(
 
 
 def _to_row_0(*call: Any) -> dict[str, JaggedTensor]:
-    """Replace the ids that a collision map returns (a forward hook; ids are the last argument)."""
+    """Replace all remapped ids by 0; a forward hook, whose last argument is the ids."""
     return {
         name: JaggedTensor(torch.zeros_like(ids.values()), lengths=ids.lengths())
         for name, ids in call[-1].items()
@@ -121,7 +121,7 @@ Init = Callable[[Tensor], Any]
 
 
 class Window(NamedTuple):
-    """A block of a table: its first row and column, and the tensor to fill."""
+    """A block of a table: its first row, its first column, and the tensor to fill."""
 
     target: Tensor
     row: int
@@ -132,9 +132,9 @@ class FirstValues:
     """The initial values of a table, which can be drawn later with the saved generator state.
 
     Args:
-        name: of the table.
+        name: name of the table.
         weight: the table's parameter ``[num_embeddings, embedding_dim]``, on the meta device.
-        init: the initializer; draws the values from the current generator state.
+        init: initializer that draws the values from the current generator state.
     """
 
     def __init__(self, name: str, weight: nn.Parameter, init: Init) -> None:
@@ -152,10 +152,10 @@ class FirstValues:
         self._version = weight._version
 
     def check(self, weight: nn.Parameter) -> None:
-        """Refuse a parameter that was written to. Writes on the meta device are lost.
+        """Raise an error if the parameter was written to; writes on the meta device are lost.
 
         Raises:
-            SetupError: names the table.
+            SetupError: the message names the table.
         """
         if weight._version != self._version:
             raise SetupError(
@@ -196,7 +196,7 @@ class FirstValues:
         return weight.detach()
 
     def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield chunks of rows as pairs of first row and values."""
+        """Yield (first row, values) of consecutive chunks of rows."""
         rows, dim = self.shape
         step = max(_TOGETHER, _CHUNK // max(1, dim) // _TOGETHER * _TOGETHER)
         starts = [0, *range(step, rows, step)]
@@ -210,7 +210,7 @@ class FirstValues:
 
 
 class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Detects reads and writes of tables without memory. ``touched`` describes the first one."""
+    """Detects reads and writes of tables without memory; ``touched`` describes the first one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -240,16 +240,16 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def deferred_tables() -> Iterator[Deferred]:
-    """Build TorchRec's collections without allocating tables while the context is active.
+    """Create TorchRec's embedding collections in this context without allocating tables.
 
-    Parameters of EmbeddingBagCollections and EmbeddingCollections go to the meta device instead of
-    the CPU. torch's generator advances as usual, so dense layers get their usual values. Call
-    ``first = first_weights(model)`` before sharding and ``copy_weights(dmp.state_dict(), first)``
-    after it. This sets the shards of each rank to the values of the whole tables, on any plan.
-    Until then, tables can be neither read nor written.
+    Parameters of EmbeddingBagCollections and EmbeddingCollections are on the meta device instead of
+    the CPU. torch's random generator advances as usual, so dense layers get their usual values.
+    Call ``first = first_weights(model)`` before sharding and ``copy_weights(dmp.state_dict(),
+    first)`` after it. This sets the shards of each rank to the initial values of the full tables,
+    for any plan. Until then, tables can be neither read nor written.
 
     An ``init_fn`` other than ``torch.nn.init.uniform_`` (TorchRec's default) or ``normal_`` is
-    called a second time, and needs memory for one whole table at a time.
+    called a second time, and needs memory for one full table at a time.
     """
     deferred = Deferred()
     with collections_made_by(functools.partial(_defer, deferred)), deferred:
@@ -289,7 +289,7 @@ def _defer(
 
 
 def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:
-    """Draw initial values in the order in which the collection does (torchrec 1.6 to 1.9)."""
+    """Draw initial values in the same order as the collection (torchrec 1.6 to 1.9)."""
     pooled = isinstance(collection, EmbeddingBagCollection)
     modules: Any = collection.embedding_bags if pooled else collection.embeddings
     weights = [(config, modules[config.name].weight) for config in configs]
@@ -318,7 +318,7 @@ def _is_by_element(init: Init) -> bool:
 
 
 def _copy(values: Tensor, row: int, windows: Iterable[Window]) -> None:
-    """Copy rows of a table, the first of which is ``row``, into the windows."""
+    """Copy consecutive rows of a table, starting at ``row``, into the windows."""
     for target, first, column in windows:
         start, end = max(row, first), min(row + len(values), first + len(target))
         if start < end:

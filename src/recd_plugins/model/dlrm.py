@@ -28,12 +28,13 @@ from recd_plugins.model.sequence_pooling import SequencePooling
 class DotInteraction(nn.Module):
     """The DLRM interaction (arXiv 1906.00091, section 2.1): dot products of all pairs of n vectors.
 
-    Equals TorchRec's InteractionArch, but with an index select instead of advanced indexing. With
-    100 vectors, the backward pass of advanced indexing takes longer than the products.
+    Computes the same values as TorchRec's InteractionArch, with an index select instead of advanced
+    indexing. With 100 vectors, the backward pass of advanced indexing takes longer than the
+    products.
 
     Args:
-        num_vectors: n, the dense features' one among them.
-        dim: scalars in a vector.
+        num_vectors: n, including the vector of the dense features.
+        dim: number of scalars per vector.
 
     Attributes:
         out_features: ``dim + n * (n - 1) / 2``.
@@ -47,7 +48,10 @@ class DotInteraction(nn.Module):
         self.out_features = dim + len(rows)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Return the dense vector ``[B, dim]`` and the products of ``vectors`` ``[B, n, dim]``."""
+        """Return ``[B, out_features]`` from ``dense`` ``[B, dim]`` and ``vectors`` ``[B, n, dim]``.
+
+        The output is the dense vector followed by the dot products.
+        """
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat([dense, products.flatten(1).index_select(1, self.pairs)], dim=1)
 
@@ -61,7 +65,7 @@ class CrossInteraction(nn.Module):
 
     Args:
         spec: type and sizes of the cross network.
-        num_vectors: n, the dense features' one among them.
+        num_vectors: n, including the vector of the dense features.
 
     Attributes:
         out_features: ``n * dim``, the same as the number of inputs.
@@ -73,13 +77,16 @@ class CrossInteraction(nn.Module):
         self.crossnet = _cross_net(spec, self.out_features)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
-        """Cross ``vectors`` ``[B, n, dim]``, which include the dense one, into ``[B, n * dim]``."""
+        """Apply the cross layers to ``vectors`` ``[B, n, dim]``, and return ``[B, n * dim]``.
+
+        ``vectors`` already include the dense vector.
+        """
         crossed: Tensor = self.crossnet(vectors.flatten(1))
         return crossed
 
 
 def interaction_of(spec: ModelSpec, num_vectors: int) -> DotInteraction | CrossInteraction:
-    """Build the interaction that ``spec.architecture`` names, for ``num_vectors`` vectors."""
+    """Build the feature interaction set by ``spec.architecture``, for ``num_vectors`` vectors."""
     if spec.architecture == "dcn":
         return CrossInteraction(spec, num_vectors)
     return DotInteraction(num_vectors, spec.embedding_dim)
@@ -99,17 +106,18 @@ Output = tuple[Tensor, Tensor, Tensor]
 
 
 class DLRM(nn.Module):
-    """Bottom MLP, embeddings, interaction, top MLP, and the loss.
+    """The built-in model: bottom MLP, embeddings, feature interaction, top MLP and loss.
 
-    ``spec.architecture`` selects the interaction: dot products or DCN's cross network.
-    An EmbeddingBagCollection looks up pooled features, and another one those of replicated tables.
-    An EmbeddingCollection looks up sequence features, which are pooled over unique rows.
+    ``spec.architecture`` selects the interaction: dot products or DCN's cross network. One
+    EmbeddingBagCollection looks up pooled features, and a second one looks up features of
+    replicated tables. An EmbeddingCollection looks up sequence features, which are pooled over
+    unique rows.
 
     Args:
         spec: architecture and sizes.
-        num_dense: number of dense features. Without any, the model has no bottom MLP.
-        placement: groups the sparse features by how they are looked up and pooled.
-        bag_order: order of pooled and replicated features in the interaction and for drawing
+        num_dense: number of dense features; with 0, the model has no bottom MLP.
+        placement: groups the sparse features according to their lookup and pooling.
+        bag_order: order of pooled and replicated features, both in the interaction and for drawing
             initial weights. Default: pooled features first. With a fixed order, the model does not
             depend on which tables are replicated.
     """
@@ -137,7 +145,7 @@ class DLRM(nn.Module):
         self.top = _Top(spec, num_dense, placement, bag_order)
 
     def start_at(self, mean: float) -> None:
-        """Set the last bias so that the first predictions are about ``mean``, in (0, 1)."""
+        """Set the last bias so that initial predictions are about ``mean``, in (0, 1)."""
         nn.init.constant_(self.top.over_arch.model[-1].bias, math.log(mean / (1 - mean)))
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
@@ -167,7 +175,7 @@ class DLRM(nn.Module):
 
 
 class _Top(nn.Module):
-    """All layers after the embeddings, in one module so that FX tracing need not enter it."""
+    """All layers after the embeddings, in one module so that FX tracing can treat it as a leaf."""
 
     def __init__(
         self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]
@@ -217,8 +225,8 @@ class _Top(nn.Module):
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
     """Return the vectors of ``features``, ``[B, num_features, dim]``.
 
-    The order of a KeyedTensor's values depends on the sharding plan. Slicing once per feature would
-    allocate a gradient of the full size for each feature.
+    The order of a KeyedTensor's values depends on the sharding plan. Slicing each feature
+    separately would allocate a gradient of the full size per feature.
     """
     keys = tensor.keys()
     vectors = tensor.values().unflatten(1, (len(keys), -1))
@@ -250,7 +258,7 @@ def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | 
 def _some_of(
     bags: EmbeddingBagCollection | None, spec: ModelSpec, features: Sequence[str]
 ) -> EmbeddingBagCollection | None:
-    """Return the tables that ``features`` use."""
+    """Return an EmbeddingBagCollection with the tables that ``features`` use, or None."""
     if bags is None or len(features) == len(bags.embedding_bags):
         return bags if features else None
     some = _bags(spec, features)
@@ -278,7 +286,7 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
 
 
 def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
-    """Return the rows of each feature's table, by the first matching pattern of ``tables``."""
+    """Return a dict from feature to its table's number of rows, by the first matching pattern."""
     names = {table_name(feature): feature for feature in features}
     rows: dict[str, int] = {}
     for pattern, table in spec.tables.items():

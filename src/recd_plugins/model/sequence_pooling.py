@@ -1,4 +1,4 @@
-"""Sequence pooling on unique rows, with results repeated for duplicates."""
+"""Sequence pooling on unique rows, with results repeated for duplicate rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ PoolRows = Literal["unique", "all"]
 
 
 class SequencePooling(nn.Module):
-    """Pools the outputs of an EmbeddingCollection.
+    """Pools the outputs of an EmbeddingCollection with pooling plugins.
 
-    A model is built with an empty one; ``prepare`` adds the pooling modules of the registry.
-    Deduplication saves compute here: the modules see unique rows, and only their results are
-    repeated (RecD, section 5). Features of one pooling entry that share
-    ``inverse_lookup`` are a group, with one index select; the plugin gets all groups of its entry.
+    Create it empty in your model; ``prepare`` adds the pooling modules of the run config.
+    Deduplication saves compute, because pooling runs on unique rows, and only the results are
+    repeated for duplicates (RecD, section 5). Features of one pooling entry that share
+    ``inverse_lookup`` form a group with one index select. A plugin is called with all groups of its
+    entry.
 
     Args:
-        features: the order of the results.
+        features: order of the features in the result.
         embedding_dim: dimension of all embeddings and pooled vectors.
-        pool_rows: with ``all``, a jagged index select restores duplicates before pooling. The
-            results are the same.
+        pool_rows: with ``all``, duplicate rows are restored by a jagged index select before
+            pooling. The results are the same.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class SequencePooling(nn.Module):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Target features that are not pooled here; ``forward`` needs their vectors."""
+        """Return the target features that are not pooled here; ``forward`` needs their vectors."""
         named = (plugin.target for plugin in self._target_poolings())
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
     def put(self, feature: str, plugin: Pooling) -> None:
-        """Have ``plugin`` pool ``feature``; features of one plugin object may form groups."""
+        """Pool ``feature`` with ``plugin``; features of the same plugin object may form groups."""
         with plugin_call(plugin, f"build for feature {feature}"):
             self.poolings[_key(feature)] = plugin.build(self.embedding_dim)
         self.pooled_by[feature] = plugin
@@ -71,14 +72,15 @@ class SequencePooling(nn.Module):
 
         Args:
             embeddings: output of the EmbeddingCollection for ``batch.sequence_features``.
-            batch: its ``inverse_lookup`` maps rows to the unique rows of each feature.
-            targets: ``[B, embedding_dim]`` of each feature of ``targets``.
+            batch: input of the model; its ``inverse_lookup`` maps rows to unique rows per feature.
+            targets: dict from each name in the property ``targets`` to its vectors ``[B,
+                embedding_dim]``.
 
         Returns:
             ``[B, num_features, embedding_dim]``.
 
         Raises:
-            RecdError: a target is missing.
+            RecdError: the vectors of a target are missing.
         """
         groups = self._groups(embeddings, batch)
         vectors: dict[str, Tensor] = {}
@@ -127,7 +129,7 @@ class SequencePooling(nn.Module):
 
 @dataclass
 class _Group:
-    """Features with one plugin and the same rows."""
+    """Features with the same plugin and the same unique rows."""
 
     plugin: Pooling
     inverse: Tensor | None
@@ -141,12 +143,12 @@ class _Group:
         self.sequences.append(sequence)
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return the vector of each feature. ``unbind`` stacks their gradients only once."""
+        """Return a dict from feature to its vectors; ``unbind`` stacks gradients only once."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
 def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
-    """Return the groups of each pooling plugin that needs no target."""
+    """Return one list of groups per pooling plugin, without plugins that need a target."""
     entries: dict[int, list[_Group]] = {}
     for group in groups:
         if not isinstance(group.plugin, TargetPooling):
@@ -163,7 +165,7 @@ def _key(feature: str) -> str:
 
 
 def put_poolings(registry: RunConfig, model: nn.Module) -> None:
-    """Fill the SequencePooling modules of ``model``.
+    """Add the pooling plugins of the run config to the SequencePooling modules of ``model``.
 
     Raises:
         RecdError: a sequence feature has no pooling.

@@ -1,4 +1,4 @@
-"""Calls the callbacks of a run on one rank. Callbacks are plugins that observe training."""
+"""Calls the callback plugins of a run, which observe training, on one rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from recd_plugins.training.evaluation import Measured
 
 @dataclass(frozen=True)
 class Called:
-    """A callback, its key in checkpoints, and the features or tables that it claims."""
+    """A callback entry, its key in checkpoints, and the features or tables that it selects."""
 
     entry: Entry[Callback]
     key: str
@@ -43,7 +43,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Return the plugins of a registry that are callbacks, in the order of the file."""
+    """Return the callback plugins of a run config in the order of the file."""
     schema = registry.dataset.schema()
     names = {
         "feature": (*schema.sparse, *schema.dense),
@@ -69,7 +69,7 @@ def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
 
 
 def _key_of_several(entry: Entry[Callback]) -> str:
-    """Return a key made of the options, because entries may move before a run is resumed."""
+    """Return a checkpoint key with a hash of the options, which is valid even if entries move."""
     options = entry.plugin.options.model_dump(mode="json")
     said = json.dumps([options, entry.patterns], sort_keys=True)
     return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
@@ -92,7 +92,7 @@ class Callbacks:
     _in_flight: deque[ModelInput] = field(default_factory=deque, init=False)
 
     def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
-        """Call ``on_start``, and restore the states of the checkpoint."""
+        """Call ``on_start``, and restore the callbacks' states from ``progress``."""
         gone = set(progress.callbacks)
         for each in self.called:
             start = RunStart(
@@ -121,7 +121,7 @@ class Callbacks:
             )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the batches. If a callback reads batches, keep each until it is trained on."""
+        """Yield the batches, and queue each for ``on_batch`` if a callback implements it."""
         keeps = any(_overrides(each, "on_batch") for each in self.called)
         for batch in batches:
             if keeps:
@@ -129,7 +129,7 @@ class Callbacks:
             yield batch
 
     def trained(self, step: int, loss: Tensor, learning_rate: float | None = None) -> None:
-        """Call ``on_batch`` with the oldest kept batch, then ``on_step``."""
+        """Call ``on_batch`` with the oldest queued batch, then call ``on_step``."""
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self.rank, step, self._in_flight.popleft()))
         if any(_overrides(each, "on_step") for each in self.called):
@@ -144,15 +144,13 @@ class Callbacks:
             self._call_all("on_evaluate", evaluation)
 
     def interrupted(self, step: int, by: str) -> None:
-        """Call ``on_interrupt``."""
         self._call_all("on_interrupt", RunInterruption(self.rank, step, by))
 
     def ended(self, step: int, losses: Sequence[float]) -> None:
-        """Call ``on_end``."""
         self._call_all("on_end", RunEnd(self.rank, step, tuple(losses)))
 
     def states(self) -> dict[str, list[dict[str, Any]]]:
-        """Return a map from callback key to its states, one per rank. Collective."""
+        """Return a dict from callback key to its states, one per rank. All ranks must call this."""
         with_state = [each for each in self.called if _overrides(each, "state_dict")]
         if not with_state:
             return {}

@@ -1,4 +1,4 @@
-"""Atomic checkpoints of model, optimizer and reader."""
+"""Atomic checkpoints of model, optimizer and data reader position."""
 
 from __future__ import annotations
 
@@ -87,8 +87,9 @@ _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 class CheckpointState:
     """State of model and optimizer, with names and shapes independent of the sharding plan.
 
-    Replicated tables have the names of sharded ones, and their row-wise Adagrad state is stored as
-    FBGEMM's ``momentum1``, ``[rows]``. Steps of optimizers such as Adam are under ``steps``.
+    Data-parallel tables have the same names as sharded ones, and their row-wise Adagrad state is
+    stored as FBGEMM's ``momentum1``, ``[rows]``. Step counts of optimizers such as Adam are stored
+    under ``steps``.
     """
 
     document: dict[str, Any]
@@ -98,7 +99,10 @@ class CheckpointState:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
-        """Return the current state of the model and, if given, the optimizer. Collective."""
+        """Return the current state of the model and, if given, of the optimizer.
+
+        All ranks must call this.
+        """
         model = dmp.state_dict()
         document: dict[str, Any] = {"model": {}}
         for name, value in model.items():
@@ -129,7 +133,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> None:
-        """Drop the step counts of tables that are missing from an older checkpoint."""
+        """Remove step counts that are not in ``stored``, the names in an older checkpoint."""
         steps = self.document.pop("steps", {})
         if kept := {name: step for name, step in steps.items() if f"steps.{name}" in stored}:
             self.document["steps"] = kept
@@ -137,7 +141,10 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load the state dict that DCP has filled into model and optimizer. Collective."""
+        """Load this state, after DCP has filled it, into model and optimizer.
+
+        All ranks must call this.
+        """
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         if optimizer is None:
@@ -156,13 +163,14 @@ class CheckpointState:
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
-    A killed process leaves only complete checkpoints. Loading verifies digests.
+    If a process is killed, only complete checkpoints remain. Loading verifies SHA-256 digests.
 
     Args:
         folder: the folder; created if it is missing.
-        keep: number of newest checkpoints to keep. The best one of a validated run is kept as well.
+        keep: number of newest checkpoints to keep. The best checkpoint of a validated run is also
+            kept.
         identity: the run's identity from ``identity_of``, on rank 0. It is written to checkpoints,
-            and checkpoints of other runs are refused. None disables both.
+            and checkpoints with another identity are refused. None disables this check.
         allowed: fields of the identity that may differ.
         fitted: state of fitted preprocessing from ``fitted_state``, on rank 0.
     """
@@ -183,7 +191,10 @@ class Checkpoints:
 
     @contextmanager
     def reserve(self, resume: bool) -> Iterator[None]:
-        """Lock the folder for this run and remove leftovers. Call it in one process of the run."""
+        """Lock the folder for this run, and remove incomplete checkpoints.
+
+        Call this in only one process of the run.
+        """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_folder(self._folder))
@@ -203,21 +214,21 @@ class Checkpoints:
             yield
 
     def newest(self) -> Path | None:
-        """Return the path of the newest checkpoint, even if it is damaged."""
+        """Return the path of the newest checkpoint, even if damaged; None without checkpoints."""
         found = checkpoints_in(self._folder)
         return found[-1] if found else None
 
     def of_step(self, step: int) -> Path:
-        """Return the path for the checkpoint of a step. It need not exist."""
+        """Return the path for the checkpoint of a step, which may not exist yet."""
         return self._folder / step_name(step)
 
     def save(self, dmp: DistributedModelParallel, optimizer: Optimizer, progress: Progress) -> None:
-        """Write a checkpoint and delete the oldest ones. Collective.
+        """Write a checkpoint and delete the oldest ones. All ranks must call this.
 
         Raises:
             SetupError: ``optimizer`` lacks state of the tables.
-            RecdError: the checkpoint cannot be written, or one of a later step exists. Existing
-                checkpoints stay.
+            RecdError: the checkpoint cannot be written, or a checkpoint of a later step exists.
+                Existing checkpoints stay.
         """
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
@@ -252,15 +263,16 @@ class Checkpoints:
             raise from_rank_0(_cannot_be_written(final, error)) from error
 
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load the newest intact checkpoint and return its progress, or step 0. Collective.
+        """Load the newest undamaged checkpoint and return its progress, or step 0 without one.
 
-        The number of ranks and the plan may differ from those of the run that saved it. With the
-        same number of ranks, each rank gets its random generators and buffers back. A damaged
-        checkpoint is reported on stderr and renamed; then the one before it is tried.
+        All ranks must call this. The number of ranks and the plan may differ from the run that
+        saved the checkpoint. With the same number of ranks, each rank restores its random
+        generators and buffers. A damaged checkpoint is reported on stderr and renamed; then the
+        previous one is loaded.
 
         Raises:
-            RecdError: the checkpoint does not fit the model or belongs to another run, or all are
-                damaged.
+            RecdError: the checkpoint does not fit the model or belongs to another run, or all
+                checkpoints are damaged.
             SetupError: ``optimizer`` lacks state of the tables.
         """
         check_optimizer(dmp, optimizer)
@@ -285,11 +297,11 @@ class Checkpoints:
         return Progress()
 
     def rank_state(self, step: int) -> dict[str, np.ndarray]:
-        """Return this rank's state in the checkpoint of a step; empty for step 0."""
+        """Return this rank's generators and buffers saved at ``step``; empty for step 0."""
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load only the weights of the given checkpoint. Collective."""
+        """Load only the weights of the given checkpoint. All ranks must call this."""
         if damage := _damage(path):
             raise damaged(damage)
         return self._load(path, dmp, None)
@@ -344,7 +356,7 @@ class Checkpoints:
         ranks: Mapping[str, np.ndarray],
         best_step: int | None,
     ) -> None:
-        """Complete the files on rank 0, and rename the checkpoint to its final name."""
+        """Write the remaining files on rank 0, and rename the checkpoint to its final name."""
         if dist.get_rank() != 0:
             return
         texts = {PROGRESS: progress}
@@ -373,12 +385,12 @@ class Checkpoints:
 
 
 def common_name(name: str) -> str:
-    """Return the checkpoint name of a parameter, the same for replicated and sharded tables."""
+    """Return a parameter's name in checkpoints, equal for data-parallel and sharded tables."""
     return _REPLICATED.sub(r"\1\2", name)
 
 
 def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-    """Raise ``SetupError`` if checkpoints would lack state of the optimizer. Collective."""
+    """Raise SetupError if checkpoints would lack optimizer state. All ranks must call this."""
     if not hasattr(optimizer, "params"):
         raise SetupError(
             f"{type(optimizer).__name__} has no parameter names, which checkpoints need. Wrap the "
@@ -409,10 +421,10 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
 
 
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Make an optimizer create its lazy state, to be filled from a checkpoint.
+    """Create the lazy state of an optimizer, so that a checkpoint can be loaded into it.
 
-    Adam and SGD with momentum create their state in the first step. This runs a step with zero
-    gradients for the parameters without state, and then restores their values.
+    Adam and SGD with momentum create their state in the first step. This function runs a step with
+    zero gradients for the parameters without state, and then restores their values.
     """
     named: dict[str, Any] = getattr(optimizer, "params", {})
     dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
@@ -448,7 +460,7 @@ def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
 
 
 def _damage(path: Path) -> list[str]:
-    """Describe the damage of a checkpoint, if any. Each rank checks some of the files."""
+    """Return a description of each damaged file; each rank checks some of the files."""
 
     def manifest() -> tuple[dict[str, FileDigest], list[str]]:
         if dist.get_rank() != 0:
@@ -469,7 +481,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """Return the underlying RecdError or OSError, from whichever rank raised it."""
+    """Return the RecdError or OSError that caused ``error`` on any rank, or None."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):
@@ -496,14 +508,14 @@ def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
 class FiniteRun:
     """Stops a run with an error before it saves NaN or infinite losses or weights.
 
-    All calls are collective: either all ranks continue or all raise.
+    All ranks must call each method together; either all ranks continue or all raise.
     """
 
     name: str
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Return the mean loss over ranks of each pending step, and empty ``pending``."""
+        """Return the mean loss over ranks of each step in ``pending``, and clear ``pending``."""
         if not pending:
             return []
         stacked = torch.stack(pending).double().cpu()
@@ -516,7 +528,7 @@ class FiniteRun:
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
-        """Check the state before it is saved in the checkpoint of ``step``."""
+        """Raise an error if the state for the checkpoint of ``step`` is not finite."""
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"{name} has a NaN or infinite value after step {step}")
 
@@ -531,7 +543,7 @@ class FiniteRun:
 
 
 def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:
-    """Return the name of the first tensor with a NaN or infinite value on any rank."""
+    """Return the name of the first tensor with a NaN or infinite value on any rank, or None."""
     named = {f"weight {name}": value for name, value in dmp.state_dict().items()}
     for name, state in optimizer.state_dict()["state"].items():
         named |= {f"optimizer state {name} {key}": value for key, value in state.items()}

@@ -70,11 +70,11 @@ _COPIES = re.compile(r"(^|\.)copies(\.embedding_bags\.)")
 
 
 class _RefusedError(pickle.UnpicklingError):
-    """Raised for a class that is not allowed; the message is its full name."""
+    """Raised if a pickle contains a class that is not allowed; the message is its full name."""
 
 
 class _Record:
-    """A placeholder for an unpickled object. It holds arguments and state but runs no code."""
+    """Placeholder for an unpickled object that stores arguments and state but runs no code."""
 
     args: tuple[Any, ...]
     state: Any = None
@@ -85,14 +85,14 @@ class _Record:
         return record
 
     def __init__(self, *_: Any) -> None:
-        """Do nothing, because ``__new__`` stores the arguments."""
+        """Ignore the arguments, which ``__new__`` already stored."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class _Records(pickle.Unpickler):
-    """An unpickler that builds a record for each object. Classes are new for each file."""
+    """Unpickler that creates a ``_Record`` instead of each object."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -107,10 +107,10 @@ class _Records(pickle.Unpickler):
 
 
 def read_metadata(checkpoint: Path) -> Metadata:
-    """Read the pickle ``.metadata`` without running its code, as torch's reader would.
+    """Read the pickled DCP file ``.metadata`` without running code from it.
 
     Raises:
-        DamagedError: it is damaged, or names a class that checkpoints do not use.
+        DamagedError: the file is damaged, or contains a class that checkpoints do not use.
     """
     path = checkpoint / METADATA
     try:
@@ -157,7 +157,7 @@ def _size(record: Any) -> torch.Size:
 
 
 def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Metadata:
-    """Rename replicated tables of an early checkpoint to their current names."""
+    """Rename the data-parallel tables of an early checkpoint to their current names."""
     entries = metadata.state_dict_metadata
     new = {name: _COPIES.sub(r"\1bags\2", name) for name in entries}
     tables = [name for name in entries if name.startswith(_MODEL) and new[name] != name]
@@ -176,10 +176,9 @@ def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Meta
 
 
 class TellingWriter(FileSystemWriter):
-    """A DCP writer that raises the OSError (such as a full disk) behind torch's RuntimeError."""
+    """DCP writer that raises the original OSError (disk full) instead of torch's RuntimeError."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """See ``FileSystemWriter.write_data``."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
@@ -190,7 +189,7 @@ class TellingWriter(FileSystemWriter):
 
 
 class SafeReader(FileSystemReader):
-    """A DCP reader that takes its metadata from ``read_metadata``."""
+    """DCP reader that uses metadata from ``read_metadata``, which runs no pickled code."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(path)
@@ -201,7 +200,7 @@ class SafeReader(FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Refuse values whose classes torch.load(weights_only=True) does not know."""
+        """Read tensors; raise DamagedError for objects that ``weights_only=True`` would reject."""
         try:
             return super().read_data(plan, planner)
         except pickle.UnpicklingError as error:
@@ -210,7 +209,7 @@ class SafeReader(FileSystemReader):
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """A DCP load planner that requires equal dtypes, and unpickles only plain values."""
+    """DCP load planner that requires equal names and dtypes and unpickles only plain values."""
 
     def __init__(self, trained: Collection[str] = (), *, partial: bool = False) -> None:
         self._trained = tuple(f"{_STATE}{name}." for name in trained)
@@ -220,7 +219,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         super().__init__(flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """Refuse weights that the model lacks or has in another dtype. DCP accepts both."""
+        """Refuse weights that the model lacks or has in another dtype; DCP would accept both."""
         assert self.metadata is not None, "set_up_planner came before"
         for name, stored in {} if self._partial else self.metadata.state_dict_metadata.items():
             if name.startswith(_MODEL) and name not in self.state_dict:
@@ -237,7 +236,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse state that no rank's optimizer has; DCP accepts it."""
+        """Refuse optimizer state that no rank's optimizer has; DCP would accept it."""
         read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         for name in self.metadata.state_dict_metadata if self.metadata else ():
             if name.startswith(self._trained) and name not in read:
@@ -245,7 +244,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         return super().create_global_plan(global_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Load plain values only. DCP would unpickle any object."""
+        """Load a plain value without unpickling other objects; DCP would unpickle any object."""
         plain = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
@@ -255,7 +254,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
 def read_weights(
     checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Return the unsharded parameters and buffers of a checkpoint, for any sharding."""
+    """Return the parameters and buffers of a checkpoint by name, as unsharded tensors."""
     metadata = as_named_now(read_metadata(checkpoint), lambda: model)
     weights = {
         name.removeprefix(_MODEL): torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -294,7 +293,7 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint into an unsharded model.
 
-    Skips extra tensors that sharded modules store next to the tables.
+    Ignores the additional tensors that sharded modules store for their tables.
     """
     own = model.state_dict()
     kept = tuple(f"{module.path}." for module in embedding_modules(model) if module.path)

@@ -62,11 +62,11 @@ ALLOWABLE = (
 
 
 class DamagedError(RecdError):
-    """A file of a checkpoint is missing, changed or unsafe."""
+    """A checkpoint file is missing, changed or unsafe."""
 
 
 def damaged(problems: Sequence[str]) -> DamagedError:
-    """Return a ``DamagedError`` for the first problem."""
+    """Return a ``DamagedError`` whose message describes the first problem."""
     return DamagedError(
         f"{problems[0]}. Use another checkpoint, and check it with recd checkpoint verify."
     )
@@ -76,12 +76,12 @@ def damaged(problems: Sequence[str]) -> DamagedError:
 
 
 def step_name(step: int) -> str:
-    """Return the folder name of the checkpoint of a step."""
+    """Return the name of the folder with the checkpoint of a step."""
     return f"step-{step:09d}"
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, oldest first; none if the folder is missing."""
+    """Return the checkpoints in a folder, oldest first; empty if the folder is missing."""
     if not folder.exists():
         return []
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
@@ -100,7 +100,7 @@ def clean(folder: Path) -> None:
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Rename a damaged checkpoint, so that no run loads it. Return the new path."""
+    """Rename a damaged checkpoint so that no run loads it, and return the new path."""
     number = 1
     while (aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")).exists():
         number += 1
@@ -109,7 +109,7 @@ def set_aside(checkpoint: Path) -> Path:
 
 
 def delete(checkpoint: Path) -> None:
-    """Rename a checkpoint, then remove it."""
+    """Rename a checkpoint, then delete its files."""
     os.replace(checkpoint, dying := hidden(checkpoint, "old"))
     shutil.rmtree(dying, ignore_errors=True)
 
@@ -133,7 +133,7 @@ def put(partial: Path, checkpoint: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file, or the entries of a folder, to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -142,7 +142,7 @@ def sync(path: Path) -> None:
 
 
 def hidden(checkpoint: Path, suffix: str) -> Path:
-    """Return a hidden path next to a checkpoint. It is random, so no other process uses it."""
+    """Return a hidden, randomly named path next to a checkpoint."""
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{suffix}")
 
 
@@ -158,27 +158,27 @@ class FileDigest:
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Read a file and return its size and digest."""
+    """Read a file and return its size and SHA-256."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return FileDigest(file.tell(), sha256)
 
 
 def manifest_text(files: Mapping[str, FileDigest]) -> str:
-    """Return the manifest as JSON. Its last entry is the digest of the preceding entries."""
+    """Return the manifest as JSON; its last entry is a digest of the other entries."""
     entries = {name: asdict(digest) for name, digest in sorted(files.items())}
     return sealed({"format": FORMAT, "files": entries})
 
 
 def sealed(document: dict[str, Any]) -> str:
-    """Return a document as JSON with a digest of itself."""
+    """Return a document as JSON text that includes a digest of the document."""
     text = json.dumps(document, indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps({**document, "sha256": digest}, indent=1) + "\n"
 
 
 def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
-    """Return the digests of the files that a checkpoint must have."""
+    """Return a dict from file name to digest, for all files of a checkpoint."""
     path = checkpoint / MANIFEST
     try:
         text = _regular(path).read_text(encoding="utf-8")
@@ -203,7 +203,7 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
 
 
 def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
-    """Describe files that are missing or have a wrong size, and unknown files."""
+    """Return descriptions of missing or wrongly sized files, and of unknown files."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -222,7 +222,7 @@ def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str
 
 
 def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
-    """Describe files whose contents differ from their digests."""
+    """Return descriptions of files whose contents do not match their digests."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -235,7 +235,7 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
 
 
 def check_file(checkpoint: Path, name: str) -> bool:
-    """Return whether the checkpoint has a file. Raise ``DamagedError`` if the file changed."""
+    """Return True if the checkpoint has this file; raise ``DamagedError`` if it was changed."""
     files = read_manifest(checkpoint)
     if name not in files:
         return False
@@ -246,7 +246,7 @@ def check_file(checkpoint: Path, name: str) -> bool:
 
 
 def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
-    """Read every file of a checkpoint. Describe damaged files, and unknown files."""
+    """Read all files of a checkpoint; return descriptions of damaged files and of unknown files."""
     try:
         files = read_manifest(checkpoint)
     except DamagedError as error:
@@ -278,7 +278,7 @@ def _regular(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class ValidationCurve:
-    """The validated steps so far, with the values of the metric that selects the best."""
+    """Validated steps, with the values of the metric that selects the best checkpoint."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -289,19 +289,19 @@ class ValidationCurve:
 
     @property
     def best(self) -> int | None:
-        """Index of the best validation; the first one in case of a tie."""
+        """Return the index of the best validation; the first of equal ones."""
         sign = 1 if self.mode == "min" else -1
         known = [(sign * value, i) for i, value in enumerate(self.values) if value is not None]
         return min(known)[1] if known else None
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best validation."""
+        """Return the step of the best validation."""
         return None if self.best is None else self.steps[self.best]
 
     @property
     def stale(self) -> int:
-        """The number of validations since the best one."""
+        """Return the number of validations since the best one."""
         return len(self.values) - (0 if self.best is None else self.best + 1)
 
     def with_value(self, step: int, value: float | None) -> ValidationCurve:
@@ -311,12 +311,12 @@ class ValidationCurve:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run.
+    """Progress of a run, stored in checkpoints.
 
     Attributes:
-        reader: the reader's position after the last batch that was trained on.
-        losses: mean loss over ranks of every step so far; empty if losses were not recorded.
-        callbacks: maps the key of a callback to its states, one per rank.
+        reader: the data reader's position after the last trained batch.
+        losses: mean loss over ranks of each step; empty if losses were not recorded.
+        callbacks: dict from callback key to its states, one per rank.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -330,7 +330,7 @@ class Progress:
 
     @property
     def best_step(self) -> int | None:
-        """The step of the best validation."""
+        """Return the step of the best validation, or None without validation."""
         return None if self.validation is None else self.validation.best_step
 
 
@@ -351,7 +351,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """Read ``progress.json`` of a checkpoint."""
+    """Read the file ``progress.json`` of a checkpoint."""
     path = checkpoint / PROGRESS
     try:
         progress = _parsed(path.read_bytes())
@@ -387,7 +387,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
 
 
 def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
-    """Return the named arrays in a checkpoint file; empty if the file does not exist."""
+    """Return a dict from name to array of a checkpoint file; empty if the file does not exist."""
     if not check_file(checkpoint, name):
         return {}
     arrays = {}
@@ -403,10 +403,13 @@ def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
-    """Find a checkpoint of a run. Print its name on stderr if the choice is not obvious.
+    """Return the path of a run's checkpoint; print its name on stderr if the choice is not obvious.
 
-    ``wanted`` is ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest).
-    None selects the best checkpoint of a validated run, else the newest.
+    Args:
+        registry: run config with ``training.checkpoint.path``.
+        wanted: ``newest``, ``best``, the path of a checkpoint, or the path of a folder, whose
+            newest checkpoint is used. None means the best checkpoint of a validated run, else the
+            newest.
     """
     if wanted not in (None, "newest", "best"):
         path = Path(wanted)

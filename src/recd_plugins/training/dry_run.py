@@ -1,4 +1,4 @@
-"""Implements ``recd run --dry-run``, which shows a run without training."""
+"""Implements ``recd run --dry-run``, which describes a run without training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recd_plugins.training.evaluation import splits_of
 
 
 class Column(NamedTuple):
-    """A data column: its role in the run, and details or the reason why it is unused."""
+    """A data column, its role in the run (None if unused), and details or the reason."""
 
     name: str
     feeds: str | None
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichTable]:
     """Return columns, rows, steps and model size of a run, as JSON values and as a table.
 
-    The data must be prepared.
+    The dataset must already be prepared (downloaded or generated).
     """
     training = registry.training
     schema = registry.dataset.schema()
@@ -74,7 +74,7 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
 
 
 def unused_line(registry: RunConfig) -> str:
-    """Return a line that lists the unused columns; empty if there are none."""
+    """Return a line that lists the unused data columns; "" if all are used."""
     left_out = registry.dataset.left_out()
     if not left_out:
         return ""

@@ -81,9 +81,9 @@ def evaluate(
     device: torch.device,
     finite: FiniteRun,
 ) -> Measured:
-    """Evaluate every row of the test split, if it exists and the registry enables it. Collective.
+    """Evaluate all rows of the test split, if it exists and evaluation is enabled.
 
-    Padding rows of a batch are scored but not counted.
+    All ranks must call this. Rows that pad a batch are scored but not counted.
     """
     split: Split = "test"
     registry = prepared.registry
@@ -125,13 +125,13 @@ def _noted(
 
 
 class Predictions:
-    """Collects the logits and labels of this rank, with 8 bytes per row.
+    """Stores the logits and labels of this rank, with 8 bytes per row.
 
     Args:
-        window: number of newest rows to keep, in whole batches; None for all.
+        window: number of newest rows to keep, rounded to full batches; None for all.
 
     Attributes:
-        num_samples: number of rows currently kept.
+        num_samples: number of rows currently stored.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -140,7 +140,7 @@ class Predictions:
         self.num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add one batch, logits and labels ``[B]``."""
+        """Add the logits and labels of one batch, ``[B]`` each."""
         # Kept on the device, because a copy to the host would wait for the step.
         pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
@@ -151,14 +151,14 @@ class Predictions:
             self.num_samples -= self._kept.popleft().shape[1]
 
     def summarize(self) -> Quality | None:
-        """Return the quality over all ranks, or None if no rank has rows. Collective."""
+        """Return the quality over all ranks; None if no rank has rows. All ranks must call this."""
         mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
         everyone = _gathered(mine.numpy())
         return together(lambda: None if everyone is None else _of_all(everyone))[0]
 
 
 def _gathered(mine: Any) -> list[Any] | None:
-    """Gather the values of all ranks on rank 0; return None on other ranks."""
+    """Return the values of all ranks on rank 0, and None on other ranks."""
     first = dist.get_rank() == 0
     everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
     dist.gather_object(mine, everyone)
@@ -171,7 +171,7 @@ def _of_all(ranks: Iterable[Any]) -> Quality | None:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality of the predictions for float logits and labels ``[N]``."""
+    """Return the quality (such as AUC) of predictions for float logits and labels ``[N]``."""
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
         raise RecdError(
@@ -209,9 +209,9 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
 
 
 def _auc(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of positive-negative pairs in correct order. Ties count half.
+    """Return the share of positive-negative pairs in correct order; ties count half.
 
-    Scores in the same group of ``tie_groups`` are tied. TorchRec's AUC orders ties by its sort, so
+    Scores in the same group of ``tie_groups`` are ties. TorchRec's AUC orders ties by its sort, so
     it depends on the order of rows and on the number of ranks.
     """
     place = torch.from_numpy(tie_groups(logits.numpy()))
@@ -223,15 +223,15 @@ def _auc(logits: Tensor, labels: Tensor) -> float:
 
 
 def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Number the distinct scores in ascending order. Scores that differ by rounding are equal.
+    """Return group numbers of scores; scores that are equal except for rounding share a group.
 
     The logits of two equal rows can differ in their last bits if the rows have different positions
     in a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
     neighbours is split into groups at most twice ``TOLERANCE`` wide, so two close scores in a
-    longer chain may get different groups.
+    longer chain may be in different groups.
 
     Args:
-        scores: logits or other scores ``[N]``, infinite ones included, without NaN.
+        scores: logits or other scores ``[N]``; may contain infinite values, but no NaN.
 
     Returns:
         Group numbers ``[N]``, starting at 0. Larger scores have larger numbers.
@@ -250,7 +250,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 class Metrics:
-    """Computes the metric plugins of a registry file for one split; one object per rank."""
+    """Computes the metric plugins of a run config for one split on one rank."""
 
     def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
         self._path = path
@@ -259,7 +259,7 @@ class Metrics:
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
-        """Update all metrics with the logits, labels and sessions ``[B]`` of a batch."""
+        """Update all metrics with the logits, labels and session ids ``[B]`` of a batch."""
         self._num_samples += len(labels)
         if not self._entries:
             return
@@ -269,7 +269,10 @@ class Metrics:
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
     def results(self) -> dict[str, float]:
-        """Return metrics over all ranks, keyed by name; empty if no rank has rows. Collective."""
+        """Return a dict from metric to its value over all ranks; empty if no rank has rows.
+
+        All ranks must call this.
+        """
         if not self._entries:
             return {}
         everyone = _gathered((self._num_samples, self._states))
@@ -332,7 +335,7 @@ def check_evaluation(registry: RunConfig) -> None:
 
 
 class Validation:
-    """Schedules the validations of a run and keeps their results."""
+    """Schedules the validations of a run and stores their results."""
 
     def __init__(
         self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
@@ -344,16 +347,16 @@ class Validation:
             self.curve = before
 
     def due(self, step: int) -> bool:
-        """Return whether a validation is due at this step."""
+        """Return True if a validation is due at this step."""
         return step % self.every == 0 and not self.is_measured(step)
 
     def is_measured(self, step: int) -> bool:
-        """Return whether this step is the last validated step."""
+        """Return True if ``step`` is the last validated step."""
         return step in self.curve.steps[-1:]
 
     @property
     def stops(self) -> bool:
-        """Whether early stopping ends the run: ``patience`` validations without improvement."""
+        """Return True if the run ends early: ``patience`` validations without improvement."""
         patience, curve = self._spec.patience, self.curve
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False
@@ -363,7 +366,7 @@ class Validation:
         return replace(curve, steps=due, values=values).stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
-        """Add the results of a step; return whether they are the best so far."""
+        """Add the results of a step; return True if they are the best so far."""
         values = _figures(measured)
         if self._spec.metric not in values:
             raise RecdError(
@@ -375,7 +378,7 @@ class Validation:
         return self.curve.best_step == step
 
     def line(self, measured: Measured) -> str:
-        """Describe the last validation in a line."""
+        """Return a line of text about the last validation."""
         step = self.curve.steps[-1]
         figures = _figures(measured)
         rows = figures.pop("num_samples")
@@ -386,7 +389,7 @@ class Validation:
         return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the validated steps and their results as JSON values."""
         best = {"best_step": self.curve.best_step, "stopped_early": self.stops}
         return {**asdict(self.curve), **best}
 

@@ -1,7 +1,7 @@
-"""The identity of a run: a JSON document in its checkpoints, compared when another run resumes.
+"""The identity of a run: a JSON document of its settings, stored in checkpoints.
 
-It has the fields of the registry file. Options include defaults, and patterns are replaced by the
-names that they match.
+When a run resumes, its identity is compared with the checkpoint's. The document has the fields of
+the registry file. Options include defaults, and patterns are replaced by the names that they match.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 
 
 def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
-    """Return the identity of a run: the values that checkpoints are compared by.
+    """Return the identity of a run: the settings that are compared with those in checkpoints.
 
-    ``registry`` must have its overrides applied and its data prepared.
+    The overrides of ``registry`` must be applied and its data must be prepared.
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
@@ -113,7 +113,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
 
 
 def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the sharding entries with the names of their tables."""
+    """Return the sharding entries with the names of their tables, for the identity."""
     names = list(tables)
     return [_entry(entry, "tables", names) for entry in registry.sharding]
 
@@ -125,7 +125,7 @@ def identity_of_data(dataset: Dataset) -> dict[str, Any]:
 
 
 def identity_text(identity: Mapping[str, Any]) -> str:
-    """Return the text of ``identity.json``."""
+    """Return the text of the checkpoint file ``identity.json``."""
     return json.dumps(identity, indent=1) + "\n"
 
 
@@ -153,13 +153,13 @@ def read_identity(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_schema(checkpoint: Path) -> FeatureSchema:
-    """Read the columns that a checkpoint was trained on."""
+    """Read the data columns that a checkpoint was trained on."""
     schema = read_identity(checkpoint)["data"]["schema"]
     return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"])
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Read the kind of each training column, keyed by column; None for an early checkpoint."""
+    """Return a dict from column to its kind in training; None for an early checkpoint."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -167,7 +167,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Raise ``RecdError`` if a run cannot resume from a checkpoint. Return the allowed changes."""
+    """Return the allowed differences to a checkpoint's run; raise ``RecdError`` for others."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
@@ -192,10 +192,10 @@ def check_resumable(
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
-    """Raise ``RecdError`` if a checkpoint belongs to another model. Rows may differ.
+    """Raise ``RecdError`` if the checkpoint belongs to another model; the data may differ.
 
     Returns:
-        Whether the data is the training data.
+        True if the data is the training data of the checkpoint.
     """
     rows = (f"dataset.options.{name}" for name in registry.dataset.row_options)
     identity = identity_of(replace(registry, wrappers=()), tables)
@@ -208,7 +208,11 @@ def check_same_model(
     fields: Collection[str] = SCORES,
     free: Collection[str] = FREE,
 ) -> bool:
-    """Raise ``RecdError`` for a checkpoint of another model. Return whether the data is equal."""
+    """Raise ``RecdError`` if the checkpoint belongs to another model.
+
+    Returns:
+        True if the data is the training data of the checkpoint.
+    """
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)
     wrong = [
@@ -242,7 +246,8 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
 def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
     """Restore the fitted preprocessing of a checkpoint.
 
-    Entries that are missing from the checkpoint or have other options now are fitted on first use.
+    Preprocessing entries that the checkpoint lacks, or whose options have changed, are fitted on
+    first use.
     """
     if not registry.preprocessing or not (arrays := read_arrays(checkpoint, FITTED)):
         return
@@ -257,7 +262,7 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
 
 
 def resume_fitted(registry: RunConfig) -> None:
-    """Restore the fitted preprocessing of the newest intact checkpoint."""
+    """Restore the fitted preprocessing of the newest undamaged checkpoint."""
     for checkpoint in newest_first(registry):
         try:
             load_fitted(registry, checkpoint)
@@ -267,7 +272,7 @@ def resume_fitted(registry: RunConfig) -> None:
 
 
 def check_fitted_alike(registry: RunConfig) -> None:
-    """Fit preprocessing, and check that the result is the same on all ranks. Collective."""
+    """Fit preprocessing, and check that all ranks get the same result. All ranks must call this."""
     plugins = [entry.plugin for entry in registry.preprocessing]
     fits = [plugin for plugin in plugins if type(plugin).fit is not Preprocessing.fit]
     if not fits:
@@ -320,7 +325,7 @@ def _wrappers(registry: RunConfig) -> list[dict[str, Any]]:
 
 
 def _own_identity(plugin: Plugin) -> Any:
-    """Return a plugin's identity as JSON values, keyed by feature if the plugin is fitted."""
+    """Return a plugin's identity as JSON values; keyed by feature for fitted preprocessing."""
     if isinstance(plugin, Preprocessing) and plugin.fitted is not None:
         said: Any = {name: step.identity() for name, step in plugin.fitted.items()}
     else:
@@ -340,7 +345,7 @@ def _fields(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and value of each field. A list of plain values is one field."""
+    """Yield (dotted name, value) of each field; a list of plain values is one field."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _leaves(item, f"{field}.{name}" if field else str(name))
@@ -356,7 +361,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown_before(field: str, before: Iterable[str]) -> bool:
-    """Return whether ``before`` lacks a wrapper's identity because an early version wrote it."""
+    """Return True if ``before`` has no identity of a dataset wrapper, as in early versions."""
     found = _OF_WRAPPER.match(field)
     return found is not None and not any(_within(name, [found[0]]) for name in before)
 

@@ -1,9 +1,9 @@
 """Measures training steps on one rank: speed, bytes, memory, stages, data stalls and quality.
 
-A breakdown (RecD, figure 8) assigns every moment of a profiled step to one stage. On CPU, the
-innermost operation of the training thread that has a stage determines it. Work of gloo's threads
-counts while the training thread waits for it. On CUDA, the running kernel determines the stage.
-Communication counts only while no computation runs.
+A breakdown (RecD, figure 8) assigns every moment of a profiled step to one stage. On CPU, the stage
+is that of the innermost operation of the training thread. Work of gloo's threads counts while the
+training thread waits for it. On CUDA, the stage is that of the running kernel. Communication counts
+only while no computation runs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UNREAD = 64
 
 @dataclass(frozen=True)
 class Span:
-    """A profiler event, with start and end in nanoseconds. A region is a ``record_function``.
+    """A profiler event with start and end in nanoseconds; ``is_region`` marks a record_function.
 
     ``operator`` is the correlation id of an operator, or of the operator that launched a kernel.
     """
@@ -89,7 +89,7 @@ class StepEvents:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that one step allocates on its device above the level at its start."""
+    """Bytes allocated on the device during one step, in addition to those at its start."""
 
     peak: float
     mean: float
@@ -132,7 +132,7 @@ def read_profile(profiler: profile, device: torch.device) -> StepEvents:
 
 
 def host_seconds(events: StepEvents) -> dict[Stage, float]:
-    """Return the seconds of the training thread per stage. They sum to the step time."""
+    """Return a dict from stage to seconds of the training thread, which sum to the step time."""
     nanoseconds: Counter[Stage] = Counter()
     of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
     for start, end, stage, in_operator in _segments(events):
@@ -147,7 +147,7 @@ def host_seconds(events: StepEvents) -> dict[Stage, float]:
 
 
 def device_seconds(events: StepEvents) -> dict[Stage, float]:
-    """Return the seconds on the device per stage. They sum to the step time."""
+    """Return a dict from stage to seconds on the device, which sum to the step time."""
     launched_in: dict[int, Stage | None] = {}
     for thread in {span.thread for span in events.host}:
         for span, around in _stages(span for span in events.host if span.thread == thread):
@@ -171,7 +171,7 @@ def device_seconds(events: StepEvents) -> dict[Stage, float]:
 
 
 def memory_of_step(events: StepEvents) -> StepMemory:
-    """Return the memory that the step allocates above the level at its start."""
+    """Return the device memory that the step allocates in addition to that at its start."""
     step = events.step
     level = peak = area = 0
     now = step.start
@@ -197,7 +197,7 @@ def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
 
 
 def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool]]:
-    """Split the step into segments of one innermost span: (start, end, stage, in an operator)."""
+    """Yield (start, end, stage, whether in an operator) of segments with one innermost span."""
     step = events.step
     now = step.start
     around: list[tuple[int, Stage | None, bool]] = [(step.end, None, False)]
@@ -234,7 +234,7 @@ class StepProfile:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time or profile one training step. A barrier starts it on all ranks at once."""
+        """Time or profile one training step, which starts on all ranks after a barrier."""
         self._step += 1
         if self._step <= self._warmup:
             yield
@@ -260,16 +260,16 @@ class StepProfile:
 
     @property
     def complete(self) -> bool:
-        """Whether at least one step was timed and one was profiled."""
+        """Return True if at least one step was timed and one was profiled."""
         return bool(self._profiled)
 
     @property
     def step_seconds(self) -> float:
-        """Median wall time of the timed steps."""
+        """Return the median wall time of the timed steps, in seconds."""
         return statistics.median(self._timed)
 
     def stages(self) -> StageTimes:
-        """Return the seconds per stage of an unprofiled step."""
+        """Return the seconds per stage of a step without profiling overhead."""
         seconds = _medians([seconds for seconds, *_ in self._profiled])
         events = _medians([events for _, events, _ in self._profiled])
         # Profiling costs about the same for every event, so subtract more from stages with many
@@ -280,7 +280,7 @@ class StepProfile:
         return StageTimes(**left).scaled(self.step_seconds)
 
     def memory(self) -> StepMemory:
-        """Return the memory that a step allocates above the level at its start."""
+        """Return the device memory that a step allocates in addition to that at its start."""
         found = [memory for *_, memory in self._profiled]
         return StepMemory(
             peak=statistics.median(memory.peak for memory in found),
@@ -303,7 +303,7 @@ def _medians(steps: Sequence[Mapping[Stage, float]]) -> dict[Stage, float]:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Bytes sent and ids looked up by one rank in one step."""
+    """Bytes that one rank sends and ids that it looks up in one step."""
 
     sent: dict[str, float]
     sent_by_channel: dict[str, float]
@@ -361,7 +361,7 @@ class Meter:
             self._counts, self._step = False, 1 + self.COUNTED_STEPS
 
     def step_seconds(self) -> list[float]:
-        """Return the wall time of each timed step, reading included."""
+        """Return the wall time of each timed step in seconds, including reading."""
         self._read_spans(0)
         return self._seconds.tolist()
 
@@ -380,7 +380,7 @@ class Meter:
                 self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
 
     def per_step(self) -> StepCounts | None:
-        """Return the mean of the counted steps; None if the run was too short."""
+        """Return the mean counts per step; None if the run was too short."""
         if not self._counts or self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return None
         by_channel = Counter[str]()
@@ -439,7 +439,7 @@ class Measurement:
         reset_peak(self._device)
 
     def step(self, done: int) -> AbstractContextManager[None]:
-        """Measure a training step. ``done`` is the number of earlier steps of the run."""
+        """Measure a training step in a context; ``done`` is the number of earlier steps."""
         return self._profile.step() if done in self._profiled else self.meter.step()
 
     def ran_dry(self) -> None:
@@ -478,7 +478,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak bytes since ``reset_peak``: allocated on CUDA, else resident in the host."""
+    """Return the peak memory since ``reset_peak`` in bytes: CUDA memory, else process memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -488,7 +488,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Sum the values of all ranks, keyed by kind."""
+    """Return a dict from kind of collective to its sum over all ranks."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 
@@ -496,7 +496,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return the report sections of the table plugins, keyed by section name."""
+    """Return a dict from name to report section of the table plugins."""
     return {
         section.name: section
         for cls, some in by_class(parts).items()

@@ -1,4 +1,4 @@
-"""Builds optimizers and learning rates, and fixes the summation order of dense gradients."""
+"""Builds optimizers and learning rate schedules, and fixes the order of gradient sums."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
 
 
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
-    """Combine fused optimizers with optimizers of replicated tables and dense layers.
+    """Combine FBGEMM's fused optimizers with the optimizer of dense parameters.
 
-    All tables get the same update rule. For ``rowwise_adagrad``, data-parallel tables use
-    TorchRec's RowWiseAdagrad, and other tables use FBGEMM's. Dense layers use SGD or Adagrad.
+    Dense parameters are those of dense layers and of data-parallel tables. All tables use the same
+    update rule. For ``rowwise_adagrad``, data-parallel tables use TorchRec's RowWiseAdagrad, and
+    other tables use FBGEMM's. Dense layers use SGD or Adagrad.
 
     Args:
         dmp: the sharded model.
-        training: the registry's ``training:`` section.
+        training: section ``training`` of the run config.
     """
     outside = dict(in_backward_optimizer_filter(dmp.named_parameters()))
     tables = {name for name in outside if in_embedding_module(dmp, name)}
@@ -46,7 +47,7 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
 
 
 def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
-    """Return whether a parameter is a replicated table in a sharded embedding module."""
+    """Return True if a parameter is a data-parallel table in a sharded embedding module."""
     return any(
         parameter.startswith(f"{name}.")
         for name, module in dmp.module.named_modules()
@@ -73,7 +74,7 @@ class LearningRates:
 
     Args:
         optimizer: optimizer with its initial learning rates, before a checkpoint is loaded.
-        schedule: the schedule; None keeps the initial rates.
+        schedule: the schedule; None for constant learning rates.
     """
 
     def __init__(self, optimizer: CombinedOptimizer, schedule: ScheduleSpec | None) -> None:
@@ -82,11 +83,11 @@ class LearningRates:
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
     def factor(self, step: int) -> float:
-        """Return the factor on the initial rates at a step. Steps start at 0."""
+        """Return the factor on the initial learning rates at a step, starting at 0."""
         return 1.0 if self._schedule is None else factor(self._schedule, step)
 
     def set(self, step: int) -> None:
-        """Set the rates of a step (from 0). ``zero_grad`` then passes them to FBGEMM."""
+        """Set the learning rates of a step; ``zero_grad`` then passes them to FBGEMM."""
         if self._schedule is None:
             return
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -94,7 +95,7 @@ class LearningRates:
 
 
 def factor(schedule: ScheduleSpec, step: int) -> float:
-    """Return the factor on the learning rate at a step. Steps start at 0."""
+    """Return the schedule's factor on the learning rate at a step, starting at 0."""
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     if schedule.decay == "none" or schedule.steps is None:
@@ -105,11 +106,11 @@ def factor(schedule: ScheduleSpec, step: int) -> float:
 
 
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
-    """Return a wrapper of dense layers that sums gradients in the same order in every step.
+    """Return a DDP wrapper for dense layers that sums gradients in the same order in every step.
 
     DistributedDataParallel rebuilds its buckets after the first step. The position of a gradient in
-    its bucket determines the order in which three or more ranks sum it, so a resumed run would
-    differ by rounding from an uninterrupted one.
+    its bucket determines the order in which three or more ranks sum it. A resumed run would
+    therefore differ by rounding from an uninterrupted one.
 
     Args:
         always_trained: whether every dense parameter gets a gradient in every step.
@@ -125,10 +126,9 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
 
 
 class _FixedBuckets(DefaultDataParallelWrapper):
-    """Runs a step with zero gradients to rebuild the buckets before the first real step."""
+    """DDP wrapper that runs a step with zero gradients to rebuild buckets before the first step."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """See ``DataParallelWrapper.wrap``. Collective."""
         super().wrap(dmp, env, device)
         for child in dmp.children():
             if isinstance(child, DistributedDataParallel):
@@ -150,7 +150,7 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
 
 
 class _Nothing(nn.Module):
-    """Returns a loss of zero. The gradient of the last parameter is computed first."""
+    """Module that returns a loss of zero; the last parameter gets its gradient first."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()

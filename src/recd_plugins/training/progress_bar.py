@@ -23,14 +23,14 @@ _UPDATES = 20
 class ProgressLine:
     """Shows the progress of a run. Call it with the loss of each step.
 
-    Prints log lines, or updates the only task of a live bar, at most every ``every`` seconds.
+    Prints log lines, or updates a live bar, at most every ``every`` seconds.
 
     Args:
         name: text before each line.
         done: number of steps before this run.
         total: step at which the run ends.
         samples: rows per step over all ranks, to show the speed; None hides the speed.
-        waiting: returns recent data stalls.
+        waiting: function that returns recent data stalls.
         every: minimum seconds between updates.
         bar: live bar to update; None prints lines.
     """
@@ -65,7 +65,7 @@ class ProgressLine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude this context from the speed and hide the live line."""
+        """Hide the live bar in this context, and exclude its time from the speed."""
         start = time.monotonic()
         if self._bar is not None:
             self._bar.stop()
@@ -75,7 +75,7 @@ class ProgressLine:
             self._bar.start()
 
     def update(self) -> None:
-        """Show the progress."""
+        """Update the live bar, or print a log line."""
         now = self._shown = self._now()
         if self._loss is None:
             return
@@ -110,7 +110,7 @@ def progress_bar(
     waiting: Callable[[], Stalls | None] = lambda: None,
     log_every: float | None = None,
 ) -> Iterator[ProgressLine]:
-    """Yield a ``ProgressLine`` that shows the progress on rank 0."""
+    """Yield a ``ProgressLine``, which shows the progress only on rank 0."""
     if rank != 0:
         yield ProgressLine(name, done, total)
         return

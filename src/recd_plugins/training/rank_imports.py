@@ -1,4 +1,4 @@
-"""Imports the modules that every rank needs, once in the fork server."""
+"""Imports the modules that every rank needs into the process from which ranks are forked."""
 
 from __future__ import annotations
 

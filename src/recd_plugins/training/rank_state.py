@@ -25,7 +25,7 @@ _GENERATOR, _BUFFER = "generator ", "buffer "
 
 
 def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
-    """Return the state of this rank's random generators and buffers."""
+    """Return the state of this rank's random generators and dense buffers, as arrays."""
     state = {_GENERATOR + name: each for name, each in GeneratorState.now().arrays().items()}
     for name, buffer in _dense_buffers(dmp.module):
         state[_BUFFER + name] = _bytes(buffer).numpy()
@@ -33,7 +33,7 @@ def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
 
 
 def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
-    """Return this rank's saved state; empty if the number of ranks has changed."""
+    """Return this rank's state in a checkpoint; empty if the number of ranks has changed."""
     arrays = read_arrays(checkpoint, RANKS)
     parted = {name: name.partition(" ") for name in arrays}
     if len({rank for rank, *_ in parted.values()}) != dist.get_world_size():
@@ -43,7 +43,10 @@ def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def broadcast_state(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's tensors to every rank, as DistributedDataParallel does. Collective."""
+    """Copy rank 0's tensors to every rank, as DistributedDataParallel does.
+
+    All ranks must call this.
+    """
     for tensor in tensors:
         whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         dist.broadcast(whole, 0)
@@ -64,7 +67,7 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
 
 
 def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
-    """Restore this rank's random generators, if ``state`` has any."""
+    """Restore this rank's random generators, if ``state`` contains their states."""
     if arrays := {
         name.removeprefix(_GENERATOR): array
         for name, array in state.items()
@@ -75,7 +78,10 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Use rank 0's buffers on all ranks in this context, as a checkpoint does. Collective."""
+    """Use rank 0's buffers on all ranks in this context, as in a checkpoint.
+
+    All ranks must enter it.
+    """
     own = dict(_dense_buffers(dmp.module))
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)
@@ -89,7 +95,7 @@ def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
 
 
 def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield persistent buffers outside of sharded modules."""
+    """Yield (name, tensor) of persistent buffers outside of sharded modules."""
     sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
     for path, module in model.named_modules():
         if f"{path}.".startswith(sharded):
@@ -100,7 +106,7 @@ def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, uint8 ``[nbytes]``."""
+    """Return the bytes of a tensor as a copy in host memory, uint8 ``[nbytes]``."""
     return tensor.detach().cpu().contiguous().clone().reshape(-1).view(torch.uint8)
 
 
@@ -115,9 +121,10 @@ _OF_SHARDS = "._output_segments_tensor"
 
 
 def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
-    """Copy the weights of a model before it is sharded, by name in its state dict.
+    """Return a dict from name to a copy of each weight of a model that is not yet sharded.
 
-    Tables created in ``deferred_tables()`` have no values to copy yet.
+    For tables created in ``deferred_tables()``, the dict has a FirstValues that can draw the values
+    later.
 
     Raises:
         SetupError: a deferred table was modified, or the model is already sharded.
@@ -140,9 +147,9 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
 def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstValues]) -> None:
     """Copy unsharded tensors into the local shards of a sharded state dict, matched by name.
 
-    TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU, so the
-    initial weights would depend on the plan. Call ``load_state_dict(sharded)`` afterwards, to
-    update modules with copies of rows. Tensors that only ``sharded`` has are unchanged.
+    TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU. Initial
+    weights would therefore depend on the plan. Call ``load_state_dict(sharded)`` afterwards,
+    because some modules have copies of rows. Tensors that are only in ``sharded`` stay unchanged.
 
     Raises:
         SetupError: ``whole`` lacks a table or belongs to another model, or a table's ``init_fn`` is

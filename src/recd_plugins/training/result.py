@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StallReport:
-    """Data stalls of a run, one entry per rank."""
+    """Data stalls (time spent waiting for batches) of a run, one entry per rank."""
 
     ranks: tuple[Stalls, ...]
 
@@ -66,28 +66,28 @@ class StallReport:
 
     @property
     def worst_rank(self) -> int:
-        """The rank with the largest waiting share. Other ranks wait for it in collectives."""
+        """Return the rank that waits longest for data. Other ranks wait for it in collectives."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].share)
 
     @property
     def worst(self) -> Stalls:
-        """The data stalls of ``worst_rank``."""
+        """Return the data stalls of ``worst_rank``."""
         return self.ranks[self.worst_rank]
 
     def mean_shares(self) -> dict[str, float]:
-        """Return the waiting share of step time per cause, averaged over ranks."""
+        """Return a dict from cause to its share of the step time, averaged over ranks."""
         shares = [rank.shares() for rank in self.ranks]
         return {cause: sum(each[cause] for each in shares) / len(shares) for cause in STALL_CAUSES}
 
     @property
     def readers(self) -> int | None:
-        """Number of readers that the worst rank needs; None if no number suffices."""
+        """Return the number of readers that the worst rank needs; None if no number suffices."""
         worst = self.worst
         pace = Pace(worst.making.reader, worst.training_seconds, worst.making.arrival)
         return pace.readers_for(STALL_TARGET)
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values: shares of step time, and seconds per rank."""
+        """Return JSON values: shares of the step time, and seconds per rank."""
         worst = self.worst
         return {
             "share": sum(self.mean_shares().values()),
@@ -99,7 +99,7 @@ class StallReport:
         }
 
     def advice(self) -> str:
-        """Return advice on data stalls; empty if they are small or the run was short."""
+        """Return advice on data stalls; "" if they are small or the run was short."""
         worst, readers = self.worst, self.readers
         if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
             return ""
@@ -141,14 +141,15 @@ class Result:
 
     Attributes:
         step_seconds: median wall time of a step, including reading.
-        collective_bytes: bytes sent by all ranks in one step, per kind of collective.
-        ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
-        peak_memory_bytes: peak memory while training, on the rank that needs most.
-        losses: mean loss over ranks of each step since step 0; NaN where it was not recorded.
-        train: quality of the training predictions, before learning from their rows.
-        test: quality on the test split, of the best step if the run was validated.
+        collective_bytes: bytes that all ranks send in one step, per kind of collective.
+        ids_looked_up: number of ids looked up in one step, over all ranks.
+        peak_memory_bytes: peak memory in training, on the rank with the highest peak.
+        losses: mean loss over ranks of each step since step 0; NaN for steps that were not
+            recorded.
+        train: quality of the predictions for training rows, each made before training on the row.
+        test: quality on the test split; of the best step if the run was validated.
         stages: seconds of a step per stage, averaged over ranks; None unless profiled.
-        sections: maps names to the reports of table plugins.
+        sections: dict from name to report section of table plugins.
         ingestion: figures of the ingestion plugin per rank, for the training split.
         first_step: step of the checkpoint that the run resumed from; 0 for a new run.
     """
@@ -170,7 +171,7 @@ class Result:
     first_step: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values; each section under its name, metrics within ``test``."""
+        """Return JSON values, with each section under its name and metrics within ``test``."""
         reports = {**self.sections, "stalls": self.stalls, "validation": self.validation}
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
@@ -195,12 +196,12 @@ class Result:
 
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
-    """Return a map from the name of each figure to its value and unit."""
+    """Return a dict from figure, such as the step time, to (value, unit)."""
     return figures_of(result.as_json())
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
-    """Return the value and unit of each figure in the output of ``Result.as_json``."""
+    """Return a dict from figure to (value, unit), read from the output of ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {
         "samples_per_second": (values["samples_per_second"], "samples/s"),
         "step_seconds": (values["step_seconds"], "s"),
@@ -223,7 +224,7 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
 
 
 def figure_words(name: str) -> str:
-    """Return a figure's name as tables show it."""
+    """Return a figure's name as shown in tables."""
     if name in _TITLES:
         return _TITLES[name]
     if name.endswith("_bytes"):
@@ -232,7 +233,7 @@ def figure_words(name: str) -> str:
 
 
 def figure_text(value: float | None, unit: str) -> str:
-    """Return a figure's value as tables show it."""
+    """Format a figure's value for tables."""
     if value is None or math.isnan(value):
         return "-"
     if unit == "B":
@@ -245,9 +246,9 @@ def figure_text(value: float | None, unit: str) -> str:
 
 
 def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
-    """Return advice on the test metrics in ``Result.as_json``.
+    """Return advice on the test metrics in the output of ``Result.as_json``.
 
-    ``whose`` is the name of the run in the text; empty if there is only one run.
+    ``whose`` is the run's name in the text; "" if there is only one run.
     """
     test = values["test"]
     if test is None:
@@ -269,7 +270,7 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
 def worse_than_base_rate(
     entropy: float, split: str, whose: str = "", train: float | None = None
 ) -> str:
-    """Return advice if predictions are worse than the base rate, or if all labels are equal.
+    """Return advice if predictions are worse than the base rate or all labels are equal, else "".
 
     ``train`` is the normalized entropy of the training rows, if known.
     """
@@ -295,7 +296,7 @@ def worse_than_base_rate(
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, minimum and maximum of a figure over rounds."""
+    """Median, minimum and maximum of a figure over the rounds of a comparison."""
 
     median: float
     least: float
@@ -321,12 +322,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs with the same batches and initial weights. The first variant is the baseline.
+    """Results of runs with the same batches and initial weights. The first variant is the baseline.
 
     Attributes:
-        rounds: the results of each round, by variant.
-        shardings: whether variants are shardings; else they are ``baseline`` and ``plugins``.
-        wire: ``training.wire`` of the plugins.
+        rounds: one dict per round, from variant to its result.
+        shardings: whether the variants are sharding plugins; else ``baseline`` and ``plugins``.
+        wire: ``training.wire`` of the variant with plugins.
     """
 
     rounds: Sequence[Mapping[str, Result]]
@@ -335,23 +336,23 @@ class Comparison:
 
     @property
     def first(self) -> str:
-        """The baseline variant."""
+        """Return the name of the baseline variant."""
         return next(iter(self.rounds[0]))
 
     def loss_max_abs_diff(self, variant: str) -> float:
-        """Return the largest loss difference of a step to the first variant; NaN if one is NaN."""
+        """Return the largest loss difference to the baseline in any step; NaN if a loss is NaN."""
         base, other = (
             np.array([each[name].losses for each in self.rounds]) for name in (self.first, variant)
         )
         return float(np.abs(other - base).max())
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
-        """Return the spread of each figure of a variant over all rounds."""
+        """Return a dict from figure to its spread over all rounds, for one variant."""
         found = [figures(each[variant]) for each in self.rounds]
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
     def ratios(self, variant: str) -> dict[str, Spread | None]:
-        """Return the ratio of each figure to the first variant; None if it is not defined."""
+        """Return a dict from figure to its ratio to the baseline; None if undefined."""
         found = [figures(each[variant]) for each in self.rounds]
         bases = [figures(each[self.first]) for each in self.rounds]
         return {
@@ -363,7 +364,7 @@ class Comparison:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON of ``recd run --compare``, or of several ``--sharding``."""
+        """Return the JSON output of ``recd run --compare`` or of several ``--sharding`` options."""
         results = {name: result.as_json() for name, result in self.rounds[0].items()}
         spreads = {name: self.ratios(name) for name in results}
         ratios = {
@@ -389,7 +390,7 @@ class Comparison:
         return report
 
     def table(self) -> Table:
-        """Return a table with a column for each variant. Five fit 80 characters."""
+        """Return a table with one column per variant; five variants fit into 80 characters."""
         table = Table(title="the same batches and initial weights", box=box.SIMPLE_HEAD)
         table.pad_edge = False
         table.add_column("", min_width=len("  all_to_all"), overflow="fold")
@@ -425,9 +426,9 @@ class Comparison:
 
 
 def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
-    """Train each variant in each round, in reverse order in every other round.
+    """Train each variant in each round, and reverse the order in every other round.
 
-    Drifts of the machine's speed then affect all variants alike.
+    A drift of the machine's speed then affects all variants equally.
     """
     found: list[dict[str, T]] = []
     for number in range(rounds):

@@ -55,7 +55,7 @@ KEPT = "topology.yaml"
 
 @dataclass(frozen=True)
 class Session:
-    """A registry with prepared data. ``train`` can be called any number of times."""
+    """A run config with prepared data; ``train`` can be called any number of times."""
 
     registry: RunConfig
     job: Job
@@ -96,16 +96,16 @@ def session(
     log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
-    """Check a registry, join the ranks of torchrun if there are any, and prepare the data once.
+    """Load a run config, join the ranks of torchrun if there are any, and prepare the data.
 
     Other arguments are those of ``Job``.
 
     Args:
         registry: the loaded file, with the first of ``shardings`` and ``settings`` applied; None
             loads ``path``.
-        shardings: names of plugins that replace the plugin of the first ``sharding:`` entry.
+        shardings: names of plugins to replace the plugin of the first ``sharding:`` entry.
             ``Session.train`` uses the first name by default.
-        alike: further options that all ranks of torchrun must share.
+        alike: further options that must be equal on all ranks of torchrun.
     """
     first = shardings[0] if shardings else None
     if registry is None:
@@ -162,7 +162,7 @@ def session(
 
 
 def this_command(registry: Path, *, resume: bool) -> str:
-    """Return the command line of this training process, for messages."""
+    """Return the command line that started this training, to show in messages."""
     program, *words = sys.argv
     if Path(program).name != "recd":
         words = ["run", str(registry)]
@@ -172,7 +172,7 @@ def this_command(registry: Path, *, resume: bool) -> str:
 
 
 def hang_limits(registry: RunConfig) -> HangLimits:
-    """Return the timeouts for ranks that hang, and how to resume after one."""
+    """Return the timeouts for ranks that hang, with the command to resume afterwards."""
     training = registry.training
 
     def advice() -> str:
@@ -215,13 +215,14 @@ def topology_at_start(
     resume: bool,
     plugins_dir: Path | None = None,
 ) -> TopologySpec | None:
-    """Measure the topology of a run on several nodes, the same on every rank. Collective.
+    """Measure the topology of a run on several nodes. All ranks must call this.
 
-    A resumed run reads the topology saved next to its checkpoints, to keep its plan, unless the
-    number of nodes or ranks changed.
+    A resumed run reads the topology that was saved next to its checkpoints, so that its plan stays
+    the same. It measures again if the number of nodes or ranks has changed.
 
     Returns:
-        The topology; None on one node, with a named topology, or if no plugin can measure.
+        The topology, equal on all ranks. None for one node, for a topology set in ``training``, or
+        if no plugin can measure.
     """
     nodes = dist.get_world_size() // ranks_per_node
     if training.topology is not None or nodes == 1:

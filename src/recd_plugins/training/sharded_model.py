@@ -1,4 +1,4 @@
-"""Builds a sharded model and its optimizer from a registry, with or without plugins."""
+"""Builds a sharded model and its optimizer from a run config, with or without plugins."""
 
 from __future__ import annotations
 
@@ -75,15 +75,18 @@ def build_sharded_model(
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
     topology: TopologySpec | None = None,
 ) -> ShardedModel:
-    """Build, prepare, plan and shard the model. Collective.
+    """Build, prepare, plan and shard the model of a run config. All ranks must call this.
 
     Both variants start from the same seeded weights, whatever their plans. The baseline trains the
-    same model on plain KJTs with TorchRec's own sharders. Its planner avoids shardings that
-    TorchRec trains incorrectly on CPU.
+    same model on plain KeyedJaggedTensors with TorchRec's own sharders. Its planner avoids
+    shardings that TorchRec trains incorrectly on CPU.
 
     Args:
+        registry: run config.
+        variant: with plugins, or the baseline without them.
+        device: device of this rank.
         sharders: sharders to use instead of the variant's own.
-        topology: topology of these ranks; by default that of this machine.
+        topology: topology of these ranks; default: that of this machine.
     """
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
@@ -149,7 +152,7 @@ def _prepared(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
-    """Build and prepare the model. Allocate tables only at sharding, unless a plugin reads them."""
+    """Build and prepare the model without allocating tables, unless a plugin reads them."""
     try:
         with deferred_tables() as deferred:
             made = _whole(registry, schema, variant, device, topology)
@@ -190,9 +193,9 @@ def _whole(
 
 
 def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
-    """Replace a sharding chooser by the plugins that it chose before the newest checkpoint.
+    """Replace a chooser, such as ``use: auto``, by its earlier choice from the newest checkpoint.
 
-    A chooser measures candidates, so it could choose differently after each start. Returns the
+    A chooser measures candidates, so it could choose differently after each start. Return the
     registry unchanged if it has no chooser, or if the earlier choice does not fit.
     """
     chooser = chooser_of(registry)

@@ -61,11 +61,11 @@ class TrainedJob(Job):
     checkpoint: Path = Path()
 
     def prepare(self) -> None:
-        """Prepare missing data in one process, before ranks read it."""
+        """Prepare missing data in one process, before all ranks read it."""
         wrapped_dataset(self.load()).prepare()
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Return the registry whose data determines the placement of tables."""
+        """Return the run config whose data the planner uses to place tables."""
         return registry
 
 
@@ -73,8 +73,8 @@ class TrainedJob(Job):
 class Trained:
     """A sharded model with the weights of a checkpoint, ready to score.
 
-    The registry has the entries chosen for tables here. ``same_data`` tells whether the dataset is
-    the training data.
+    ``registry`` has the sharding entries that a chooser selected on this machine. ``same_data`` is
+    True if the dataset is the training data.
     """
 
     parts: ShardedModel
@@ -85,9 +85,9 @@ class Trained:
     checkpoint: Path
 
     def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
-        """Yield logits of each batch of this rank, float32 ``[B]``. Collective.
+        """Yield the logits of each batch of this rank, float32 ``[B]``.
 
-        Reads some batches ahead. All ranks need the same number of batches.
+        Reads some batches ahead. All ranks must call this, with the same number of batches.
         """
         parts = self.parts
         registry = parts.prepared.registry
@@ -97,14 +97,14 @@ class Trained:
             yield logits
 
     def evaluate(self, rank: int, world_size: int) -> Measured:
-        """Return quality and metrics over all rows of the test split. Collective."""
+        """Return quality and metrics over all rows of the test split. All ranks must call this."""
         parts, finite = self.parts, FiniteRun(str(self.checkpoint))
         pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
         return evaluate(parts.prepared, parts.dmp, pipeline, rank, world_size, self.device, finite)
 
 
 def load_trained(job: TrainedJob) -> Trained:
-    """Build the sharded model of a registry and load a checkpoint into it. Collective."""
+    """Build the sharded model of a run config and load a checkpoint. All ranks must call this."""
     activity.start()
     silence_upstream()
     registry = job.load()
@@ -143,8 +143,8 @@ def on_ranks(
 ) -> T:
     """Call ``function(rank, world_size, job)`` in new processes, or on the ranks of torchrun.
 
-    Ranks of torchrun use rank 0's checkpoint, because each rank could find a different newest one.
-    They must share the options in ``alike``.
+    Ranks of torchrun use rank 0's checkpoint, because each rank could find another newest
+    checkpoint. The options in ``alike`` must be equal on all ranks.
 
     Returns:
         The result of rank 0; under torchrun, the result of this rank.
@@ -178,7 +178,7 @@ def on_ranks(
 
 
 def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
-    """Return an unsharded trained model with its poolings and preprocessing.
+    """Return an unsharded trained model with its sequence poolings and preprocessing.
 
     Prints a note on stderr if the data is not the training data.
     """
@@ -199,7 +199,7 @@ def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
 
 
 def say_other_data(checkpoint: Path) -> None:
-    """Print that the data is not the training data of a checkpoint."""
+    """Print that the dataset is not the training data of a checkpoint."""
     click.echo(
         f"The dataset is not the training data of {checkpoint}, so the test split may contain "
         "training rows",
@@ -217,7 +217,7 @@ def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
 
 
 def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
-    """Load the weights; return whether the data is the training data."""
+    """Load a checkpoint's weights; return True if the dataset is its training data."""
     tables = tables_of(model)
     same_data = check_scores(checkpoint, registry, tables)
     rows = {table.name: table.num_embeddings for table in tables}
@@ -253,11 +253,9 @@ class AbsentData(NoDataset):
         self._dataset, self._schema = dataset, schema
 
     def prepare(self) -> NoReturn:
-        """See ``Dataset.prepare``."""
         raise self.error
 
     def schema(self) -> FeatureSchema:
-        """See ``Dataset.schema``."""
         return self._schema
 
     def identity(self) -> dict[str, Any]:
@@ -265,18 +263,16 @@ class AbsentData(NoDataset):
         return {}
 
     def texts(self, feature: str) -> Mapping[int, str]:
-        """See ``Dataset.texts``."""
         return self._dataset.texts(feature)
 
     def to_score(self, location: str) -> Dataset:
-        """See ``Dataset.to_score``."""
         self._dataset.trained_schema = self._schema
         self._dataset.trained_kinds = self.trained_kinds
         return self._dataset.to_score(location)
 
 
 def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) -> R:
-    """Return the registry with its data prepared, or with ``AbsentData`` if that is missing.
+    """Return the run config with its data prepared, or with ``AbsentData`` if data is missing.
 
     With ``rows=False``, only the columns must be known, not the rows.
     """

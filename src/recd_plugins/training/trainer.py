@@ -57,14 +57,14 @@ class Job:
     """Describes a training run. It is pickled and sent to each rank.
 
     Attributes:
-        overrides: fields of the registry's ``training:`` section to set.
-        breakdown: profile some steps.
-        sharding: a plugin to replace that of the first sharding entry.
-        allowed: fields that may differ from those of the run that wrote the checkpoint.
+        overrides: dict of values that replace fields of the section ``training:``.
+        breakdown: whether to profile some steps.
+        sharding: name of a plugin that replaces the plugin of the first sharding entry.
+        allowed: settings that may differ from those of the run that wrote the checkpoint.
         settings: values that override the file, ``KEY=VALUE``.
         log_every: seconds between progress lines; None for a live line on a terminal.
-        topology: the measured topology; None for the topology of the registry.
-        text: the registry file's text when the run began; None lets the rank read the file.
+        topology: the measured topology; None for the topology of the run config.
+        text: text of the registry file at the start of the run; None reads the file on each rank.
     """
 
     registry: Path
@@ -81,7 +81,7 @@ class Job:
     text: str | None = None
 
     def load(self) -> RunConfig:
-        """Return the registry with the job's settings."""
+        """Return the run config with the job's settings."""
         read = load_registry(
             self.registry,
             plugins_dir=self.plugins_dir,
@@ -93,13 +93,13 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The run's name in errors: the registry file, with the variant in a comparison."""
+        """Return the run's name for errors: the registry file, and in a comparison the variant."""
         plain = self.variant == "plugins" and self.sharding is None
         return str(self.registry) if plain else f"{self.registry}, {self.sharding or self.variant}"
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
-    """Train the registry's model in an existing process group. Collective."""
+    """Train the model of a job in an existing process group. All ranks must call this."""
     with persistent_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         silence_upstream()
@@ -125,14 +125,14 @@ def checkpoints_of(
 class BatchSource:
     """Batches of one run, epoch after epoch, up to a number of steps.
 
-    A pipeline reads ahead, but a checkpoint stores the reader position after the last batch that
-    was trained on. So this class queues positions until ``trained`` is called.
+    A pipeline reads ahead, but a checkpoint stores the reader position after the last trained
+    batch. This class therefore queues reader positions until ``trained`` is called.
 
     Args:
         loader: the data loader, positioned at ``start``.
         start: progress at which the run begins.
         epochs: passes over the data, including those before ``start``.
-        steps: stop at this step, including those before ``start``; None for no limit.
+        steps: step at which to stop, including steps before ``start``; None for no limit.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class BatchSource:
 
     @property
     def expected_steps(self) -> int:
-        """The step at which the run ends; an estimate if the number of ranks has changed."""
+        """Return the step at which the run ends; an estimate if the number of ranks has changed."""
         left = self._loader.num_left()
         if left is None:
             whole = self._epochs * len(self._loader)
@@ -170,12 +170,12 @@ class BatchSource:
                 yield batch
 
     def trained(self) -> Progress:
-        """Record that the oldest batch was trained on, and return the run's progress."""
+        """Record that the oldest queued batch was trained, and return the run's progress."""
         return self._waiting.popleft()
 
 
 class Trainer:
-    """Trains the model of a ``Job`` on one rank. All methods are collective."""
+    """Trains the model of a ``Job`` on one rank. All ranks must call each method together."""
 
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
         self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
@@ -241,7 +241,7 @@ class Trainer:
         self.best: Measured | None = None
 
     def train(self) -> None:
-        """Train to the end, or raise ``RunInterrupted``."""
+        """Train until the last step, or raise ``RunInterrupted`` after a signal."""
         validation, measurement = self.validation, self.measurement
         batches = self.callbacks.watched(measurement.stalls.metered(self.source))
         expected_steps = self.source.expected_steps
@@ -348,7 +348,7 @@ class Trainer:
         self.losses += self.finite.losses(self.pending, len(self.losses))
 
     def _validate(self, validation: Validation) -> bool:
-        """Evaluate the model at the current step; return whether it is the best so far."""
+        """Evaluate the model at the current step; return True if it is the best so far."""
         self.newest = newest = self._evaluate()
         is_best = validation.add(self.progress.step, newest)
         if is_best:
@@ -375,9 +375,9 @@ class Trainer:
         return self.newest
 
     def _evaluate_checkpoint(self, step: int) -> Measured | None:
-        """Evaluate the checkpoint of an earlier process, then load the last step's weights again.
+        """Evaluate the checkpoint of an earlier process, then reload the weights of the last step.
 
-        Returns None if the checkpoint is missing or damaged.
+        Return None if the checkpoint is missing or damaged.
         """
         if self.checkpoints is None:
             return None
@@ -470,13 +470,13 @@ class Trainer:
         return validation
 
     def _curve(self) -> ValidationCurve | None:
-        """Return the validation curve. Without validation, return the checkpoint's curve."""
+        """Return the validation curve of this run, or the checkpoint's curve without validation."""
         return self.first_curve if self.validation is None else self.validation.curve
 
     def _restore_generators_at_first_forward(self) -> None:
-        """Seed or restore random generators right before the first forward pass.
+        """Seed or restore random generators directly before the first forward pass.
 
-        Both set-up and a pipeline that traces the model on its first batch use the generators.
+        Setup and pipelines that trace the model on the first batch also draw random numbers.
         """
         state = {} if self.checkpoints is None else self.checkpoints.rank_state(self.first_step)
 
