@@ -1,1 +1,1 @@
-"""Helpers to test and benchmark plugins: a contract test suite per plugin kind, and ranks."""
+"""Helpers to test plugins: a test suite for each plugin kind, and tests on several ranks."""

@@ -1,6 +1,6 @@
-"""The device that tests train on: the CPU, or with ``RECD_TEST_DEVICE=cuda`` the first GPU.
+"""The device of distributed tests: the CPU, or the first GPU if ``RECD_TEST_DEVICE=cuda``.
 
-All ranks of a test share the device and use gloo, because NCCL needs a device per rank.
+All ranks of a test share the device and use gloo, because NCCL needs one GPU per rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda", 0) if _ASKED == "cuda" else torch.device(_ASKED)
 
 
 def backend_of_tests(world_size: int) -> str:
-    """Return the backend of process groups for tests on ``DEVICE``."""
+    """Return the process group backend for ``world_size`` ranks on ``DEVICE``."""
     if DEVICE.type != "cuda":
         return "gloo"
     return CUDA_BACKEND if world_size == 1 else "cpu:gloo,cuda:gloo"

@@ -1,6 +1,6 @@
-"""A device that computes on the CPU and refuses to mix with CPU tensors, as CUDA does.
+"""A torch device that computes on the CPU but, like CUDA, rejects CPU tensors as operands.
 
-Finds code that forgets ``device=`` or reads a tensor as numpy, on machines without a GPU.
+Finds missing ``device=`` arguments and conversions to numpy on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MIXED = {
 
 @contextmanager
 def fake_device() -> Iterator[torch.device]:
-    """Register the fake device and return it as a context.
+    """Register the fake device. Use as a context, which yields the ``torch.device``.
 
-    Use it in a separate process, such as ``launch(check, 1)``: after a backward pass, torch does
-    not support autograd on new devices. The type is neither ``cpu`` nor ``cuda``, so FBGEMM's CUDA
-    kernels do not run. The device has no streams or generators. Within the context, mixing its
-    tensors with CPU tensors raises RuntimeError.
+    Within the context, operators that mix its tensors with CPU tensors raise RuntimeError. Use it
+    in a new process, such as ``launch(check, 1)``, because torch does not support autograd on a
+    device that is registered after a backward pass. FBGEMM's CUDA kernels do not run on this
+    device, and it has no streams or generators.
 
     Example::
 
@@ -51,7 +51,7 @@ def fake_device() -> Iterator[torch.device]:
 
 
 class _OnDevice(Tensor):
-    """A tensor on the fake device; ``stored`` has its values on the CPU."""
+    """A tensor on the fake device. ``stored`` is a CPU tensor with the values."""
 
     stored: Tensor
 
@@ -83,7 +83,7 @@ class _OnDevice(Tensor):
 
 
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Creates tensors when ``device=`` is the fake device."""
+    """Dispatch mode that creates tensors on the fake device if ``device=`` names it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -100,9 +100,8 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     strange = [each for each in tensors if each.dim() and not isinstance(each, _OnDevice)]
     if strange and len(strange) < len(tensors) and func._schema.name not in _MIXED:
         raise RuntimeError(
-            f"{func} got tensors on {strange[0].device} and on {_NAME}:0. Move the "
-            f"{strange[0].device} tensors to the device; their shapes are "
-            f"{[tuple(each.shape) for each in strange]}"
+            f"{func} got tensors on {_NAME}:0, and tensors on {strange[0].device} of shapes "
+            f"{[tuple(each.shape) for each in strange]}. Move all tensors to one device."
         )
     device = kwargs.get("device")
     inner = {**kwargs, "device": torch.device("cpu")} if device is not None else kwargs
@@ -127,13 +126,13 @@ def _is_fake(device: Any) -> bool:
 
 @cache
 def _register() -> None:
-    """Register the device once per process, because torch supports one Python device."""
+    """Register the device. Cached, because torch supports one Python device per process."""
     setup: Callable[..., None] = backend_registration._setup_privateuseone_for_python_backend
     setup(_NAME, backend_module=_Unavailable())
 
 
 class _Unavailable(backend_registration._DummyBackendModule):
-    """Hides the device from code that looks for any accelerator."""
+    """Backend module that reports no available device, so that other code does not choose it."""
 
     def is_available(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Runs test functions on several ranks. Processes are reused for each number of ranks."""
+"""Runs test functions on several ranks, in processes that later tests reuse."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _MOST_RANKS = 6
 def run_on_ranks(
     function: Callable[..., T], world_size: int, *args: Any, local_world_size: int | None = None
 ) -> list[T]:
-    """Call ``function(rank, world_size, *args)`` on ranks, and keep the ranks for later calls.
+    """Call ``function(rank, world_size, *args)`` on each of ``world_size`` ranks.
 
-    The process group moves CPU tensors and tensors of ``testing.device.DEVICE``. On a GPU, each
-    rank counts as a separate node. Function, arguments and results are pickled. State in a process
-    persists until the next call; use ``recd_plugins.api.launch`` if a test needs new processes. A
-    failure ends the processes, and the next call starts new ones.
+    Later calls with the same world size reuse the processes, so module state persists. If a rank
+    fails, all processes end, and the next call starts new ones. Use ``recd_plugins.api.launch`` if
+    a test needs new processes.
+
+    The process group supports CPU tensors and tensors on ``testing.device.DEVICE``. The function,
+    its arguments and its results are pickled. On a GPU, each rank counts as a separate node.
 
     Example::
 
@@ -42,13 +44,13 @@ def run_on_ranks(
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
 
     Returns:
-        The results, one per rank.
+        One result per rank, in rank order.
 
     Raises:
-        RankError: a rank raised; carries its traceback.
-        RecdError: raised by a rank.
-        SetupError: a rank was killed or ended by itself.
-        unittest.SkipTest: several ranks per node are asked for, and ``DEVICE`` is a GPU.
+        RankError: the function raised another exception than RecdError. Contains the traceback.
+        RecdError: the function raised this error.
+        SetupError: a process was killed or exited.
+        unittest.SkipTest: ``local_world_size`` is larger than 1 and ``DEVICE`` is a GPU.
     """
     if DEVICE.type == "cuda":
         if (local_world_size or 1) > 1:
@@ -72,13 +74,13 @@ def run_on_ranks(
 
 
 def _end_longest_unused(most: int) -> None:
-    """End the longest unused ranks until at most ``most`` wait."""
+    """End the least recently used processes until at most ``most`` processes run."""
     while _ranks and sum(world_size for world_size, _ in _ranks) > most:
         _ranks.pop(next(iter(_ranks))).close()
 
 
 def end_ranks() -> None:
-    """End the processes of ``run_on_ranks``; called when the interpreter ends."""
+    """End all processes that ``run_on_ranks`` has started. Runs when the interpreter exits."""
     for ranks in _ranks.values():
         ranks.close()
     _ranks.clear()

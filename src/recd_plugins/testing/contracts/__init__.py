@@ -1,4 +1,6 @@
-"""Contract test suites of plugin kinds. Third-party plugins can run them, too.
+"""Test suites that check whether a plugin follows the rules of its kind (its contract).
+
+Third-party plugins can run them, too.
 
 Example:
     from recd_plugins.testing.contracts import PreprocessingContract

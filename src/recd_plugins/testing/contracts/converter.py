@@ -1,4 +1,4 @@
-"""The contract of converters."""
+"""Test suite for converter plugins, which build tensors from rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SESSIONS = [
 
 
 class ConverterContract(PluginContract):
-    """Tests of a converter: override the fixture ``plugin``.
+    """Test suite for a converter plugin. Subclasses override the fixture ``plugin``.
 
-    The data has the sparse features item (one id a row), history and history_times (they change
-    together), tags and always_empty, the dense features hour and price, and the label clicked.
-    Options that name features must name some of these. If the converter reads columns of another
-    type than list<int64>, override ``column``, too.
+    The test data has the sparse features item (one id per row), history, history_times, tags and
+    always_empty, the dense features hour and price, and the label clicked. history and
+    history_times change in the same rows. Plugin options may only name these features.
+    Override ``column``, too, if the converter does not read columns of type list<int64>.
     """
 
     #: Features that the plugin under test always deduplicates. Every schema contains them.
@@ -48,7 +48,7 @@ class ConverterContract(PluginContract):
 
     @pytest.fixture
     def rows(self) -> Rows:
-        """Twelve rows of three sessions, with equal rows, empty rows and ids up to 2^63 - 1."""
+        """Return twelve rows of three sessions. Some are equal, some lists are empty."""
         sessions = [_SESSIONS[index // 4] for index in range(12)]
         columns: dict[str, tuple[list[Any], pa.DataType]] = {
             "item": ([3, 3, 4, 2**63 - 1, *range(8)], pa.int64()),
@@ -72,7 +72,7 @@ class ConverterContract(PluginContract):
         _check_equal(fitted.convert(rows, _SCHEMA), rows)
 
     def test_a_pickled_copy_is_fitted(self, fitted: Converter, rows: Rows) -> None:
-        """Readers in other processes get a pickled copy and never call ``fit``."""
+        """Reader processes use a pickled copy of the converter and never call ``fit``."""
         copy = pickle.loads(pickle.dumps(fitted))
         assert dict(copy.dedupe_factors()) == dict(fitted.dedupe_factors())
         batch, expected = copy.convert(rows, _SCHEMA), fitted.convert(rows, _SCHEMA)
@@ -88,12 +88,12 @@ class ConverterContract(PluginContract):
     def test_takes_part_of_a_batch(
         self, fitted: Converter, rows: Rows, start: int, length: int
     ) -> None:
-        """Slices share the buffers of the whole batch and start at an offset."""
+        """The converter must accept Arrow slices, which start at an offset into shared buffers."""
         part = _part(rows, start, length)
         _check_equal(fitted.convert(part, _SCHEMA), part)
 
     def test_takes_features_in_the_order_of_the_schema(self, plugin: Converter, rows: Rows) -> None:
-        """The converter also ignores columns that the schema does not name."""
+        """The converter must also ignore columns that are not in the schema."""
         sparse = tuple(dict.fromkeys(("tags", "item", *self.deduplicated)))
         schema = FeatureSchema(sparse, dense=("price", "hour"), label="clicked")
         plugin.fit(rows, schema)
@@ -105,7 +105,7 @@ class ConverterContract(PluginContract):
         _check_equal(plugin.convert(rows, schema), rows, schema)
 
     def test_stores_equal_rows_once(self, fitted: Converter, rows: Rows) -> None:
-        """``dedupe_factors`` must cover all features in ikjts and partials, for the planner."""
+        """``dedupe_factors`` must have a value for each deduplicated feature, for the planner."""
         batch = fitted.convert(rows, _SCHEMA)
         unique: dict[str, int] = {}
         exact = [ikjt for partial in batch.partials for ikjt in partial.to_ikjt()]
@@ -140,7 +140,7 @@ class ConverterContract(PluginContract):
         ],
     )
     def test_refuses_a_null(self, fitted: Converter, rows: Rows, name: str, null: Any) -> None:
-        """The error names the file, the column and the row."""
+        """The DataError for a null must name the file, the column and the row."""
         values = rows.data.column(name).to_pylist()
         values[5] = null
         column = self.column(values, rows.data.schema.field(name).type)
@@ -170,7 +170,7 @@ def _with_column(rows: Rows, name: str, column: pa.Array) -> Rows:
 
 
 def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
-    """Return the ids per feature and row, with duplicates restored."""
+    """Return a dict from feature to the ids of each row of a batch, including repeated rows."""
     kjts = [ikjt.to_kjt() for ikjt in batch.ikjts]
     kjts += [partial.to_kjt() for partial in batch.partials]
     if batch.kjt is not None:

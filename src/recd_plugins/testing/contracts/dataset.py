@@ -1,4 +1,4 @@
-"""The contract of datasets."""
+"""Test suite for dataset plugins."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Contents = dict[RowId, dict[str, Any]]
 
 
 class DatasetContract(PluginContract):
-    """Tests of a dataset: override the fixture ``plugin``.
+    """Test suite for a dataset plugin. Subclasses override the fixture ``plugin``.
 
-    Use about a hundred rows, enough for two batches on each of three ranks. For a wrapper that adds
-    rows, ``batch_size`` is a larger multiple of its ``rows_together``.
+    The dataset should have about a hundred rows, enough for two batches on each of three ranks. For
+    a dataset wrapper with ``rows_together`` > 1, ``batch_size`` must be a larger multiple of it.
     """
 
     batch_size: ClassVar[int] = 4
     split: ClassVar[Split] = "train"
 
     def rows_left_out(self, world_size: int, batch_size: int) -> int:
-        """Return how many rows may be left over after the last batch; override it if needed."""
+        """Return the maximum number of rows after the last full batch of all ranks."""
         return world_size * batch_size - 1
 
     @pytest.fixture
     def dataset(self, plugin: Dataset) -> Dataset:
-        """Return the plugin after two calls of ``prepare``."""
+        """Return the plugin. Calls ``prepare`` twice, because repeated calls must be harmless."""
         plugin.prepare()
         plugin.prepare()
         return plugin
@@ -70,7 +70,7 @@ class DatasetContract(PluginContract):
         assert labels <= {0, 1}, f"labels are 0 or 1, not {labels}"
 
     def test_splits_names_what_can_be_read(self, dataset: Dataset) -> None:
-        """A test split that is missing from ``splits`` would never be evaluated."""
+        """``splits`` must name every readable split. Other splits would never be evaluated."""
         splits = dataset.splits()
         assert "train" in splits, f"splits() is {splits}; every dataset has the split train"
         try:
@@ -107,7 +107,7 @@ class DatasetContract(PluginContract):
             assert read.keys() == {*last}, "rows that fill no batch are not the last ones"
 
     def test_a_wrapper_keeps_each_row(self, dataset: Dataset) -> None:
-        """Measurements of the data read the inner dataset."""
+        """A dataset wrapper must keep all rows of the dataset that it wraps."""
         if not isinstance(dataset, DatasetWrapper) or dataset.rows_together > 1:
             return
         inner = _contents(self._reader(dataset.inner, batch_size=1))
@@ -124,7 +124,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_goes_on_where_a_state_was_taken(self, dataset: Dataset, world_size: int) -> None:
-        """The states of a step are equal on all ranks."""
+        """Reading must continue from a saved state. All ranks must have equal states."""
         of_ranks = []
         for rank in range(world_size):
             reader = self._reader(dataset, rank, world_size)
@@ -152,7 +152,7 @@ class DatasetContract(PluginContract):
     def test_state_loads_at_another_number_of_ranks(
         self, dataset: Dataset, before: int, after: int
     ) -> None:
-        """Remaining rows are redistributed. No row is repeated, and few are lost."""
+        """Remaining rows must be redistributed to the new ranks. No row may be read twice."""
         everything = self._everything(dataset)
         batches: list[Rows] = []
         for rank in range(before):
@@ -168,7 +168,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3])
     def test_workers_share_the_batches(self, dataset: Dataset, num_workers: int) -> None:
-        """Alternating the workers' blocks gives the batches and positions of a single reader."""
+        """Alternating the blocks of all workers must give the batches and states of one reader."""
         alone = self._reader(dataset)
         taken = iter(alone)
         next(taken)
@@ -201,7 +201,10 @@ class DatasetContract(PluginContract):
         assert _state(reader) == _state(whole), "the position returns to the start at the end"
 
     def test_session_reader_adds_the_session(self, dataset: Dataset) -> None:
-        """``session_reader`` is optional."""
+        """``session_reader`` must yield the batches of ``reader`` plus the session column.
+
+        Datasets without sessions may raise DataError.
+        """
         size = self.batch_size
         try:
             reader = dataset.session_reader(rank=0, world_size=1, batch_size=size, split=self.split)
@@ -226,7 +229,7 @@ class DatasetContract(PluginContract):
             self._reader(dataset, batch_size=rows + step)
 
     def test_scan_yields_every_row_once(self, dataset: Dataset) -> None:
-        """A dataset with sessions can be scanned; others raise DataError."""
+        """``scan`` must yield every row once. Datasets without sessions must raise DataError."""
         keys = dataset.session_keys()
         if keys is None:
             with pytest.raises(DataError):
@@ -250,7 +253,7 @@ class DatasetContract(PluginContract):
         assert again == [rows.data for rows in scanned], "a second scan yields something else"
 
     def test_identity_is_of_the_rows(self, dataset: Dataset) -> None:
-        """``--resume`` compares the identity."""
+        """Equal rows must have equal identities, because ``--resume`` compares identities."""
         identity = dataset.identity()
         copy = json.loads(json.dumps(identity, allow_nan=False))
         assert copy == identity, "an identity holds JSON values only"
@@ -261,7 +264,6 @@ class DatasetContract(PluginContract):
             assert again.identity() == identity, "the same rows have another identity"
 
     def _everything(self, dataset: Dataset) -> Contents:
-        """Read all rows on one rank in the smallest batches."""
         size = smallest_batch(dataset)
         return _contents(self._reader(dataset, batch_size=size), size)
 
@@ -283,7 +285,6 @@ class DatasetContract(PluginContract):
 
 
 def _contents(batches: Iterable[Rows], together: int = 1) -> Contents:
-    """Map each origin to its row; ``together`` rows share the origin of the first."""
     found: Contents = {}
     for rows in batches:
         for index, content in enumerate(rows.data.to_pylist()):
@@ -294,7 +295,6 @@ def _contents(batches: Iterable[Rows], together: int = 1) -> Contents:
 
 
 def _assert_rows(rows: Contents, source: Contents) -> None:
-    """Assert that rows equal those of ``source`` with their origins, in shared columns."""
     for row, content in rows.items():
         assert row in source, f"{_named(row)} is no row of the data"
         shared = content.keys() & source[row].keys()
@@ -309,7 +309,6 @@ def _named(row: RowId) -> str:
 
 
 def _state(reader: Reader) -> dict[str, Any]:
-    """Return the state after a round trip through JSON."""
     state = reader.state_dict()
     copy: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
     assert copy == state, "a state holds JSON values only"

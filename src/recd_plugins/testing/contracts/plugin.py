@@ -1,4 +1,4 @@
-"""The contract of all plugins."""
+"""Test suite for plugins of all kinds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_identity(plugin: Plugin) -> None:
 
 
 class PluginContract:
-    """Base of the contracts. A subclass overrides the fixture ``plugin``."""
+    """Base class of the test suites. Subclasses override the fixture ``plugin``."""
 
     @pytest.fixture
     def plugin(self) -> Plugin:
@@ -63,7 +63,7 @@ class PluginContract:
         assert type(options).model_validate_json(options.model_dump_json()) == options
 
     def test_module_imports_without_torch(self, plugin: Plugin) -> None:
-        """``recd validate`` runs on machines without torch, so plugins import it inside methods."""
+        """``recd validate`` runs without torch, so plugin modules import torch inside methods."""
         module = type(plugin).__module__
         errors = _errors_without_torch(module, inspect.getfile(type(plugin)))
         assert errors is None, f"{module} needs torch to be imported:\n{errors}"
@@ -71,7 +71,7 @@ class PluginContract:
 
 @functools.cache
 def _errors_without_torch(module: str, file: str) -> str | None:
-    """Return the errors of importing a module without torch, or None."""
+    """Import a module in a process without torch. Return stderr if that fails, or None."""
     path = [entry for entry in sys.path if entry]
     command = [sys.executable, "-P", "-c", _IMPORT_WITHOUT_TORCH, module, file, *path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

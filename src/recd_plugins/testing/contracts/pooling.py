@@ -1,4 +1,4 @@
-"""The contracts of poolings."""
+"""Test suites for pooling plugins, which reduce the embeddings of a row to one vector."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class _AnyPoolingContract(PluginContract):
 
 
 class PoolingContract(_AnyPoolingContract):
-    """Tests of a pooling: override the fixture ``plugin``."""
+    """Test suite for a pooling plugin. Subclasses override the fixture ``plugin``."""
 
     @pytest.fixture
     def rows(self) -> list[Tensor]:
-        """Return float32 embeddings ``[length, embedding_dim]`` per row. The last row is empty."""
+        """Return float32 embeddings ``[length, embedding_dim]`` per row. Some rows are empty."""
         generator = torch.Generator().manual_seed(1)
         return [torch.randn(length, self.embedding_dim, generator=generator) for length in _LENGTHS]
 
@@ -70,7 +70,7 @@ class PoolingContract(_AnyPoolingContract):
         _assert_trained_if_always(plugin, module, pooled)
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
-        """Required because vectors of unique rows are repeated for equal rows."""
+        """The vector of a row must not depend on other rows, because equal rows are pooled once."""
         values = torch.cat(rows).requires_grad_()
         pooled = module(_jagged(rows, values))
         for row, vector in zip(rows, pooled, strict=True):
@@ -116,7 +116,7 @@ class PoolingContract(_AnyPoolingContract):
 
 
 class TargetPoolingContract(_AnyPoolingContract):
-    """Tests of a pooling that needs targets: override the fixture ``plugin``."""
+    """Test suite for a pooling plugin with target items. Subclasses override ``plugin``."""
 
     @pytest.fixture
     def targets(self) -> Tensor:
@@ -177,7 +177,6 @@ class TargetPoolingContract(_AnyPoolingContract):
 
 
 def _targets(dim: int) -> Tensor:
-    """Return a target for each row of ``_INVERSE``."""
     return torch.randn(len(_INVERSE), dim, generator=torch.Generator().manual_seed(2))
 
 
@@ -191,7 +190,7 @@ def _modules(plugin: Pooling, dim: int, num_features: int) -> list[nn.Module]:
 
 
 def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:
-    """Return three features, the second with its rows in reverse."""
+    """Return three features with random embeddings. The second has the row lengths reversed."""
     generator = torch.Generator().manual_seed(4)
     return [
         JaggedTensor(
@@ -213,7 +212,7 @@ def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
 
 
 def _on_another_device(_rank: int, _world_size: int, plugin: Pooling, dim: int) -> None:
-    """Compare vectors and gradients with the CPU."""
+    """Check that pooling on the fake device gives the same vectors and gradients as on the CPU."""
 
     def pooled(device: torch.device) -> Tensor:
         on = list(deepcopy(nn.ModuleList(modules)).to(device))
@@ -238,7 +237,7 @@ def _assert_same(
     modules: list[nn.Module],
     sequences: list[JaggedTensor],
 ) -> None:
-    """Compare vectors, and gradients of values and parameters."""
+    """Assert that pooled vectors are equal, and gradients of all embeddings and parameters."""
     torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
     inputs = [sequence.values() for sequence in sequences]
     inputs += [parameter for module in modules for parameter in module.parameters()]

@@ -1,4 +1,4 @@
-"""The contract of preprocessing."""
+"""Test suite for preprocessing plugins, which transform ids and numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DTYPES = {"ids": torch.int64, "numbers": torch.float32}
 
 
 class PreprocessingContract(PluginContract):
-    """Tests of a preprocessing: override the fixture ``plugin``.
+    """Test suite for a preprocessing plugin. Subclasses override the fixture ``plugin``.
 
-    They run on ids, numbers or both, depending on ``takes``. A plugin with ``fit`` is fitted to the
-    rows first.
+    The tests use ids, numbers or both, depending on the plugin's attribute ``takes``. If the plugin
+    has a method ``fit``, the tests fit it to their rows first.
     """
 
     #: The largest id that the plugin accepts.
@@ -38,7 +38,7 @@ class PreprocessingContract(PluginContract):
 
     @pytest.fixture(params=["ids", "numbers"])
     def rows(self, plugin: Preprocessing, request: pytest.FixtureRequest) -> Rows:
-        """Rows with duplicates; rows of ids have several lengths, 0 among them."""
+        """Return test rows, some of them equal. Rows of ids have different lengths, including 0."""
         if request.param not in plugin.takes:
             pytest.skip(f"{plugin.name} takes no {request.param}")
         return self._rows_of(request.param)
@@ -91,12 +91,12 @@ class PreprocessingContract(PluginContract):
         assert ends.diff().tolist() == [plugin.width] * 3, "width is not the numbers per row"
 
     def test_a_row_depends_on_itself_alone(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Required because only unique rows are transformed."""
+        """The result for a row must not depend on other rows: only unique rows are transformed."""
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
             assert _apply(plugin, [row]) == [result]
 
     def test_scope_id_looks_at_nothing_but_an_id(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Required because an id shared by several rows is transformed once."""
+        """With scope ``id``, the result for an id must not depend on the other ids of its row."""
         if plugin.scope != "id":
             return
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
@@ -114,7 +114,7 @@ class PreprocessingContract(PluginContract):
             assert _apply(plugin, rows) == cut, "kept_lengths is for transforms that only cut rows"
 
     def test_transform_keeps_no_state(self, plugin: Preprocessing, rows: Rows) -> None:
-        """Required because readers have pickled copies and resumed runs start at later batches."""
+        """``transform`` must not keep state: reader processes use copies of the plugin."""
         batches = [rows[start : start + 3] for start in range(0, len(rows), 3)]
         one, other = (pickle.loads(pickle.dumps(plugin)) for _ in range(2))
         forwards = [deepcopy(one.transform(*_jagged(batch))) for batch in batches]
@@ -168,7 +168,7 @@ class PreprocessingContract(PluginContract):
         torch.testing.assert_close(given, before, rtol=0, atol=0)
 
     def test_a_state_stands_for_fitting(self, plugin: Preprocessing, rows: Rows) -> None:
-        """A plugin restored from its state must equal a fitted one. Checkpoints store the state."""
+        """A plugin that loads a saved state must transform rows like the fitted plugin."""
         if type(plugin).fitted_state is Preprocessing.fitted_state:
             return
         assert _has_fit(plugin), "fitted_state without fit is never kept in a checkpoint"
@@ -196,7 +196,7 @@ def _has_fit(plugin: Preprocessing) -> bool:
 
 
 def _fit(plugin: Preprocessing, rows: Rows, size: int = 4) -> Preprocessing:
-    """Fit the plugin to rows in chunks of ``size``, and once to an empty chunk."""
+    """Fit the plugin to an iterator of chunks with ``size`` rows. The last chunk is empty."""
     parts = [_jagged(rows[start : start + size]) for start in range(0, len(rows), size)]
     values, offsets = parts[0]
     plugin.fit("feature", iter([*parts, (values[:0], offsets[:1])]))
@@ -216,7 +216,7 @@ def _rows(values: Tensor, offsets: Tensor) -> Rows:
 
 
 def _bits(result: tuple[Tensor, Tensor]) -> tuple[bytes, list[int]]:
-    """Return a result in a form that can be compared bit for bit, including NaN."""
+    """Return the bytes of the values, and the offsets, so that NaN values compare equal, too."""
     values, offsets = result
     return values.numpy().tobytes(), offsets.tolist()
 

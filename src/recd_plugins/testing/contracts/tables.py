@@ -1,4 +1,4 @@
-"""The contracts of shardings and caches."""
+"""Test suites for sharding and cache plugins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 
 
 class SkewedData(TrainingData):
-    """A dataset that reads one eighth of each table's rows 400 times as often as the others."""
+    """Training data in which an eighth of the rows of each table is read 400 times as often."""
 
     def profile(self) -> DataProfile:
         return DataProfile({})
@@ -80,11 +80,11 @@ def _context(topology: TopologySpec) -> PlanContext:
 
 
 class TablePartContract(PluginContract):
-    """Tests shared by all table plugins: override the fixture ``plugin``."""
+    """Tests for both sharding and cache plugins. Subclasses override the fixture ``plugin``."""
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Return tables of the plugin, followed by one table of another plugin."""
+        """Return test tables. All except the last one are assigned to the plugin."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_history", ("history",), 500, 16, pooled=False),
@@ -93,7 +93,7 @@ class TablePartContract(PluginContract):
 
     @pytest.fixture
     def context(self) -> PlanContext:
-        """One rank with ``SkewedData``."""
+        """Return planning inputs for one rank, with the access statistics of ``SkewedData``."""
         return _context(this_machine(1))
 
     @pytest.fixture
@@ -146,14 +146,14 @@ class TablePartContract(PluginContract):
     def test_another_process_makes_the_same_strategy(
         self, plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext
     ) -> None:
-        """Without PYTHONHASHSEED, the order of sets differs between processes."""
+        """Plans must not depend on the order of sets, which differs between processes."""
         (there,) = launch(_described_on_rank, 1, plugin, tables, context)
         assert there == _description(plugin, tables, context)
 
     def test_its_strategy_is_picklable(
         self, tables: Sequence[Table], context: PlanContext, strategy: TableStrategy | None
     ) -> None:
-        """Readers in other processes get the pickled strategy if a dataset wrapper requests it."""
+        """Dataset wrappers may send the TableStrategy to reader processes."""
         if strategy is not None:
             again = pickle.loads(pickle.dumps(strategy))
             expected = _strategy_description(strategy, tables, context)
@@ -171,7 +171,7 @@ def _described_on_rank(
 
 
 def _description(plugin: Sharding | Cache, tables: Sequence[Table], context: PlanContext) -> object:
-    """Return all results of a plugin and its strategy for all tables except the last."""
+    """Return the results of a plugin and its TableStrategy for all tables except the last."""
     constraints = _comparable(plugin.constraints(tables[:-1]))
     strategy = plugin.strategy(tables[:-1], context)
     if strategy is None:
@@ -192,7 +192,7 @@ def _strategy_description(
 
 
 def _comparable(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
-    """Return constraints that can be compared: cache statistics are replaced by numbers."""
+    """Return constraints that support ``==``: cache statistics are replaced by numbers."""
     figures: dict[str, object] = {}
     for name, value in constraints.items():
         if (cache := value.cache_params) is None or (stats := cache.stats) is None:
@@ -217,16 +217,16 @@ def _of_table(strategy: TableStrategy, table: Table) -> dict[str, Any]:
 
 
 class ShardingContract(TablePartContract):
-    """Tests of a sharding: override the fixture ``plugin``."""
+    """Test suite for a sharding plugin. Subclasses override the fixture ``plugin``."""
 
     @pytest.fixture
     def context(self) -> PlanContext:
-        """Two nodes of two ranks with ``SkewedData``."""
+        """Return planning inputs for two nodes of two ranks, with ``SkewedData``."""
         return _context(this_machine(2, nodes=2))
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
-        """Return tables of the plugin, followed by one table that only the planner places."""
+        """Return test tables. All except the last one are assigned to the plugin."""
         return (
             Table("t_user", ("user",), 1000, 16, pooled=True),
             Table("t_item", ("item", "item_seen"), 64, 16, pooled=True),
@@ -260,7 +260,7 @@ class ShardingContract(TablePartContract):
     def test_rewrite_keeps_all_weights(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], context: PlanContext
     ) -> None:
-        """Weights keep their names, because checkpoints look them up by name."""
+        """``rewrite`` must keep the names of weights, because checkpoints use them."""
         before = _weights(model)
         rewritten = plugin.rewrite(model, tables[:-1], context)
         assert isinstance(rewritten, nn.Module)
@@ -271,7 +271,7 @@ class ShardingContract(TablePartContract):
     def test_rewrites_a_model_without_values(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], context: PlanContext
     ) -> None:
-        """A plan is made with a model on the meta device."""
+        """``rewrite`` must support models on the meta device, which the planner uses."""
         meta = deepcopy(model).to("meta")
         found, expected = (
             {name: value.shape for name, value in each.state_dict().items()}
@@ -299,7 +299,7 @@ class ShardingContract(TablePartContract):
     def test_what_it_offers_are_options(
         self, plugin: Sharding, tables: Sequence[Table], context: PlanContext
     ) -> None:
-        """A chooser creates, prepares and plans each candidate on every rank."""
+        """``offers`` must return valid options, from which each candidate plan can be made."""
         for pooled in (True, False):
             alike = [table for table in tables[:-1] if table.pooled == pooled]
             offers = [dict(options) for options in plugin.offers(alike, context)]
@@ -328,7 +328,7 @@ def _assert_equal(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 
 class CacheContract(TablePartContract):
-    """Tests of a cache: override the fixture ``plugin``."""
+    """Test suite for a cache plugin. Subclasses override the fixture ``plugin``."""
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_check_returns_or_raises_setup_error(self, plugin: Cache, device: str) -> None:
