@@ -1,1 +1,1 @@
-"""Fixes and internals of TorchRec and FBGEMM, one file per upstream problem."""
+"""Fixes for problems of TorchRec and FBGEMM, one module per problem."""

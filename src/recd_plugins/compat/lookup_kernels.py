@@ -1,7 +1,7 @@
-"""Makes TorchRec's lookups use the lookup kernels of plugins.
+"""Makes TorchRec's embedding lookups use the lookup kernels of plugins, such as caches.
 
-TorchRec has no option to choose a table's kernel class, so its kernel factory is replaced while a
-module of this package is constructed.
+TorchRec has no option to choose a table's kernel class, so its kernel factory is patched while a
+sharded module is constructed.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _WITHOUT_CACHE = {
 
 
 class RowKernel:
-    """Mixin for TorchRec's kernels whose plugin stores rows outside of the weight tensor."""
+    """Mixin for kernels of plugins that store rows outside of the weight tensor, like caches."""
 
     # A method of TorchRec's base classes; here flush writes the rows to the tables.
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
 
     def load(self) -> None:
-        """Reload rows from the parameters after a state dict was loaded."""
+        """Reread the rows from the parameters. Called after a state dict was loaded."""
 
     def close(self) -> None:
-        """Release all resources after training and saving. Further calls do nothing."""
+        """Release files and memory. Called after training and saving. May be called twice."""
 
 
 class AskedShardedTensor(ShardedTensor):
-    """A ShardedTensor that calls a function whenever its shards are read.
+    """A ShardedTensor that calls a function before its local shards are read.
 
-    A trainer may get a state dict once, and save it or load into it many steps later. Copies and
-    pickles are plain ShardedTensors.
+    The function updates the shards, because a trainer may save a state dict many steps after it got
+    it. Copies and pickles are plain ShardedTensors.
     """
 
     # Read by local_shards, gather, cpu, clone and pickling.
@@ -72,13 +72,13 @@ class AskedShardedTensor(ShardedTensor):
         self.__dict__["_local_shards"] = shards
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a plain ShardedTensor, since readers of a checkpoint may lack this class."""
+        """Pickle as a plain ShardedTensor, so that checkpoints load without this package."""
         plain = self.detach()  # shares the memory
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) -> None:
-    """Call ``asked_for[table]`` whenever shards of the table's weights or state are read."""
+    """Call ``asked_for[table]`` before a table's weight or optimizer state is read."""
     states = module.fused_optimizer.state_dict()["state"]
     for name, weights in module.state_dict().items():
         function = asked_for.get(name.partition(".")[2].removesuffix(".weight"))
@@ -89,7 +89,7 @@ def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) ->
 
 
 def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
-    """Yield the row kernels of a model on this rank."""
+    """Yield all kernels of class RowKernel in a sharded model on this rank."""
     for part in module.modules():
         for lookup in getattr(part, "_lookups", ()):  # modules() skips lists
             for kernel in lookup.modules():
@@ -98,17 +98,16 @@ def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
 
 
 def flush_kernels(module: nn.Module) -> None:
-    """Write rows of this rank's row kernels to their tables; kernels reload them before use."""
+    """Write the rows that plugin kernels store elsewhere back to the weight tensors."""
     for kernel in row_kernels(module):
         kernel.flush()
 
 
 @contextmanager
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
-    """Hide parameters of tables with row kernels from the module while it moves to a device.
+    """Hide the weights of tables with row kernels from ``module`` while it moves to a device.
 
-    DistributedModelParallel moves a model to its device. It would copy these tables as a whole, and
-    state dicts would be loaded into the copy.
+    DistributedModelParallel would copy them, and state dicts would be loaded into the copy.
     """
     names = {t.name for kernel in row_kernels(module) for t in kernel.config.embedding_tables}
     held = [tables[name]._parameters for name in names if name in tables]
@@ -121,13 +120,13 @@ def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iter
 
 
 def close_kernels(module: nn.Module) -> None:
-    """Close the row kernels of this rank; raises RecdError if rows could not be written."""
+    """Close the row kernels of this rank. Raises RecdError if a kernel could not write its rows."""
     for kernel in row_kernels(module):
         kernel.close()
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Keep row kernels of a sharded module in sync with the state dicts it loads and returns."""
+    """Make a sharded module update its row kernels when a state dict is loaded or read."""
     kernels = tuple(row_kernels(module))
     of_table: dict[str, list[RowKernel]] = {}
     for kernel in kernels:
@@ -155,7 +154,7 @@ def _flush(kernels: Iterable[RowKernel]) -> None:
 
 
 def prefetches(model: nn.Module) -> bool:
-    """Return whether rows of a table are prefetched; the same on all ranks.
+    """Return whether the model prefetches embedding rows into a cache. Equal on all ranks.
 
     Prefetching is enabled by kernels of plugins, or by ``prefetch_pipeline`` in CacheParams or
     ``fused_params``.
@@ -183,7 +182,10 @@ def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | N
 def offered_kernels(
     kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
 ) -> list[str]:
-    """Return TorchRec's compute kernels for a sharding type, plus those of plugins."""
+    """Return the compute kernels from which the planner may choose for a sharding type.
+
+    ``offered`` has the kernels of TorchRec, to which the kernels of plugins are added.
+    """
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return offered
     own = [each.compute_kernel for each in kernels if each.tables]
@@ -193,23 +195,25 @@ def offered_kernels(
 def check_kernels(
     kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:
-    """Raise SetupError if a plan does not use the kernel of a table's cache."""
+    """Check that the plan uses the compute kernel of the cache plugin for each cached table.
+
+    Raises SetupError if the plan has another kernel for a cached table.
+    """
     for table, sharding in params.items():
         own = _of_table(table, kernels)
         if own is not None and own.compute_kernel != sharding.compute_kernel:
             raise SetupError(
-                f"table {table!r} has a cache, but its plan has the kernel "
-                f"{sharding.compute_kernel!r} ({sharding.sharding_type}), which does not use this "
-                f"cache. Plan the table with the kernel {own.compute_kernel!r}, or remove its "
-                "cache entry."
+                f"table {table!r} has a cache, but the sharding plan uses the compute kernel "
+                f"{sharding.compute_kernel!r} ({sharding.sharding_type}), which has no cache. Plan "
+                f"the table with {own.compute_kernel!r}, or remove its cache entry."
             )
 
 
 @contextmanager
 def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
-    """Context in which TorchRec builds lookups with the plugin kernels of their tables.
+    """Within this context, TorchRec builds lookups with the kernels of plugins.
 
-    A stock kernel would allocate the whole table, so it cannot be replaced afterwards.
+    Replacing a stock kernel later would be too late, because it allocates the whole table.
     """
     if not kernels:
         yield
@@ -254,10 +258,7 @@ def _prefetch(
     sparse_features: KeyedJaggedTensor,
     forward_stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """Prefetch as TorchRec does, but only with kernels that have a cache.
-
-    TorchRec also calls kernels without a cache, which fails on CPU.
-    """
+    """Prefetch rows as TorchRec does, but skip kernels without a cache, which fail on CPU."""
     kernels = list(lookup._emb_modules)
     features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
     for kernel, mine in zip(kernels, features, strict=True):
@@ -272,34 +273,34 @@ def _prefetch(
 def _of_group(
     config: GroupedEmbeddingConfig, kernels: Sequence[LookupKernels]
 ) -> LookupKernels | None:
-    """Return the plugin that builds the kernel of a group of tables; None for TorchRec."""
+    """Return the plugin kernels for a group of tables, or None if TorchRec builds the kernel."""
     tables = config.embedding_tables
     if not any(table.local_rows for table in tables):
         return None  # as row-wise tables with few rows have it on some ranks
     own = {table.name: _of_table(table.name, kernels) for table in tables}
     if len(set(own.values())) > 1:
         raise SetupError(
-            f"tables {', '.join(own)} share one lookup kernel but have different caches, or only "
-            "some have a cache. Cache all of them with one entry, or plan cached tables with "
+            f"tables {', '.join(own)} share one lookup kernel, but only some are in the same "
+            "cache. Put all of them into one cache entry, or plan cached tables with "
             "CacheParams(prefetch_pipeline=True)."
         )
     return own[tables[0].name]
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the FBGEMM kernels in ``modules`` that have a step count, such as Adam's."""
+    """Return the FBGEMM kernels that count optimizer steps, as Adam does."""
     return [each for each in modules if hasattr(each, "iter_cpu") or hasattr(each, "iter")]
 
 
 def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the step count tensors of ``kernels``: for updates and for the state dict."""
+    """Return the step counters of FBGEMM kernels: their tensors ``iter_cpu`` and ``iter``."""
     found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 
 
 @contextmanager
 def steps_kept(model: nn.Module) -> Iterator[None]:
-    """Restore step counts at the end, since FBGEMM counts lookups in evaluation too."""
+    """Restore FBGEMM's step counters after evaluation, because FBGEMM counts every lookup."""
     kernels = counting(nn.ModuleList(_lookups_of(model)).modules())
     before = [count.clone() for count in step_counts(kernels)]
     try:
@@ -310,7 +311,7 @@ def steps_kept(model: nn.Module) -> Iterator[None]:
 
 
 def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of this rank's step counts, keyed by module path and table name."""
+    """Return a dict from module path and table name to the optimizer step count on this rank."""
     return {
         name: kernel.iter.to("cpu", copy=True)
         for names, kernel in _learning_by_steps(model)
@@ -319,16 +320,24 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Set the step counts of tables; ``otherwise`` is for tables that ``steps`` lacks."""
+    """Set the optimizer step counts of tables, for example after loading a checkpoint.
+
+    Args:
+        model: the sharded model.
+        steps: step counts, keyed as in the result of ``steps_of_tables``.
+        otherwise: step count for tables that are not in ``steps``.
+
+    Raises:
+        SetupError: tables of one FBGEMM kernel would get different counts.
+    """
     found = []
     for names, kernel in _learning_by_steps(model):
         of_tables = {name: int(steps.get(name, otherwise)) for name in names}
         if len(set(of_tables.values())) > 1:
             told = ", ".join(f"{name} {step}" for name, step in of_tables.items())
             raise SetupError(
-                "tables of one lookup kernel were trained for different numbers of steps "
-                f"({told}), but the kernel has a single step count. Use the sharding plan of the "
-                "run that trained these tables."
+                "tables that share one FBGEMM kernel were trained for different numbers of steps: "
+                f"{told}. Use the sharding plan of the run that trained these tables."
             )
         found.append((kernel, of_tables[names[0]]))
     for kernel, step in found:

@@ -1,7 +1,8 @@
-"""Managed collision (id remapping) for deduplicated batches, and its evictions on CPU.
+"""Managed collision (MCH) for deduplicated batches, and MCH evictions on CPU.
 
-For deduplicated batches, TorchRec (1.6 to 1.9) counts unique rows instead of all rows, which
-silently trains another map. FBGEMM has the eviction operator for CUDA only.
+Managed collision modules remap ids to rows of a table. For deduplicated batches, TorchRec (1.6 to
+1.9) counts ids in unique rows only, which silently trains other remappings. FBGEMM's operator that
+resets evicted rows exists only for CUDA.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ from recd_plugins.sparse.index_select import jagged_index_select
 
 
 def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
-    """Return why a managed collision module needs all rows; empty if unique rows suffice."""
+    """Return why a managed collision module does not support deduplicated rows, as text.
+
+    Returns an empty string if it does.
+    """
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         return "because an EmbeddingCollection returns one embedding per id"
     maps = module._managed_collision_collection._managed_collision_modules
@@ -52,7 +56,7 @@ def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> st
 
 
 class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
-    """Shards collision maps so that they accept unique rows."""
+    """Sharder of ManagedCollisionCollection with support for deduplicated rows."""
 
     def shard(
         self,
@@ -63,7 +67,7 @@ class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
         device: torch.device | None = None,
         use_index_dedup: bool = False,
     ) -> ShardedManagedCollisionCollection:
-        """See TorchRec's ``ModuleSharder.shard``."""
+        """Return the sharded module. Arguments are those of TorchRec's ``ModuleSharder.shard``."""
         return ExactShardedManagedCollisionCollection(
             module,
             params,
@@ -75,12 +79,11 @@ class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
 
 
 class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
-    """Sends and remaps unique rows, but counts ids as often as they occur in all rows.
+    """Remaps the ids of unique rows, but counts ids as often as they occur in the batch.
 
-    All MCH eviction policies rank ids by their number of occurrences. Their history has a limited
-    size and keeps the first ids. In training the map must therefore see the ids of the plain batch.
-    Each rank also sends the unique row of each of its rows: 4 bytes per row and feature. The rank
-    that owns the map repeats the received rows accordingly.
+    MCH eviction policies rank ids by their number of occurrences, and keep a limited history of
+    ids. In training, each rank therefore also sends the index of the unique row of each batch row,
+    4 bytes per row and feature. The receiving rank repeats the unique rows before it counts ids.
     """
 
     def input_dist(
@@ -89,14 +92,14 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
         features: KeyedJaggedTensor,
         skip_permute: bool = False,
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids; in training, also send the unique row of each row."""
+        """Send ids to the ranks that remap them. In training, also send the inverse indices."""
         if features.variable_stride_per_key() and any(each.training for each in self._maps):
             names, inverse = ctx.inverse_indices
             ctx.all_rows = _AllRows(names, inverse, self._embedding_shardings[0]._pg)
         return super().input_dist(ctx, features, skip_permute)
 
     def compute(self, ctx: Any, dist_input: KJTList) -> KJTList:
-        """Remap ids; in training, count them as often as they occur in all rows."""
+        """Remap ids. In training, count them as often as they occur in the batch."""
         all_rows = getattr(ctx, "all_rows", None)
         if all_rows is None:
             return super().compute(ctx, dist_input)
@@ -125,7 +128,7 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
 
 
 class _AllRows:
-    """The unique row of each row of every rank, while it is being gathered."""
+    """All-gathers the inverse indices of all ranks, from batch row to unique row."""
 
     def __init__(self, names: Sequence[str], inverse: Tensor, group: dist.ProcessGroup) -> None:
         self._place = {name: index for index, name in enumerate(names)}
@@ -141,7 +144,7 @@ class _AllRows:
         self._work = dist.all_gather(self._inverse, sent, group, async_op=True)
 
     def of(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Expand received unique rows to all rows, in rank order."""
+        """Repeat the unique rows to get all batch rows of all ranks, in rank order."""
         self._work.wait()
         rows, first = [], 0
         for name, strides in zip(features.keys(), features.stride_per_key_per_rank(), strict=True):
@@ -165,7 +168,11 @@ class _AllRows:
 def mend_managed_collision(
     sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
 ) -> None:
-    """Fix mean pooling, empty batches and CPU evictions of a sharded managed collision module."""
+    """Fix a sharded managed collision module, in place.
+
+    Aligns inverse indices for mean pooling, adds a row to empty batches, and resets evicted rows on
+    CPU.
+    """
     input_dist = sharded.input_dist
     order = sharded._managed_collision_collection._feature_names
 
@@ -189,10 +196,10 @@ def reset_rows(
     logical_table_ids: Tensor,
     buffer_ids: Tensor,
 ) -> None:
-    """Reset rows as FBGEMM's ``reset_weight_momentum`` does on CUDA.
+    """CPU version of FBGEMM's ``reset_weight_momentum``, which resets evicted rows on CUDA.
 
-    Zeroes the rows and the momentum of row-wise Adagrad. The state of other optimizers does not
-    change. TorchRec reinitializes the rows afterwards.
+    Sets the rows and their row-wise Adagrad momentum to zero. The state of other optimizers does
+    not change. TorchRec reinitializes the rows afterwards.
     """
     if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         return

@@ -1,14 +1,13 @@
-"""Mean pooling of row-wise tables.
+"""Fixes mean pooling of row-wise sharded tables.
 
-Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length in one
-callback over all features of the EmbeddingBagCollection. In torchrec 1.6 to 1.9 that callback goes
-wrong, silently, in four ways:
+Each rank has only some rows of a bag, so TorchRec sums them, and later divides the sums by the bag
+lengths in a callback of the EmbeddingBagCollection. In torchrec 1.6 to 1.9 the callback silently
+computes wrong results:
 
-- features of tables that are sharded otherwise are divided too, although their kernels have pooled;
-- a feature that several tables look up counts as not to be divided for the first of them only;
-- with a variable batch (VBE) and features that TorchRec reorders by sharding, the lengths are
-  expanded by the inverse indices of another feature;
-- 1e-6 is added to every length, and to the 1 of features that are not to be divided.
+- It also divides features of tables with other sharding types, whose kernels return means.
+- If several tables look up a feature, it skips the division for the first table only.
+- For variable batches (VBE), it may use the inverse indices of another feature.
+- It adds 1e-6 to every length, and also to the divisor 1 of features without division.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.
 
 
 def mean_pooled(module: EmbeddingBagCollection | FusedEmbeddingBagCollection) -> list[str]:
-    """Return names of the tables with mean pooling."""
+    """Return the names of the tables with mean pooling."""
     return [c.name for c in module.embedding_bag_configs() if c.pooling == PoolingType.MEAN]
 
 
 def refuse_weighted_mean(tables: Sequence[str]) -> None:
-    """Raise ExactnessError if ``tables`` is not empty: weighted ids with mean pooling.
+    """Raise ExactnessError if ``tables``, which have mean pooling and weighted ids, is not empty.
 
     FBGEMM's kernels (1.6 to 1.9) divide by the number of ids in the forward pass, but not in the
     backward pass. For row-wise tables TorchRec divides by the sum of the weights.
@@ -53,7 +52,7 @@ def refuse_weighted_mean(tables: Sequence[str]) -> None:
 def refuse_means_in_grids(
     tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse mean pooling of grid-sharded tables: nothing divides the sums of their kernels."""
+    """Raise ExactnessError for mean pooling of grid-sharded tables, which TorchRec only sums."""
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
@@ -67,11 +66,12 @@ def divide_row_wise_tables_only(
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
 ) -> Tensor | None:
-    """Return which output columns to divide, bool ``[columns]``; None if there is no callback.
+    """Return a mask of the output columns whose sums must be divided, bool ``[columns]``.
+
+    Returns None if no table is both row-wise and mean-pooled.
 
     Raises:
-        ExactnessError: a feature looks up a table that is divided and one that is not; the callback
-            knows features, not tables.
+        ExactnessError: a feature looks up one table whose sums must be divided and another table.
         SetupError: a feature name contains "@".
     """
     divided: set[str] = set()
@@ -87,8 +87,8 @@ def divide_row_wise_tables_only(
         raise ExactnessError(
             f"features {', '.join(both)} look up a row-wise table with mean pooling and a "
             "different table in one EmbeddingBagCollection, so TorchRec would divide wrongly. Use "
-            "the same pooling and sharding for both tables, or put each table into its own "
-            "EmbeddingBagCollection."
+            "the same pooling and sharding for both tables, or put them into separate "
+            "EmbeddingBagCollections."
         )
     sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
     names, dims = sharded._embedding_names, sharded._embedding_dims
@@ -99,7 +99,7 @@ def divide_row_wise_tables_only(
 def align_inverse_indices(
     sharded: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
 ) -> KeyedJaggedTensor:
-    """Reorder the inverse indices to the key order that TorchRec will use."""
+    """Reorder the inverse indices of a batch to the order of features that TorchRec uses."""
     order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
     # If a feature has several shardings, TorchRec finds its indices by name.
     if len(order) != len(features.inverse_indices()[0]):
@@ -108,7 +108,7 @@ def align_inverse_indices(
 
 
 def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -> KeyedJaggedTensor:
-    """Return ``features`` with its inverse indices reordered."""
+    """Return ``features`` with its inverse indices in the feature order ``order``."""
     names, indices = features.inverse_indices()
     if list(order) == names:
         return features
@@ -118,5 +118,8 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """Return the mean pooling divisor ``[B, columns]`` without TorchRec's 1e-6; 1 if empty."""
+    """Remove TorchRec's 1e-6 from a divisor ``[B, columns]`` of mean pooling.
+
+    The divisor is 1 for empty bags and for columns where ``is_divided`` is False.
+    """
     return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

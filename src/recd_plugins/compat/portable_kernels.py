@@ -1,7 +1,7 @@
-"""CPU lookups for cases where TorchRec and FBGEMM (1.6 to 1.9) fail, are wrong, or are slow.
+"""CPU lookups for cases where those of TorchRec and FBGEMM (1.6 to 1.9) fail or are slow.
 
-Tables of one kernel with equal width share one block of memory, and so does their optimizer state.
-They can therefore be looked up as a single table, with any number of bags and without padding.
+If all tables of a kernel have the same width, their rows are in one block of memory. They can then
+be looked up as a single table, with any number of bags and without padding.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ _MOST_ROWS = 2**31 - 2
 
 
 class PortableDenseEmbedding(BatchedDenseEmbedding):
-    """TorchRec's dense kernel, looked up by ``torch.nn.functional.embedding``.
+    """TorchRec's dense kernel without pooling, based on ``torch.nn.functional.embedding``.
 
-    FBGEMM's dense kernel (1.6 to 1.9) ignores ``PoolingMode.NONE`` on CPU: it sums each row's
-    embeddings. Parameters and state dict are those of the base class.
+    FBGEMM's dense kernel (1.6 to 1.9) ignores ``PoolingMode.NONE`` on CPU and sums the embeddings
+    of each row. Parameters and state dict do not change.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return embeddings of the ids, ``[num_values, embedding_dim]``, by feature.
+        """Return one embedding per id, ``[num_values, embedding_dim]``, in the order of the ids.
 
-        Raises:
-            DataError: an id is outside of its table.
+        Raises DataError if an id is outside of its table.
         """
         _refuse_outside(self, features)
         device = features.values().device
@@ -56,25 +55,24 @@ class PortableDenseEmbedding(BatchedDenseEmbedding):
 
 
 class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
-    """TorchRec's dense kernel, with support for variable batches (VBE).
-
-    FBGEMM's dense kernel (1.6 to 1.9) does not support them on CPU. Values and gradients are the
-    same as for each row by itself.
-    """
+    """TorchRec's dense pooled kernel, with support for variable batches (VBE) on CPU."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return pooled embeddings, in the layout of ``PortableEmbeddingBag.forward``."""
+        """Return pooled embeddings, ``[B, columns]``.
+
+        For a variable batch, return a flat tensor, ordered by rank, feature and row.
+        """
         if not features.variable_stride_per_key():
             return super().forward(features)
-        widths, strides = _shape(self, features)
+        widths, strides = _widths_and_strides(self, features)
         return _unpadded(super().forward(_padded(features, strides.sum(1))), widths, strides)
 
 
 class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's pooled lookup, with variable batches and several kernels also on CPU.
+    """TorchRec's pooled lookup, with support for variable batches (VBE) of several kernels on CPU.
 
-    In TorchRec (1.6 to 1.9) each kernel writes its part of one shared output, which FBGEMM supports
-    on CUDA only. This lookup concatenates the parts, as TorchRec does on MTIA.
+    In TorchRec (1.6 to 1.9) all kernels write to one shared output, which FBGEMM supports only on
+    CUDA. This lookup concatenates the outputs of the kernels, as TorchRec does on MTIA.
     """
 
     def _forward_with_vbe_merging(
@@ -97,11 +95,11 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
 
 
 class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
-    """TorchRec's fused kernel, with variable batches but without FBGEMM's metadata for them.
+    """TorchRec's fused pooled kernel, with a faster lookup of variable batches (VBE) on CPU.
 
-    On CPU FBGEMM (1.8) computes that metadata with several operations per row, and pads every
-    feature to the longest one. This kernel looks up tables of equal width as one table, and pads
-    the offsets of other tables itself. Values and gradients are the same.
+    FBGEMM (1.8) runs several operations per row to compute metadata, and pads all features to the
+    longest one. This kernel looks up tables of equal width as one table, and otherwise pads the
+    offsets itself. Values and gradients are the same.
     """
 
     def forward(
@@ -110,10 +108,13 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """Return pooled embeddings; for a variable batch flat, ordered by rank, feature and row."""
+        """Return pooled embeddings, ``[B, columns]``.
+
+        For a variable batch, return a flat tensor, ordered by rank, feature and row.
+        """
         if not features.variable_stride_per_key():
             return super().forward(features, vbe_output, vbe_output_offsets)
-        widths, strides = _shape(self, features)
+        widths, strides = _widths_and_strides(self, features)
         if fits_one_table(self._emb_module):
             weights = features.weights_or_none()
             if weights is not None and not weights.is_floating_point():
@@ -126,14 +127,14 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
 
 
 class PortableEmbedding(BatchedFusedEmbedding):
-    """TorchRec's fused kernel without pooling; FBGEMM looks its ids up as bags of one id each.
+    """TorchRec's fused kernel without pooling, which looks up each id as a bag with one id.
 
-    On CPU, FBGEMM's backward pass without pooling (1.6 to 1.9) takes 24 to 32 times as long as the
-    one for bags. Values and gradients are the same.
+    FBGEMM's backward pass on CPU (1.6 to 1.9) is 24 to 32 times slower without bags. Values and
+    gradients are the same.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return embeddings of the ids, ``[num_values, embedding_dim]``, by feature."""
+        """Return one embedding per id, ``[num_values, embedding_dim]``, in the order of the ids."""
         offsets = torch.arange(len(features.values()) + 1)
         return look_up_bags(self._emb_module, features, offsets)
 
@@ -148,14 +149,13 @@ def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
     )
 
 
-def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]:
-    """Return the columns of each feature, and its number of rows per rank, ``[F, num_ranks]``."""
+def _widths_and_strides(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]:
     widths = [kernel._local_cols[table] for table in kernel._feature_table_map]
     return widths, torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
-    """Pad every key of a variable batch to the same number of rows; ``num_rows`` is ``[F]``."""
+    """Pad all F features of a variable batch to the same number of rows. ``num_rows``: ``[F]``."""
     stride = max(1, int(num_rows.max()))
     first_row = num_rows.cumsum(0) - num_rows
     rows = torch.minimum(torch.arange(stride), num_rows.unsqueeze(1)) + first_row.unsqueeze(1)
@@ -170,7 +170,7 @@ def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
 
 
 def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
-    """Return the rows of a variable batch, by rank, from the output of padded features."""
+    """Remove the rows that ``_padded`` added from a pooled output. Return it flat, rank by rank."""
     parts = [
         torch.split(rows, [*of_ranks, len(rows) - sum(of_ranks)])
         for rows, of_ranks in zip(torch.split(output, widths, 1), strides.tolist(), strict=True)
@@ -179,14 +179,14 @@ def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
 
 
 class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
-    """A pooled kernel whose tables have no rows on this rank.
+    """TorchRec's fused pooled kernel for tables that have no rows on this rank.
 
-    Small row-wise tables may have no rows on some ranks. FBGEMM (1.6 to 1.9) takes a CPU kernel
-    without weights for a GPU kernel, and fails.
+    Small row-wise tables may have no rows on some ranks. FBGEMM (1.6 to 1.9) fails for such
+    kernels on CPU.
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return zeros; raise DataError for any id."""
+        """Return zeros. Raises DataError if the batch contains an id."""
         _refuse_outside(self, features)
         widths = [self._local_cols[table] for table in self._feature_table_map]
         if features.variable_stride_per_key():
@@ -201,16 +201,18 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
 
 
 class EmptyEmbedding(BatchedFusedEmbedding):
-    """A kernel without pooling whose tables have no rows on this rank."""
+    """TorchRec's fused kernel without pooling for tables that have no rows on this rank."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return no embeddings; raise DataError for any id."""
+        """Return an empty tensor, ``[0, embedding_dim]``.
+
+        Raises DataError if the batch contains an id.
+        """
         _refuse_outside(self, features)
         return _zeros(self, features, [0, self._local_cols[0]])
 
 
 def _zeros(kernel: Any, features: KeyedJaggedTensor, shape: list[int]) -> Tensor:
-    """Return zeros in the dtype that other ranks send, with a gradient for the collectives."""
     dtype = SparseType.from_int(kernel._emb_module.output_dtype).as_dtype()
     return torch.zeros(shape, dtype=dtype, device=features.device(), requires_grad=True)
 
@@ -222,10 +224,10 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _part_tables(kernel: Any) -> None:
-    """Give tables without rows on this rank their own offset in an FBGEMM kernel.
+    """Give each table of an FBGEMM kernel a distinct first row, also tables without rows here.
 
-    FBGEMM's CPU kernels identify tables by their first row. A table without rows was confused with
-    the next one, and foreign memory was overwritten if their widths differed.
+    FBGEMM's CPU kernels identify tables by their first row. They confuse a table without rows with
+    the next table, and overwrite other memory if the widths differ.
     """
     if 0 in kernel._local_rows:
         begins = [0, *accumulate(max(1, rows) for rows in kernel._local_rows)]
@@ -236,9 +238,9 @@ def _part_tables(kernel: Any) -> None:
 
 
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
-    """Replace lookups and kernels that fail on CPU, in place.
+    """Replace TorchRec's lookups and kernels with the classes of this module, in place.
 
-    Only their classes change, since optimizers, DDP and state dicts hold their parameters.
+    Only ``__class__`` changes, since optimizers, DDP and state dicts refer to the parameters.
     """
     module: Any
     for module in (module for lookup in lookups for module in lookup.modules()):
@@ -261,26 +263,27 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
 
 
 def fits_one_table(kernel: Any) -> bool:
-    """Return whether the tables of an FBGEMM kernel have equal width and are on CPU."""
+    """Return whether ``look_up_bags`` supports the FBGEMM kernel: CPU, tables of equal width."""
     return kernel.use_cpu and len(set(kernel.dims)) == 1 and kernel.total_hash_size <= _MOST_ROWS
 
 
 def look_up_bags(
     kernel: Any, features: KeyedJaggedTensor, offsets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Look up bags with a kernel for which ``fits_one_table`` is True.
+    """Look up bags of ids with an FBGEMM kernel, as if its tables were a single table.
 
     Args:
-        kernel: FBGEMM kernel; kernels without pooling return sums.
-        features: ids of the kernel's features, in the kernel's order.
-        offsets: bag offsets ``[num_bags + 1]``; no bag has ids of two features.
-        weights: weights of the ids, which replace the weights of ``features``.
+        kernel: FBGEMM kernel for which ``fits_one_table`` is True. Bags are summed if the kernel
+            has no pooling.
+        features: ids of the kernel's features, in the order of the kernel.
+        offsets: bag offsets ``[num_bags + 1]``. A bag may only contain ids of one feature.
+        weights: weight of each id; None for unweighted ids.
 
     Returns:
         ``[num_bags, embedding_dim]``.
 
     Raises:
-        DataError: an id is outside of its table and FBGEMM does not replace it.
+        DataError: an id is outside of its table, unless FBGEMM's bounds check replaces such ids.
     """
     # Check the bounds of each table, with one bag per feature.
     ids, _, weights, _ = kernel.prepare_inputs(
@@ -305,10 +308,15 @@ def look_up_bags(
 def refuse_outside(
     ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
 ) -> None:
-    """Raise DataError for ids outside of their table, which would read rows of another table.
+    """Raise DataError if an id is outside of its table, so that it would read another table.
 
-    FBGEMM's bounds check accepts -1, and accepts everything if it is off. ``rows`` is the number of
-    rows of each feature's local shard. ``table`` returns the table name.
+    FBGEMM's bounds check accepts -1, and accepts all ids if the check is off.
+
+    Args:
+        ids: ids of all features.
+        features: batch with the names and lengths of the features.
+        rows: number of local rows of each feature's table.
+        table: returns the table name, given the index of a feature.
     """
     if not len(ids):
         return
@@ -321,7 +329,7 @@ def refuse_outside(
     ):
         outside = own[(own < 0) | (own >= limit)]
         if len(outside):
-            here = f"this rank holds rows 0 to {limit - 1}" if limit else "this rank holds no rows"
+            here = f"this rank has rows 0 to {limit - 1}" if limit else "this rank has no rows"
             raise DataError(
                 f"table {table(number)!r}: feature {feature!r} has the id {int(outside[0])}, but "
                 f"{here}. Fix the data, or give the table more rows."
@@ -329,7 +337,7 @@ def refuse_outside(
 
 
 def _one_table(kernel: Any) -> Any:
-    """Return the kernel as a single table of all rows; it shares the kernel's parameters."""
+    """Return a copy of an FBGEMM kernel that has a single table and shares its parameters."""
     one = copy.copy(kernel)
     one._buffers = {
         # Offsets of weights and optimizer state, per feature.

@@ -1,8 +1,8 @@
-"""Checks of the row updates that FBGEMM's kernels run in the backward pass.
+"""Checks of the optimizer arguments of FBGEMM kernels, which update rows in the backward pass.
 
-FBGEMM (1.6 to 1.9) silently ignores some optimizer arguments. Kernels of some optimizers do not
-support variable batches on CUDA. With ``gradient_clipping`` FBGEMM clips the gradient of each
-looked-up row, and a clipped sum differs from the sum of clipped gradients.
+FBGEMM (1.6 to 1.9) silently ignores some arguments. The kernels of some optimizers do not support
+variable batches (VBE) on CUDA. With ``gradient_clipping`` FBGEMM clips the gradient of each lookup,
+so results change if a deduplicated row is looked up once with the sum of its gradients.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def kind_of_update(
 ) -> EmbOptimType:
     """Return FBGEMM's optimizer type for an optimizer class and its arguments.
 
-    Raises:
-        ValueError: FBGEMM has no such optimizer.
+    Raises ValueError if FBGEMM has no such optimizer.
     """
     kind: EmbOptimType = arguments.get("optimizer") or optimizer_type_to_emb_opt_type(optimizer)
     return kind
@@ -91,7 +90,7 @@ def kind_of_update(
 def unheeded_argument(
     kind: EmbOptimType, arguments: Mapping[str, Any], device_type: str | None
 ) -> str:
-    """Return an error message for an argument that FBGEMM ignores, or an empty string."""
+    """Return an error message if FBGEMM would ignore one of the arguments, else ""."""
     for name, kinds in _HEEDED_BY.items():
         if not arguments.get(name):
             continue
@@ -108,7 +107,7 @@ def unheeded_argument(
 def update_of_table(
     module: Any, table: str, fused_params: Mapping[str, Any] | None
 ) -> tuple[EmbOptimType, dict[str, Any]]:
-    """Return FBGEMM's optimizer type and arguments for a table of an unsharded module."""
+    """Return the optimizer of a table in an unsharded module: FBGEMM's type, and its arguments."""
     if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
         given = dict(module.optimizer_kwargs())
         return kind_of_update(module.optimizer_type(), given), given
@@ -128,10 +127,12 @@ def check_updates(
     fused_params: Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> None:
-    """Refuse optimizer arguments that FBGEMM ignores, and warn if rows train differently.
+    """Check the optimizers of a module's tables against the sharding plan.
+
+    Logs a warning if a table would train differently from the unsharded module.
 
     Raises:
-        SetupError: names the table and the argument.
+        SetupError: FBGEMM would ignore an argument. The message names the table and the argument.
     """
     device_type = "cpu" if device is None else device.type
     dropped, columns, unset = list[str](), list[str](), list[str]()
@@ -161,7 +162,7 @@ def check_updates(
 
 
 def _in_backward(module: nn.Module, table: str) -> Sequence[type[torch.optim.Optimizer]]:
-    """Return the optimizer classes that apply_optimizer_in_backward set on a table."""
+    """Return the optimizers of a table that were set by TorchRec's apply_optimizer_in_backward."""
     if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
         return ()
     found: Sequence[type[torch.optim.Optimizer]]
@@ -175,10 +176,10 @@ def _weight(module: Any, table: str) -> Any:
 
 
 def copy_optimizer_arguments(parameters: Iterable[nn.Parameter]) -> None:
-    """Give each table parameter its own copy of the optimizer arguments set on it.
+    """Copy the dict of optimizer arguments that apply_optimizer_in_backward set on each parameter.
 
-    TorchRec (1.6 to 1.9) writes a table's optimizer type into these arguments. If two optimizers
-    were given the same dict, tables of the second would silently be trained by the first.
+    TorchRec (1.6 to 1.9) writes the optimizer type into this dict. If two optimizers share a dict,
+    the tables of the second would silently be trained with the first.
     """
     for parameter in parameters:
         # Set by torch.distributed.optim._apply_optimizer_in_backward.
@@ -192,9 +193,9 @@ def why_plain_kernels(
     fused_params: Mapping[str, Any] | None,
     device_type: str,
 ) -> str:
-    """Return why kernels of bags need plain batches; empty if they do not.
+    """Return why the kernels of a module do not support variable batches (VBE), as text.
 
-    On CPU data-parallel tables support variable batches.
+    Returns an empty string if all kernels support them.
     """
     on_cpu, dense = device_type == "cpu", EmbeddingComputeKernel.DENSE.value
     for name, sharding in shardings.items():
@@ -213,21 +214,20 @@ _OPTION = "gradient_clipping"
 
 @dataclass(frozen=True)
 class ClippedTables:
-    """Tables whose optimizers clip gradients, and the features that look them up."""
+    """Names of the tables whose optimizer clips gradients, and of the features that use them."""
 
     tables: tuple[str, ...]
     features: frozenset[str]
 
     @property
     def why_plain(self) -> str:
-        """Return why bags need plain batches, or an empty string."""
+        """Return why these tables do not support deduplicated bags; empty without tables."""
         return f"because {_OPTION} clips the gradient of each row" if self.tables else ""
 
     def check_stored(self, features: Collection[str]) -> None:
-        """Refuse features whose equal rows are looked up and pooled only once.
+        """Check that none of these deduplicated features uses a table that clips gradients.
 
-        Raises:
-            ExactnessError: tables that clip gradients have such features.
+        Raises ExactnessError if a feature uses such a table.
         """
         if clipped := sorted(self.features.intersection(features)):
             raise ExactnessError(
@@ -241,7 +241,7 @@ class ClippedTables:
 def clipped_tables(
     module: Any, params: Mapping[str, ParameterSharding], fused_params: Mapping[str, Any] | None
 ) -> ClippedTables:
-    """Return the tables of an unsharded module whose kernels clip gradients."""
+    """Return the tables of an unsharded module whose FBGEMM optimizer clips gradients."""
     pooled = hasattr(module, "embedding_bags")
     clipped = [
         config
@@ -256,14 +256,14 @@ def clipped_tables(
 
 
 def tables_clipped_inside(model: nn.Module) -> Iterator[ClippedTables]:
-    """Yield the tables with gradient clipping of each sharded module in ``model``."""
+    """Yield the ClippedTables of each sharded module in ``model``."""
     for module in model.modules():
         if isinstance(clipped := getattr(module, "clipped", None), ClippedTables):
             yield clipped
 
 
 def check_deduplicated(model: nn.Module, batch: ModelInput) -> None:
-    """Refuse a batch with deduplicated sequences for tables that clip gradients."""
+    """Raise ExactnessError if a deduplicated sequence uses a table that clips gradients."""
     if features := {*batch.inverse_lookup, *batch.segments}:
         for clipped in tables_clipped_inside(model):
             clipped.check_stored(features)

@@ -1,7 +1,7 @@
-"""Lists the private names of other packages that this package relies on.
+"""Lists the private names of torch, TorchRec and FBGEMM that this package uses.
 
-Plugins list theirs with the hook ``register_internals``. tests/test_internals.py fails for private
-names in the source that are not listed, and for listed names that are not used.
+Plugins list the names they use with the hook ``register_internals``. tests/test_internals.py checks
+that the lists are complete and have no unused names.
 """
 
 from __future__ import annotations
