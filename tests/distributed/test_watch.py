@@ -67,8 +67,9 @@ def test_nothing_is_said_while_one_rank_moves() -> None:
     [
         (
             READING | {"waits_for": ["reader worker 3 (process 77)"]},
-            "the run makes no progress for 101 s: ranks 0 and 1 wait in all_to_all of step 12 for "
-            "rank 2, which is reading data in step 12 and waits for reader worker 3 (process 77)",
+            "the run has made no progress for 101 s: ranks 0 and 1 wait in all_to_all of step 12 "
+            "for rank 2, which is reading data in step 12 and waits for reader worker 3 "
+            "(process 77)",
         ),
         (
             {"what": "saving a checkpoint", "long": True, "step": 20},
@@ -128,7 +129,7 @@ def test_it_beats_on_and_looks_on_when_the_store_is_back(
     monkeypatch.setenv("MASTER_PORT", str(port))
 
     def says_that_nothing_moves() -> bool:
-        return "makes no progress" in capsys.readouterr().err
+        return "made no progress" in capsys.readouterr().err
 
     with watched_by_each_other(0, 2, STORE_LIMITS):
         wait_for(says_that_nothing_moves)

@@ -170,7 +170,7 @@ def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
     done = forked.torchrun([sys.executable, "-c", _STOPS, output], ranks=2)
     assert done.returncode == 1
     assert re.search(
-        r"the run makes no progress for \d s: rank 0 waits .* for rank 1, which sends no "
+        r"the run has made no progress for \d s: rank 0 waits .* for rank 1, which sends no "
         r"heartbeats \(process \d+ of .*\)\. This exceeds hang_timeout \(3 s\), so the run ends\. "
         "Nothing was written",
         done.stderr,

@@ -1,1 +1,1 @@
-"""Ranks, signals, files, plugin modules and errors."""
+"""Distributed processes, signals, files, plugin modules and errors."""

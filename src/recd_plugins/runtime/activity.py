@@ -1,4 +1,4 @@
-"""Current activity of this process, for hang reports."""
+"""Records the current activity of the training thread, for messages about hangs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Activity:
-    """Activity of the training thread.
+    """The current activity of the training thread.
 
     Attributes:
-        what: description that completes "the rank is ...".
+        what: description that completes "the rank is ...", such as "training".
         long: whether the activity may take minutes in a healthy run.
         step: number of finished optimizer steps.
-        changes: number of activity changes so far; it grows as long as the process makes progress.
-        processes: processes that the thread waits for, by name.
+        changes: counter that increases with each change. A hung process stops counting.
+        processes: dict from name to process id of the processes that the thread waits for.
     """
 
     what: str = "starting"
@@ -32,17 +32,17 @@ _current = Activity()
 
 
 def current() -> Activity:
-    """Return the activity of this process."""
+    """Return the current activity of the training thread in this process."""
     return _current
 
 
 def start(step: int = 0) -> None:
-    """Set the activity at the start of a run. The first step may take long."""
+    """Reset the activity at the start of a run. ``step`` is the number of finished steps."""
     _set(Activity(step=step))
 
 
 def reached(step: int) -> None:
-    """Set the number of finished optimizer steps."""
+    """Record that ``step`` optimizer steps are finished, and that the thread is training."""
     _set(Activity("training", long=False, step=step))
 
 
@@ -50,7 +50,13 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """Set the activity within this context. ``long=None`` keeps the outer activity's value."""
+    """Set the current activity within this context.
+
+    Args:
+        what: description that completes "the rank is ...".
+        processes: dict from name to process id of the processes that the thread waits for.
+        long: whether the activity may take minutes; None keeps the current value.
+    """
     before = _current
     long = before.long if long is None else long
     _set(replace(before, what=what, processes=processes or {}, long=long))
@@ -62,7 +68,7 @@ def doing(
 
 @contextmanager
 def log_if_slow(seconds: float, text: str) -> Iterator[None]:
-    """Write ``text`` to stderr if the context is still open after ``seconds``."""
+    """Write ``text`` to stderr if this context takes longer than ``seconds``."""
     timer = threading.Timer(seconds, print, [text], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Errors a user can cause. The command line prints them without a traceback and exits with 1."""
+"""Exceptions with messages for users. ``recd`` prints them without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class RecdError(Exception):
-    """Base class of errors with a message for users."""
+    """Base class of exceptions that the user can fix. The message says how."""
 
 
 class PluginError(RecdError):
@@ -19,19 +19,19 @@ class PluginError(RecdError):
 
 
 class DataError(RecdError):
-    """Raised for invalid input data. The message names file, column, row and value."""
+    """Raised for invalid input data. The message names the file, column, row or value."""
 
 
 class SetupError(RecdError):
-    """Raised if the machine, installed versions or configuration do not support the request."""
+    """Raised if the hardware, installed packages or configuration cannot run the request."""
 
 
 class RunInterrupted(RecdError):
-    """Raised if a signal ended a run early.
+    """Raised if a signal such as SIGINT ended a run early.
 
     Attributes:
-        signal: number of the signal. The exit code of the command is 128 plus this number.
-        resumable: whether running the same command again resumes from a checkpoint.
+        signal: number of the signal. The command exits with code 128 plus this number.
+        resumable: whether ``recd run --resume`` can continue the run from a checkpoint.
     """
 
     signal: int = signal.SIGINT
@@ -39,7 +39,7 @@ class RunInterrupted(RecdError):
 
     @classmethod
     def by(cls, number: int, what: str, *, resumable: bool = False) -> RunInterrupted:
-        """Create the error for a signal number."""
+        """Create the exception. ``number`` is the signal number, and ``what`` the message."""
         error = cls(what)
         error.signal, error.resumable = number, resumable
         return error
@@ -49,10 +49,12 @@ class RunInterrupted(RecdError):
 
 
 class RankError(RuntimeError):
-    """Raised if a rank raised an error other than a RecdError. The message has the traceback.
+    """Raised if a rank of a distributed run raised an exception that is not a RecdError.
+
+    The message contains the traceback.
 
     Attributes:
-        what: error, file and line, as one line of text.
+        what: error, file and line as one line of text.
     """
 
     def __init__(self, message: str, what: str = "") -> None:
@@ -61,7 +63,7 @@ class RankError(RuntimeError):
 
 
 def on_rank(error: RecdError, rank: int) -> RecdError:
-    """Add the rank to the message of a plugin or data error."""
+    """Return the error with "on rank N" in its message, if it is a PluginError or DataError."""
     if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
         return error
     return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)
@@ -77,7 +79,10 @@ class ExactnessError(RecdError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a registry file. ``line`` is 1-based; 0 if unknown."""
+    """A problem in a registry file, the YAML file that configures a run.
+
+    ``line`` starts at 1, and is 0 if the line is unknown.
+    """
 
     path: str
     line: int
@@ -86,7 +91,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """Return file, line and field, such as ``registry.yaml:12 sharding[0]``."""
+        """Return the location as text, such as ``registry.yaml:12 sharding[0]``."""
         where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where} {self.field}" if self.field else where
 
@@ -95,7 +100,7 @@ class Problem:
 
 
 class RegistryError(RecdError):
-    """Raised if the registry file is invalid. The message lists its problems."""
+    """Raised if the registry file (YAML) of a run is invalid. The message lists all problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -103,7 +108,7 @@ class RegistryError(RecdError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the type, first line, file, line and notes of an exception as one line."""
+    """Return an exception as one line: type, first line of the message, location and notes."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"

@@ -1,4 +1,4 @@
-"""Atomic file writes, and JSON files that carry a SHA-256 digest (notes)."""
+"""Writes files atomically, and stores JSON values with a checksum."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
+    """Write a value as JSON. Replaces the file atomically."""
     write_text(path, json_text(value))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for invalid JSON and for JSON that is nested too deeply."""
+    """Parse JSON. Raises ValueError if the JSON is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -41,12 +41,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_note(path: Path, value: Any) -> None:
-    """Write a JSON value with its digest. ``read_note`` reads it."""
+    """Write a JSON value with its SHA-256 digest. Read it with ``read_note``."""
     write_json(path, {"sha256": _digest(value), "value": value})
 
 
 def read_note(path: Path) -> Any:
-    """Return the value that ``write_note`` wrote; None if the file is missing or was changed."""
+    """Return the value written by ``write_note``. None if the file is missing or damaged."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -56,14 +56,20 @@ def read_note(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically and create missing folders. Raises RecdError on failure."""
+    """Write a text file. Replaces the file atomically, and creates missing folders.
+
+    Raises RecdError if the file cannot be written.
+    """
     with new_file(path) as temporary:
         # File names in the text may contain bytes that are not UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
-    """Write a figure atomically in the format of ``path``'s suffix. Raises RecdError on failure."""
+    """Write a matplotlib figure in the format of ``path``'s suffix. Replaces the file atomically.
+
+    Raises RecdError if the file cannot be written.
+    """
     try:
         with new_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
@@ -75,15 +81,16 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 
 @contextmanager
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
-    """Yield a temporary path. It is renamed to ``path`` on success and removed on failure.
+    """Yield a temporary path to write to. Renames the file to ``path`` if the context succeeds.
 
-    Missing folders are created, and removed again on failure. If ``path`` is a link, its target is
-    replaced. If it is a pipe or a device, the content is written to it.
+    If the context raises, the temporary file and new folders are removed. Missing folders are
+    created. If ``path`` is a symbolic link, its target is replaced. If ``path`` is a pipe or a
+    device, the content is copied to it.
 
     Args:
         path: path of the final file.
-        token: token that ``without_remains`` yielded in another process.
-        replaces: whether to replace an existing file.
+        token: part of the temporary file's name, from ``without_remains`` in another process.
+        replaces: whether an existing file may be replaced.
 
     Raises:
         RecdError: the file cannot be written or must not be replaced.
@@ -119,7 +126,10 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """Yield a token for ``new_file`` in another process. Removes its temporary file on failure."""
+    """Yield a token to pass to ``new_file`` in another process.
+
+    If the context raises, the temporary file of that process is removed.
+    """
     token = secrets.token_hex(4)
     try:
         yield token
@@ -129,7 +139,6 @@ def without_remains(path: Path) -> Iterator[str]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path is a pipe, a device or an open file of this process."""
     return _open_file(path) is not None or _is_special(path)
 
 
@@ -160,7 +169,7 @@ def _temporary(path: Path, token: str) -> Path:
 
 
 def why_not(error: OSError, path: Path) -> str:
-    """Return the reason for ``error`` as text. For a full disk, it has the free bytes."""
+    """Return the reason of an OSError as text. For a full disk, adds the number of free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
     while not path.exists():
@@ -169,18 +178,21 @@ def why_not(error: OSError, path: Path) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """Resolve a path. Unlike ``Path.resolve``, accepts a link to itself."""
+    """Return the path with symbolic links resolved. Unlike ``Path.resolve``, never raises."""
     return Path(os.path.realpath(path))
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a pipe or a device: reading it may never end."""
+    """Raise OSError if the path is a pipe or a device, which cannot be read like a file."""
     if _is_special(path):
         raise OSError("the path is a pipe or a device. Copy its content to a file first.")
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before long work. Raises RecdError if not."""
+    """Check that ``path`` can be written. Call it before long work.
+
+    Raises RecdError if the file cannot be written.
+    """
     if _is_stream(path):
         return
     folder = real_path(path).parent
@@ -203,7 +215,7 @@ def _digest(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with NaN and infinite numbers replaced by null."""
+    """Return a copy of a JSON value in which null replaces NaN and infinite numbers."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Locked folders, and hidden folders in which commands build their output."""
+"""Locks folders, and builds output tables in hidden folders before they replace the target."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ _handles: set[int] = set()
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file for this process. Return False if the file system has no locks.
+    """Lock an open file. Return False if the file system does not support locks.
+
+    Args:
+        handle: file descriptor.
 
     Raises:
-        BlockingIOError: another process holds the lock.
+        BlockingIOError: another process has locked the file.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,15 +49,15 @@ def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iter
     """Create ``folder`` if needed and lock it. Yield whether the file system supports locks.
 
     The lock is released when this process ends, even if it is killed. Child processes do not
-    inherit it.
+    inherit the lock.
 
     Args:
         folder: the folder.
-        waits: called before waiting for the process that holds the lock; None raises an error
-            instead of waiting.
+        waits: called before this function waits for another process to release the lock. If None,
+            the function raises RecdError instead of waiting.
 
     Raises:
-        RecdError: another process holds the lock. The message names process, host and start time.
+        RecdError: another process has locked the folder. The message names the process.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK
@@ -133,8 +136,8 @@ class WorkFolder:
 
     Attributes:
         path: the folder.
-        table: subfolder that replaces the target at the end.
-        resumed: whether the folder holds the work of an earlier run.
+        table: subfolder for the table, which replaces the target at the end.
+        resumed: whether the folder contains unfinished work of an earlier run.
         is_whole: whether the table is complete.
     """
 
@@ -145,7 +148,11 @@ class WorkFolder:
         self.is_whole = False
 
     def publish(self, target: Path) -> None:
-        """Replace ``target`` with the table. If that raises DataError, the table is kept."""
+        """Replace ``target`` with the finished table.
+
+        Raises:
+            DataError: the target cannot be replaced. The finished table stays in the folder.
+        """
         self.is_whole = True
         try:
             put(self.table, target, self.path)
@@ -163,18 +170,19 @@ def work_folder(
     *,
     waits: Callable[[], None] | None = None,
 ) -> Iterator[WorkFolder]:
-    """Create or reuse the hidden folder ``.NAME.PURPOSE`` next to ``target``.
+    """Create the hidden folder ``.NAME.PURPOSE`` next to ``target``, or reuse an existing one.
 
-    It may hold the work of an earlier run with the same identity. The folder is removed at the end
-    and on a RecdError. It is kept if the process is killed or the target cannot be replaced.
+    An existing folder is reused if it was left by a killed run with the same ``identity``. The
+    folder is removed at the end, also after a RecdError. It stays if the process is killed or if
+    the target cannot be replaced.
 
     Args:
-        target: output path of the run; links are followed.
-        purpose: short purpose of the run, a part of the folder's name.
-        identity: JSON values by name. A run with other values does not resume.
-        say: called with a line that says whether the run resumes.
-        waits: called before waiting for another process, which may write the target in the
-            meantime; None raises an error instead of waiting.
+        target: output path of the run. Symbolic links are followed.
+        purpose: one word for the purpose, used in the folder's name.
+        identity: dict of JSON values. A later run resumes only if all values are equal.
+        say: called with a message about whether the run resumes.
+        waits: called before this function waits for another process that uses the folder. If None,
+            the function raises RecdError instead of waiting.
 
     Raises:
         DataError: ``target`` cannot be written or is a mount point.
@@ -201,9 +209,9 @@ def work_folder(
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new hidden folder next to ``folder``. It is removed at the end.
+    """Yield a new hidden folder next to ``folder``, and remove it at the end.
 
-    First removes the folders of killed processes. Raises the same errors as ``work_folder``.
+    Also removes such folders of killed processes. Raises the same errors as ``work_folder``.
     """
     identity = {"token": secrets.token_hex(8)}
     with work_folder(folder, "new", identity, lambda _: None) as work:
@@ -214,7 +222,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def machine_start() -> str:
-    """Return an id of this boot of the machine."""
+    """Return an id that changes at each boot of the machine; empty if the OS has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -222,7 +230,16 @@ def machine_start() -> str:
 
 
 def put(new: Path, target: Path, scratch: Path) -> None:
-    """Replace ``target`` with ``new``, following links. DataError leaves ``target`` unchanged."""
+    """Rename ``new`` to ``target``, and replace an existing file or folder.
+
+    Args:
+        new: path of the new file or folder.
+        target: path to replace. Symbolic links are followed.
+        scratch: folder in which an existing target folder is stored until the end.
+
+    Raises:
+        DataError: ``target`` cannot be replaced. It is unchanged.
+    """
     old, target = scratch / _OLD, Path(os.path.realpath(target))
     try:
         if target.is_dir():
@@ -239,7 +256,7 @@ def put(new: Path, target: Path, scratch: Path) -> None:
 
 
 def _put_back(target: Path, scratch: Path) -> None:
-    """Undo a ``put`` that failed or was killed."""
+    """Restore the previous ``target`` after a ``put`` that failed or was killed."""
     old = scratch / _OLD
     if old.exists() and not target.exists():
         old.rename(target)
@@ -256,7 +273,7 @@ def _place_of(target: Path) -> Path:
 
 
 def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
-    """Return whether there is work to resume, and remove work with another identity."""
+    """Return whether the folder contains work with this identity. Removes any other work."""
     found = read_note(path / _IDENTITY)
     if found == json.loads(json.dumps(identity)):
         say("resuming an interrupted run")

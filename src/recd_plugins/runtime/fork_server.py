@@ -1,8 +1,8 @@
-"""Makes the fork server of ranks and readers ignore SIGTERM; the server imports it first.
+"""Makes multiprocessing's fork server ignore SIGTERM. The server imports this module first.
 
-systemd and Slurm send SIGTERM to all processes of a run at once. While ranks finish
-their step, they need the server to start readers and to learn whether a reader is alive. The server
-ends with the processes that use it. Processes forked from it handle SIGTERM as usual.
+systemd and Slurm send SIGTERM to all processes of a run. Ranks that finish their step still need
+the server to start reader processes and to check them. The server exits when the processes that use
+it have exited. Processes that it forks handle SIGTERM as usual.
 """
 
 from __future__ import annotations

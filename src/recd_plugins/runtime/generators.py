@@ -1,4 +1,4 @@
-"""States of the random number generators of torch, numpy and Python."""
+"""Saves and restores the random number generators of torch, numpy and Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class GeneratorState(NamedTuple):
-    """States of all generators of this process.
+    """States of the random number generators of this process.
 
     Attributes:
-        torch: state of the CPU generator, uint8 ``[num_bytes]``.
+        torch: state of torch's CPU generator, uint8 ``[num_bytes]``.
         cuda: state of the generator of this rank's GPU, uint8 ``[num_bytes]``; None without CUDA.
         numpy: result of ``numpy.random.get_state``.
         python: result of ``random.getstate``.
@@ -29,13 +29,13 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def now(cls) -> GeneratorState:
-        """Return the current state of all generators."""
+        """Return the current state of the random number generators of this process."""
         in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state() if in_use else None
         return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
 
     def put_back(self) -> None:
-        """Set all generators to this state."""
+        """Set the random number generators of this process to this state."""
         torch.set_rng_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
@@ -43,7 +43,7 @@ class GeneratorState(NamedTuple):
         random.setstate(self.python)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the state as arrays by name. ``of_arrays`` converts them back."""
+        """Return the state as a dict of numpy arrays, the argument of ``of_arrays``."""
         kind, key, place, has_gauss, gauss = self.numpy
         version, ints, next_gauss = self.python
         arrays = {
@@ -59,7 +59,11 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
-        """Return the state from ``arrays``. Raises KeyError or ValueError for other versions."""
+        """Create the state from the result of ``arrays``.
+
+        Raises:
+            KeyError, ValueError: the arrays come from an incompatible version of numpy or Python.
+        """
         place, has_gauss, gauss = arrays["numpy rest"]
         cuda = arrays.get("cuda") if torch.cuda.is_available() else None
         ints = arrays["python 3"]
@@ -72,7 +76,7 @@ class GeneratorState(NamedTuple):
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all generators, including CUDA's. ``seed`` has up to 63 bits."""
+    """Seed the generators of torch (CPU and CUDA), numpy and Python with up to 63 bits."""
     torch.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
     random.seed(seed)
@@ -80,7 +84,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the generators' states at the end of the context."""
+    """Save the states of torch's, numpy's and Python's generators, and restore them at the end."""
     state = GeneratorState.now()
     try:
         yield

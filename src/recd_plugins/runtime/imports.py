@@ -1,4 +1,4 @@
-"""Helpers for slow imports, optional libraries, and warnings of upstream code."""
+"""Helpers for slow imports and optional libraries, and filters for warnings of TorchRec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recd_plugins.runtime.errors import SetupError
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pause garbage collection. It takes a quarter of the import time of torch and torchrec."""
+    """Disable garbage collection in this context, which speeds up importing torch by a quarter."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -27,27 +27,27 @@ def without_collections() -> Iterator[None]:
 
 
 def optional_library(module: str, extra: str, what: str) -> Any:
-    """Import a module of an optional library.
+    """Import a module of an optional library and return it.
 
     Args:
         module: name of the module.
-        extra: extra of recd-plugins that installs the library.
+        extra: name of the pip extra of recd-plugins that installs the library.
         what: feature that needs the library, for the message.
 
     Raises:
-        SetupError: the library is not installed. The message has the command to install it.
+        SetupError: the library is not installed. The message has the pip command to install it.
     """
     try:
         return import_module(module)
     except ImportError as error:
         raise SetupError(
-            f"{what} needs the package {module.partition('.')[0]} ({error}). Install it: "
-            f'pip install "recd-plugins[{extra}]"'
+            f"{what} needs the package {module.partition('.')[0]!r}, which cannot be imported "
+            f'({error}). Run pip install "recd-plugins[{extra}]".'
         ) from error
 
 
 def silence_upstream() -> None:
-    """Silence warnings of TorchRec 1.6 to 1.9 and torch about TorchRec's own code."""
+    """Silence warnings of torch and TorchRec (1.6 to 1.9) that a user cannot avoid."""
     # Kineto prints a line at the start and stop of each profile (torch 2.13).
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # torchrec.distributed.model_parallel wraps the dense layers with a deprecated argument.

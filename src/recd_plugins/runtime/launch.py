@@ -1,4 +1,4 @@
-"""Ranks: processes on this machine with one process group, or the processes of torchrun."""
+"""Starts the processes of a distributed run on this machine, or joins the processes of torchrun."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CAUSES = {
 
 
 def backend_for(device_type: str) -> str:
-    """Return the process group backend: gloo for CPU tensors, NCCL for CUDA tensors."""
+    """Return the backend of the process group: NCCL for ``cuda``, gloo for other devices."""
     return CUDA_BACKEND if device_type == "cuda" else "gloo"
 
 
@@ -68,10 +68,10 @@ def launch(
     hang_limits: HangLimits | None = None,
     interruptible: bool = False,
 ) -> list[T]:
-    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; return results by rank.
+    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks. Return all results.
 
-    See ``Ranks`` for the options and ``Ranks.run`` for errors. Signals are passed on to the ranks
-    of an ``interruptible`` function (``signals.passed_on``).
+    ``Ranks`` describes the options, and ``Ranks.run`` the errors. If ``interruptible``, the first
+    SIGINT, SIGTERM or SIGHUP is forwarded to the ranks, so that they can end after their step.
     """
     ranks = Ranks(
         world_size,
@@ -87,7 +87,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Setup:
-    """Settings that all ranks share; ``beats`` is the number of seconds between heartbeats."""
+    """Settings of all ranks. ``beats`` is the number of seconds between heartbeats."""
 
     world_size: int
     local_world_size: int
@@ -108,20 +108,20 @@ class _Failure:
 
 
 class Ranks:
-    """Context with ``world_size`` processes that share one process group.
+    """Context that starts ``world_size`` processes in one process group.
 
-    Used instead of torch's elastic launcher, which starts an interpreter per rank, returns errors
-    as text, and kills ranks 30 s after a signal. That is too soon for a checkpoint.
+    torch's elastic launcher is not used, because it returns errors as text and kills ranks 30 s
+    after a signal, too soon to write a checkpoint.
 
     Args:
         world_size: number of processes.
-        backend: backend of ``torch.distributed``; with CUDA, rank i uses device i modulo the number
-            of devices.
+        backend: backend of ``torch.distributed``. With NCCL, rank i uses GPU i modulo the number of
+            GPUs.
         timeout: timeout of the start and of each collective.
-        local_world_size: ranks per simulated node; by default all.
+        local_world_size: number of ranks per simulated node; None for a single node.
         threads: torch threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
-        hang_limits: time limits after which a hang is reported on stderr, and after which it ends
-            the ranks.
+        hang_limits: seconds without progress until a report on stderr, and until the ranks are
+            killed; None for no limits.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Return whether ``run`` can be called. It cannot after a failure, which ends all ranks."""
+        """Return whether ``run`` can be called. False after an error, which ends all ranks."""
         return bool(self.processes)
 
     def __enter__(self) -> Self:
@@ -197,17 +197,19 @@ class Ranks:
             self._kill()
 
     def run(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """Call ``function(rank, world_size, *args)`` on every rank; return the results by rank.
+        """Call ``function(rank, world_size, *args)`` on every rank. Return one result per rank.
 
-        ``function``, ``args`` and results are pickled. One failure ends all ranks.
+        ``function``, ``args`` and results are pickled. If one rank fails, all ranks are killed.
 
         Raises:
-            RankError: a rank raised an error other than a RecdError; carries its traceback.
-            RecdError: a rank raised this error.
+            RankError: the function raised another exception than RecdError. Contains the traceback.
+            RecdError: the function raised this error.
             SetupError: a rank was killed or exited.
         """
         if not self.alive:
-            raise RuntimeError("the ranks of this process group have exited. Start new ranks.")
+            raise RuntimeError(
+                "the ranks of this process group have exited. Create a new Ranks object."
+            )
         try:
             request = pickle.dumps((function, args))
             for connection in self._connections:
@@ -219,7 +221,7 @@ class Ranks:
             raise
 
     def close(self) -> None:
-        """Let all ranks exit normally."""
+        """Let all ranks exit normally. Ranks that do not exit within 10 s are killed."""
         for connection in self._connections:
             with suppress(BrokenPipeError):
                 connection.send_bytes(b"")
@@ -238,7 +240,7 @@ class Ranks:
         self._watch = self._store = None
 
     def _collect(self) -> list[Any]:
-        """Return the result of each rank, or raise the failure that explains the others."""
+        """Wait for the result of every rank. Raise the error that caused all others."""
         answers: dict[int, Any] = {}
         failures: dict[int, _Failure] = {}
         deadline: float | None = None
@@ -258,7 +260,7 @@ class Ranks:
         return [answers[rank] for rank in range(self.world_size)]
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
-        """Return the ranks that have sent a result or ended; an empty list at the deadline."""
+        """Wait until a rank sends a result or exits. Return these ranks, or [] at the deadline."""
         sources: dict[Any, int] = {}
         for rank in ranks:
             sources[self._connections[rank]] = rank
@@ -279,9 +281,9 @@ class Ranks:
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """Return the fork server with torch and TorchRec preloaded, or "spawn" for CUDA.
+    """Return the multiprocessing context: "spawn" for CUDA, which does not support forks.
 
-    Imports take 4 s, ten times as long as a fork. CUDA does not work in forked processes.
+    Otherwise "forkserver", with torch and TorchRec imported once, which takes 4 s.
     """
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")
@@ -293,7 +295,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
 
 def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the most likely cause of ``failures``: a killed rank, else a RecdError."""
+    """Raise the most likely cause: a killed rank, else a RecdError, else another exception."""
     rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:
@@ -308,13 +310,13 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
         name = signal.Signals(-code).name
         raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")
     raise SetupError(
-        f"rank {rank} exited with code {code} before it returned a result. Read its output "
-        f"above{advice}"
+        f"rank {rank} exited with code {code} before it returned a result. Read the output above "
+        f"to find the cause{advice}"
     )
 
 
 def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
-    """Join the process group, then answer pickled ``(function, args)`` until an empty request."""
+    """Run in each rank: join the process group, then call the functions that ``run`` sends."""
     # The terminal sends these to all processes; the parent ends the ranks.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -364,9 +366,9 @@ def _join_process_group(rank: int, setup: _Setup) -> None:
 
 
 def _leave_process_group() -> None:
-    """Destroy the process group, and collect reference cycles of models that keep it alive.
+    """Destroy the process group, after collecting reference cycles that keep it alive.
 
-    A gloo thread that outlives the interpreter aborts the process.
+    A gloo thread that is still alive when the interpreter exits would abort the process.
     """
     import torch.distributed as dist
 
@@ -390,10 +392,9 @@ def _failure(error: BaseException) -> _Failure:
 
 
 def torchrun_rank() -> int | None:
-    """Return this process's rank under torchrun; None without torchrun.
+    """Return this process's rank if torchrun started the process, otherwise None.
 
-    Raises:
-        SetupError: only one of RANK and WORLD_SIZE is set.
+    Raises SetupError if only one of the variables RANK and WORLD_SIZE is set.
     """
     missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
     if LAUNCHED in os.environ or len(missing) == 2:
@@ -402,13 +403,13 @@ def torchrun_rank() -> int | None:
         other = "RANK" if name == "WORLD_SIZE" else "WORLD_SIZE"
         raise SetupError(
             f"{other} is {os.environ[other]!r} but {name} is not set, so this process would train "
-            "alone. Set both variables, or unset both to let this command start the ranks."
+            "alone. Set both variables, or unset both so that this command starts the ranks."
         )
     return int(os.environ["RANK"])
 
 
 def torchrun_ranks_per_node() -> int:
-    """Return torchrun's number of ranks on this machine; all ranks if it is not set."""
+    """Return the number of torchrun processes on this machine, from ``LOCAL_WORLD_SIZE``."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
 
 
@@ -416,11 +417,11 @@ def torchrun_ranks_per_node() -> int:
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
 ) -> Iterator[tuple[int, int]]:
-    """Join the process group of torchrun. Yield rank and world size.
+    """Initialize the process group under torchrun. Yield rank and world size.
 
     Raises:
-        RecdError: torchrun's environment is missing.
-        SetupError: the ranks do not find each other.
+        RecdError: the environment variables of torchrun are not set.
+        SetupError: the ranks cannot connect to each other.
     """
     import torch
     import torch.distributed as dist

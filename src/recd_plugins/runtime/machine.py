@@ -1,4 +1,4 @@
-"""CPU cores of this machine, and clocks for CPU and CUDA work."""
+"""CPU cores of this machine, and clocks that time CPU and CUDA work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def available_cores() -> int:
 
 
 def threads_of_a_rank(ranks: int) -> int:
-    """Return OMP_NUM_THREADS if it is a number, else this process's cores divided by ``ranks``."""
+    """Return the threads per rank: OMP_NUM_THREADS if set, else the cores divided by ``ranks``."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and len(wanted) < 5 and int(wanted):
         return int(wanted)
@@ -26,22 +26,21 @@ def threads_of_a_rank(ranks: int) -> int:
 
 
 class Clock:
-    """Wall clock for synchronous work."""
+    """Measures the time of CPU work with the wall clock."""
 
     def mark(self) -> Any:
-        """Return a mark of the current time."""
+        """Return the current time, as an argument of ``seconds``."""
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks."""
+        """Return the seconds between two results of ``mark``."""
         return float(end - start)
 
 
 class CudaClock(Clock):
-    """Device clock for asynchronous CUDA work.
+    """Measures the time of CUDA work with events.
 
-    A mark is an event on the default stream, which runs the training step. Train pipelines copy
-    batches on another stream.
+    ``mark`` records an event on the default stream, where the training step runs.
     """
 
     def mark(self) -> Any:
@@ -57,5 +56,5 @@ class CudaClock(Clock):
 
 
 def clock_of(device: torch.device | None) -> Clock:
-    """Return the clock of a device; the wall clock for None."""
+    """Return a clock for work on a device: CUDA events for ``cuda``, else the wall clock."""
     return CudaClock() if device is not None and device.type == "cuda" else Clock()

@@ -1,4 +1,4 @@
-"""Plugin modules from installed packages and from files in a folder."""
+"""Imports plugin modules from installed packages and from the files of a folder."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 
 @dataclass(frozen=True)
 class Package:
-    """Installed package of plugins. It may not be imported yet.
+    """An installed plugin package. Its module is imported when ``load`` is called.
 
     Attributes:
-        entry_point: entry point, named after the prefix of the package's plugins.
+        entry_point: entry point in the group ``recd_plugins``. Its name is the first part of plugin
+            names, such as ``acme`` in ``acme.my_cache``.
         distribution: name of the distribution.
-        origin: ``"distribution version"``.
+        origin: name and version of the distribution, for messages.
     """
 
     entry_point: importlib.metadata.EntryPoint
@@ -47,7 +48,7 @@ class Package:
         return self.entry_point.name
 
     def load(self) -> ModuleType:
-        """Import the module. Raises PluginError on failure."""
+        """Import the module. Raises PluginError if the import failed."""
         try:
             with redirect_stdout(sys.stderr):
                 module: ModuleType = self.entry_point.load()
@@ -60,9 +61,9 @@ class Package:
 
 
 def installed_packages() -> list[Package]:
-    """Return the packages of the entry-point group ``recd_plugins``.
+    """Return the plugin packages that have an entry point in the group ``recd_plugins``.
 
-    ``RECD_WITHOUT`` and ``RECD_ONLY`` filter them by name of package or distribution.
+    Excludes packages in ``RECD_WITHOUT``. If ``RECD_ONLY`` is set, includes only its packages.
 
     Raises:
         PluginError: ``RECD_WITHOUT`` names an unknown package.
@@ -72,8 +73,8 @@ def installed_packages() -> list[Package]:
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
         raise PluginError(
-            f"--without or {WITHOUT}: {', '.join(unknown)} is not an installed package of plugins. "
-            f"Installed packages: {', '.join(sorted(known))}."
+            f"--without or {WITHOUT}: there is no installed plugin package {', '.join(unknown)}. "
+            f"Use one of: {', '.join(sorted(known))}."
         )
     return [
         package
@@ -85,7 +86,7 @@ def installed_packages() -> list[Package]:
 
 @lru_cache(maxsize=1)
 def _packages_in(path: tuple[str, ...]) -> list[Package]:  # noqa: ARG001
-    """Return all packages, cached until ``sys.path`` changes."""
+    """Return all plugin packages. The cache key is ``sys.path``."""
     found = []
     for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
         distribution = entry_point.dist
@@ -100,13 +101,13 @@ def _named(variable: str) -> set[str]:
 
 
 def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
-    """Import the ``*.py`` files and packages of a folder, except names that start with _ or a dot.
+    """Import the ``*.py`` files and packages in a folder.
 
-    Yields each module, under a unique name, and its file.
+    Skips names that start with ``_`` or a dot. Yields each module and the path of its file.
     """
     if not folder.is_dir():
         raise PluginError(
-            f"plugins directory '{folder}' is not a directory. Use a folder that contains plugin "
+            f"--plugins-dir: {str(folder)!r} is not a folder. Use a folder that contains plugin "
             "files."
         )
     for entry in sorted(folder.iterdir()):
@@ -123,9 +124,9 @@ def _module_name(file: Path, stem: str) -> str:
 
 
 def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
-    """Return the modules of plugins that come from a folder. Maps module names to files.
+    """Return a dict from module name to file, for plugins from a ``--plugins-dir`` folder.
 
-    Other processes must call ``load_file`` for each of them before they unpickle plugins.
+    Other processes must call ``load_file`` for these modules before they unpickle such plugins.
     """
     names = {plugin.__module__.partition(".")[0] for plugin in plugins}
     return {
@@ -136,7 +137,10 @@ def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
 
 
 def load_file(name: str, file: Path) -> ModuleType:
-    """Return the module ``name``, imported from ``file`` if needed. PluginError on failure."""
+    """Import ``file`` as the module ``name``, unless it is already imported.
+
+    Raises PluginError if the import failed.
+    """
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"
@@ -160,12 +164,12 @@ def load_file(name: str, file: Path) -> ModuleType:
 
 
 def without_folder_prefix(text: str) -> str:
-    """Return ``text`` without the module prefixes of plugin files."""
+    """Remove the generated module prefixes of plugin files from a text, for messages."""
     return _FOLDER_MODULE.sub("", text)
 
 
 def qualified(cls: type) -> str:
-    """Return the class name for messages, with its public module if it has one."""
+    """Return the qualified name of a class, for messages. Uses ``recd_plugins.api`` if possible."""
     if _FOLDER_MODULE.match(cls.__module__):
         return cls.__qualname__
     if cls.__module__.startswith("recd_plugins.interfaces."):

@@ -1,4 +1,4 @@
-"""Helpers for ranks and reader workers."""
+"""Helpers for the child processes of a run: ranks and readers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ E = TypeVar("E", bound=Exception)
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, even if the parent is killed.
+    """Make this process exit when its parent process ends, even if the parent is killed.
 
-    Call it first in a process of multiprocessing or ``concurrent.futures``, for example as
+    Call it at the start of a child process, for example with
     ``ProcessPoolExecutor(initializer=end_with_parent)``.
     """
     parent = multiprocessing.parent_process()
@@ -39,9 +39,9 @@ def end_with_parent() -> None:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep the current folder off ``sys.path`` of interpreters that start in this context.
+    """Remove the current folder from ``sys.path`` of interpreters that start in this context.
 
-    multiprocessing runs ``python -c``, which would import modules of that folder first.
+    multiprocessing runs ``python -c``, which would otherwise import modules of the current folder.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -55,13 +55,13 @@ def safe_path() -> Iterator[None]:
 
 
 def adopt_environ(environ: Mapping[str, str]) -> None:
-    """Restore the parent's environment in a process that was started inside ``safe_path``."""
+    """Set the parent's environment variables in a process that was started in ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
 
 
 def start_fork_server() -> None:
-    """Start the fork server if needed. The server and its children ignore SIGHUP."""
+    """Start multiprocessing's fork server if needed. It and its children ignore SIGHUP."""
     # Imports check for a GPU. NVML answers without initializing CUDA, which forks would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
@@ -77,7 +77,7 @@ def start_fork_server() -> None:
 
 
 def share_fork_server() -> None:
-    """Fork children of this process from the fork server that it was forked from.
+    """Make this process fork its children from the fork server that forked this process.
 
     By default, multiprocessing (3.11 to 3.14) starts another server, which repeats all imports.
     """
@@ -87,7 +87,7 @@ def share_fork_server() -> None:
 
 
 def portable(error: E) -> E | RecdError:
-    """Return the error if it can be pickled, else a RecdError with its message."""
+    """Return the error if it survives pickling, otherwise a RecdError with its message."""
     try:
         survives = str(pickle.loads(pickle.dumps(error))) == str(error)
     except Exception:  # any error of a foreign __reduce__: the message still arrives

@@ -1,4 +1,4 @@
-"""Object collectives, and checks before training that all ranks made the same decisions."""
+"""Collectives for Python objects, and checks that all ranks use the same settings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ Place = tuple[str | int, ...]
 
 @torch.compiler.disable
 def all_gather_object(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Gather a pickled value from every rank. Collective, but byte counters do not see it.
+    """Return the values of all ranks, like ``torch.distributed.all_gather_object``. Collective.
+
+    Also checks that all ranks are in the same step of the program.
 
     Args:
-        step: description of the program step that this rank is in, for messages.
-        value: value of this rank.
-        group: ranks that take part; None for all ranks.
+        step: short description of the current step of the program, for messages.
+        value: picklable value of this rank.
+        group: ranks that participate; None for all ranks.
 
     Raises:
-        SetupError: another rank is in another program step.
+        SetupError: another rank has called this function with another ``step``.
     """
     if not dist.is_initialized() or dist.get_world_size(group) < 2:
         return [value]
@@ -52,14 +54,17 @@ def all_gather_object(step: str, value: T, group: dist.ProcessGroup | None = Non
 
 
 def from_rank_0(value: T) -> T:
-    """Return rank 0's value on every rank. Collective."""
+    """Broadcast a picklable value from rank 0. Collective."""
     chosen = [value]
     dist.broadcast_object_list(chosen)
     return chosen[0]
 
 
 def together(step: Callable[[], T]) -> list[T]:
-    """Call ``step`` and return all ranks' results, or raise the error of any rank. Collective."""
+    """Call ``step`` on every rank, and return all ranks' results. Collective.
+
+    If a rank raises an exception, all ranks raise it.
+    """
     outcome: T | Exception
     try:
         outcome = step()
@@ -74,9 +79,12 @@ def together(step: Callable[[], T]) -> list[T]:
 
 
 def ranks_of_each_node() -> int:
-    """Return the number of ranks per node: ``LOCAL_WORLD_SIZE``, or all ranks if it is not set.
+    """Return the number of ranks per node, from the environment variable ``LOCAL_WORLD_SIZE``.
 
-    Collective.
+    Collective. If the variable is not set, all ranks are on one node.
+
+    Raises:
+        SetupError: the nodes have different numbers of ranks.
     """
     world_size = dist.get_world_size()
     mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -91,13 +99,13 @@ def ranks_of_each_node() -> int:
 
 
 def crosses_links() -> bool:
-    """Return whether ranks are on several nodes, according to ``LOCAL_WORLD_SIZE``."""
+    """Return whether this run uses several nodes, according to ``LOCAL_WORLD_SIZE``."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
 
 
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
-    """Raise SetupError if ranks of torchrun have different options. Collective; call it first."""
+    """Raise SetupError if the ranks of torchrun have different devices or options. Collective."""
     ranks_of_each_node()
     decided = {"the device (training.device)": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)
@@ -107,17 +115,16 @@ def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
 def check_agreement(
     step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Check with digests that all ranks made the same decisions. Collective.
+    """Check that the values in ``decided`` are equal on all ranks. Collective.
 
     Args:
-        step: description of the program step that this rank is in, for messages.
-        decided: decisions by name: plain values, dataclasses and enums. Of other objects, only the
-            types are compared.
-        group: ranks that take part; None for all ranks.
+        step: short description of the current step of the program, for messages.
+        decided: dict from description to a plain value, dataclass or enum. Of other objects, only
+            the types are compared.
+        group: ranks that participate; None for all ranks.
 
     Raises:
-        SetupError: decisions differ. Raised on all ranks; the message names the decisions, with
-            the values of two ranks.
+        SetupError: values differ. All ranks raise it. The message shows the values of two ranks.
     """
     plain = {what: _plain(value) for what, value in decided.items()}
     texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
@@ -174,7 +181,7 @@ def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _words(place: Place) -> str:
-    """Return a path as text, such as ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    """Return a path into nested values as text, such as ``, wrap[0].use``."""
     text = ""
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"
@@ -189,9 +196,9 @@ def _shown(values: Mapping[Place, Any], place: Place) -> str:
 
 
 def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Create a process group with the timeout of the default group. Call it on every rank.
+    """Create a process group with the timeout of the default group. All ranks must call it.
 
-    By default, torch (2.11 to 2.14) gives a new group its backend's default timeout.
+    torch (2.11 to 2.14) uses the default timeout of the backend instead.
     """
     group: dist.ProcessGroup = dist.new_group(ranks, timeout=_timeout())
     return group
@@ -206,14 +213,14 @@ def _timeout() -> timedelta | None:
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
-    """Return whether all-gathers of tensors on a device need equal sizes. True for gloo."""
+    """Return whether all-gather needs tensors of equal size on a device, as with gloo."""
     if group is None or device_type == "cpu":
         return device_type == "cpu"
     return sends_by_gloo(group, device_type)
 
 
 def sends_by_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
-    """Return whether the group uses gloo for tensors on a device."""
+    """Return whether the process group uses gloo for tensors on ``device_type``."""
     # "cpu:gloo,cuda:nccl"
     backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
     return backends.get(device_type) == "gloo"

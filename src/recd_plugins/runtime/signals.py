@@ -1,4 +1,4 @@
-"""Signal handling: a signal ends the run on all ranks after the same step."""
+"""Signal handling: SIGINT, SIGTERM or SIGHUP ends training on all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Environment variable that marks ranks of ``launch``.
 LAUNCHED = "RECD_LAUNCHED"
 
-_BEFORE = "the run was ended before its first step"
+_BEFORE = "a signal ended the run before its first step"
 # Approximate seconds between agreements of the ranks.
 _SECONDS_BETWEEN_ASKING = 1.0
 _MOST_STEPS = 50
@@ -32,7 +32,7 @@ _ONE_CTRL_C = 2.0
 def _say_that_it_ends(number: int) -> None:
     print(
         f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
-        "written if training.checkpoint.path is set. A second signal ends the run at once.",
+        "written if training.checkpoint.path is set. A second signal ends the run immediately.",
         file=sys.stderr,
         flush=True,
     )
@@ -40,13 +40,13 @@ def _say_that_it_ends(number: int) -> None:
 
 @contextmanager
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
-    """Forward the first signal to the ranks as SIGTERM. A second signal ends the run."""
+    """Forward the first signal to the ranks as SIGTERM. A second signal raises RunInterrupted."""
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
         nonlocal got
         if got:
-            raise RunInterrupted.by(number, "the run was ended at once")
+            raise RunInterrupted.by(number, "a second signal ended the run immediately")
         got = number
         if not ranks:
             raise RunInterrupted.by(number, _BEFORE)
@@ -84,9 +84,10 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
 
 
 class Interrupts:
-    """Context in which a signal asks this rank to end, and ranks agree on the last step.
+    """Context in which SIGINT, SIGTERM and SIGHUP ask this rank to end training.
 
-    Under torchrun a second signal ends the process.
+    ``asked`` lets all ranks agree on the last step. Under torchrun, a second signal ends the
+    process immediately.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -125,7 +126,10 @@ class Interrupts:
         self._before = {}
 
     def asked(self) -> int:
-        """Return the signal that any rank got, or 0. Call it on every rank after each step."""
+        """Return the number of a signal that any rank received, or 0.
+
+        All ranks must call it after each step.
+        """
         import torch
         import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Formatting of messages: suggestions, short lists, and sizes in bytes."""
+"""Formats texts for messages: suggestions, short lists, and numbers of bytes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first eight of ``names`` and the number of the others, as text."""
+    """Return the first eight names, separated by commas, and the number of remaining names."""
     more = len(names) - 8
     return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
 
 
 def read_bytes(words: str | int) -> int:
-    """Parse a positive number of bytes, such as 256MB or 2GiB. Raises ValueError if invalid."""
+    """Parse a positive number of bytes, such as 256MB or 2GiB.
+
+    Raises ValueError if the text is not a positive number of bytes.
+    """
     match = _FORM.fullmatch(str(words).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0
@@ -49,7 +52,7 @@ def read_bytes(words: str | int) -> int:
 
 
 def size_text(num_bytes: float) -> str:
-    """Return bytes with a unit in powers of 1024."""
+    """Format a number of bytes with a unit that is a power of 1024, such as ``3.1 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -58,7 +61,10 @@ def size_text(num_bytes: float) -> str:
 
 
 def bytes_text(value: float | None) -> str:
-    """Return bytes with a fitting unit, in powers of 1000."""
+    """Format a number of bytes with a unit that is a power of 1000, such as ``3.1 KB``.
+
+    Returns ``-`` for None.
+    """
     if value is None:
         return "-"
     for unit in ("B", "KB", "MB", "GB"):

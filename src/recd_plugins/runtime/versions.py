@@ -1,4 +1,4 @@
-"""Checks of installed versions and of the private names that this package uses."""
+"""Checks that the installed torch, FBGEMM and TorchRec are compatible with this package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
 
 
 def fbgemm_builds() -> dict[str, str]:
-    """Return the versions of installed distributions with files of FBGEMM."""
+    """Return a dict from distribution name to version of the installed FBGEMM builds."""
     builds = {}
     for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
         if (version := _installed(name)) is None:
@@ -33,7 +33,7 @@ def fbgemm_builds() -> dict[str, str]:
 
 
 def fbgemm_has_cuda() -> bool:
-    """Return whether FBGEMM is the CUDA build, not overwritten by the CPU build."""
+    """Return whether the CUDA build of FBGEMM is installed, and not the CPU build."""
     # PyTorch's index has a CPU build with the same name.
     builds = fbgemm_builds()
     return list(builds) == ["fbgemm-gpu"] and not builds["fbgemm-gpu"].endswith("+cpu")
@@ -41,13 +41,13 @@ def fbgemm_has_cuda() -> bool:
 
 @cache
 def installed_set() -> str:
-    """Return the installed versions: ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
+    """Return the installed versions as text: ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
     torch, fbgemm, torchrec = _versions()
     return f"torch {torch}, fbgemm {fbgemm}, torchrec {torchrec}"
 
 
 def mismatch() -> str:
-    """Return advice if the installed versions do not match, otherwise an empty text."""
+    """Return which versions to install if the installed versions are incompatible, else ""."""
     torch, fbgemm, torchrec = (
         None if version is None else ".".join(version.split(".")[:2]) for version in _versions()
     )
@@ -60,7 +60,7 @@ def mismatch() -> str:
 
 
 def one_of_the_sets() -> str:
-    """Return the advice to install one of the supported sets of versions."""
+    """Return a text that lists the compatible versions of torch, FBGEMM and TorchRec."""
     sets = (f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items())
     return f"install one of the sets: {'; '.join(sets)}"
 
@@ -79,13 +79,13 @@ def _installed(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Internal:
-    """Private names of another package that this package uses.
+    """Private names of another package (such as torchrec) that this package or a plugin uses.
 
     Attributes:
-        of: owner of the names: ``"package.module"`` or ``"package.module:Class"``. Attributes of a
-            class's instances count too, and so do arguments that a function passes on.
-        names: names of attributes or modules.
-        used_for: purpose, for messages, such as "planning managed collision".
+        of: where the names are defined, ``"package.module"`` or ``"package.module:Class"``.
+        names: attributes of the module or class, including instance attributes, or parameters of a
+            function.
+        used_for: feature that needs the names, for messages.
     """
 
     of: str
@@ -93,7 +93,7 @@ class Internal:
     used_for: str
 
     def missing(self) -> Iterator[str]:
-        """Yield a message for each name that the installed version lacks."""
+        """Yield a message for each of the names that the installed package does not have."""
         package = self.of.partition(".")[0]
         try:
             owner = _resolve(self.of)
@@ -108,7 +108,7 @@ class Internal:
 
 
 def lacks(package: str, name: str, used_for: str) -> str:
-    """Return a message that an installed package lacks a name."""
+    """Return the message that an installed package does not have ``name``."""
     if package == "fbgemm_gpu":
         version = next(iter(fbgemm_builds().values()), "")
     else:
@@ -117,9 +117,10 @@ def lacks(package: str, name: str, used_for: str) -> str:
 
 
 def has_name(owner: Any, name: str) -> bool:
-    """Return whether a module, class or function has the name, or the owner's source uses it.
+    """Return whether a module, class or function has an attribute ``name``.
 
-    The source has attributes of instances, and arguments that a function passes on.
+    Also searches the source files of classes and functions, to find instance attributes and
+    parameters.
     """
     if hasattr(owner, name):
         return True

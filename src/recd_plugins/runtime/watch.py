@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, and a watch that names the rank behind a hang."""
+"""Heartbeats of ranks, and detection of hangs and of the rank that caused them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PATIENCE = timedelta(seconds=10)
 
 
 class HangError(SetupError):
-    """Raised if ranks made no progress for longer than the hang timeout."""
+    """Raised if the run has made no progress for longer than the hang timeout."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class HangLimits:
     """Time limits for a run without progress.
 
     Attributes:
-        notice: seconds until a notice on stderr. It is repeated each time the wait has doubled.
-        timeout: seconds until the run ends; None for never.
-        advice: function that returns advice on resuming the run.
+        notice: seconds without progress until a message on stderr. The message is repeated each
+            time the wait has doubled.
+        timeout: seconds without progress until the run ends; None for no limit.
+        advice: returns a text that tells the user how to resume the run.
     """
 
     notice: float
@@ -59,13 +60,13 @@ class HangLimits:
 
     @property
     def interval(self) -> float:
-        """Seconds between checks, and between heartbeats."""
+        """Return the seconds between two heartbeats of a rank, and between two checks."""
         soonest = min(self.notice, self.timeout or self.notice)
         return min(soonest / _LOOKS, _MOST_SECONDS_BETWEEN_LOOKS)
 
     @property
     def collectives(self) -> timedelta:
-        """Timeout of collectives. It is longer than the timeout of the watch."""
+        """Return the timeout for collectives. It is longer than ``timeout``."""
         seconds = min(_LONGER * (self.timeout or 0.0), _MOST.total_seconds())
         return max(timedelta(seconds=seconds), _LEAST)
 
@@ -84,7 +85,7 @@ class Heartbeat:
 
 
 class Ticks:
-    """Clock that does not count time in which this process is stopped (SIGSTOP)."""
+    """A clock that stops while this process is stopped by SIGSTOP."""
 
     def __init__(self, interval: float) -> None:
         self._most = 2 * interval
@@ -97,7 +98,7 @@ class Ticks:
 
 
 class Heart:
-    """Context in which a thread writes a heartbeat every ``interval`` seconds."""
+    """Context with a thread that writes a heartbeat of this rank every ``interval`` seconds."""
 
     def __init__(
         self, rank: int, interval: float, after_beat: Callable[[float], None] = lambda _: None
@@ -165,7 +166,7 @@ def key(rank: int) -> str:
 
 
 def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
-    """Connect to the TCPStore of this run's ranks."""
+    """Connect to the TCPStore at ``MASTER_ADDR`` and ``MASTER_PORT``."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -181,7 +182,7 @@ def _beats(store: TCPStore, world_size: int) -> dict[int, Heartbeat]:
 
 
 def _collective(frame: FrameType | None) -> str:
-    """Return the name of the collective in the stack of ``frame``, or an empty text."""
+    """Return the name of the collective that a stack waits in, or an empty string."""
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     # DistributedDataParallel waits in native code that it calls.
     collective = "a collective" if module == "torch.nn.parallel.distributed" else ""
@@ -199,9 +200,9 @@ def _collective(frame: FrameType | None) -> str:
 
 
 class HangWatch:
-    """Reports and ends a run without progress.
+    """Reads the heartbeats of all ranks, reports hangs, and ends a run after the hang timeout.
 
-    Slow activities, such as the first step or a checkpoint, are reported but do not end the run.
+    Activities that may take minutes, such as the first step, are reported but do not end the run.
     """
 
     def __init__(
@@ -221,11 +222,14 @@ class HangWatch:
 
     @property
     def told(self) -> bool:
-        """Whether a hang has been reported."""
+        """Return whether a hang is being reported."""
         return self._told > 0
 
     def look(self, teller: int | None = None) -> None:
-        """Report a hang, or raise HangError at the timeout."""
+        """Check the heartbeats. Report a hang, or raise HangError after the timeout.
+
+        ``teller`` is this rank under torchrun. Only the first rank that is alive prints messages.
+        """
         self._read()
         going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}
         if not going_on:
@@ -235,7 +239,7 @@ class HangWatch:
         limits = self._limits
         if quiet < min(limits.notice, limits.timeout or limits.notice):
             if self.told and speaks:
-                self._say(f"the run makes progress again, after {self._told:.0f} s")
+                self._say(f"the run makes progress again, after a pause of {self._told:.0f} s")
             self._told, self._next_notice = 0.0, limits.notice
             return
         blamed = self._blamed(going_on)
@@ -246,7 +250,7 @@ class HangWatch:
             return
         self._told = quiet
         self._next_notice = max(2 * self._next_notice, quiet)
-        text = f"the run makes no progress for {quiet:.0f} s: {self._story(going_on, blamed)}"
+        text = f"the run has made no progress for {quiet:.0f} s: {self._story(going_on, blamed)}"
         if over:
             text += (
                 f". This exceeds hang_timeout ({limits.timeout:g} s), so the run ends. "
@@ -274,7 +278,7 @@ class HangWatch:
         return min((rank for rank in ranks if not self._is_silent(rank)), default=0)
 
     def _blamed(self, beats: dict[int, Heartbeat]) -> list[int]:
-        """Return the ranks that the others wait for."""
+        """Return the ranks that cause the hang."""
         least = min(beat.step for beat in beats.values())
         return (
             [rank for rank in beats if self._is_lost(rank)]
@@ -329,7 +333,10 @@ def _names(ranks: list[int]) -> str:
 
 @contextmanager
 def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Iterator[None]:
-    """Make the ranks of torchrun watch each other. Connection errors name the lost rank."""
+    """Let the ranks of torchrun check each other for hangs within this context.
+
+    If a connection breaks, the SetupError names the rank that was lost.
+    """
     if world_size == 1:
         yield
         return
@@ -364,12 +371,12 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             # Without a lost rank, the checkpoint or plugin of the error is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
             raise SetupError(
-                f"rank {rank} lost its peers: {lost}{said}. {limits.advice()}"
+                f"rank {rank} lost the connection to other ranks: {lost}{said}. {limits.advice()}"
             ) from error
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error is caused by the lost connection of a collective."""
+    """Return whether an exception says that a collective lost its connection to another rank."""
     import torch.distributed as dist
 
     cause: BaseException | None = error
@@ -388,7 +395,10 @@ def who_is_lost(
     limits: HangLimits,
     connect: Callable[[timedelta], TCPStore] = connect,
 ) -> str:
-    """Describe the lost ranks within 2.5 heartbeat intervals. All ranks return the same text."""
+    """Return a text that names the ranks that have ended or send no heartbeats.
+
+    All ranks return the same text. The check takes 2.5 heartbeat intervals.
+    """
     # torchrun keeps its store when it restarts ranks.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
@@ -407,20 +417,20 @@ def who_is_lost(
         return said
     except RuntimeError:
         return (
-            f"the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not answer, so this node "
-            "or the network to it failed"
+            f"the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not answer, because this "
+            "node or the network failed"
         )
 
 
 def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
-    """Describe the ranks that have ended; if there are none, the ranks without heartbeats."""
+    """Describe the ranks that have ended. If none has, describe the ranks without heartbeats."""
     before = after = _beats(store, world_size)
     for _ in range(_LOOKS):
         time.sleep(_BEATS * interval / _LOOKS)
         after = _beats(store, world_size)
         if ended := {other: beat for other, beat in after.items() if beat.what == "done"}:
             return [
-                f"rank {r} has ended ({_seen(beat)}); its output says why"
+                f"rank {r} has ended ({_seen(beat)}); read its output for the cause"
                 for r, beat in ended.items()
             ]
     return [
