@@ -1,9 +1,10 @@
 """Public API for plugin packages. Test helpers are in ``recd_plugins.testing``.
 
-Names are imported lazily, so a module that declares plugins does not import torch.
+Names are imported when they are first used, so a module that declares plugins does not import
+torch.
 
-A plugin module may require an API version with ``REQUIRES_API = 6``. An older recd-plugins then
-rejects the package, with its name, when a registry file uses it.
+A plugin module can set ``REQUIRES_API = 6`` to require a version of this API. An older recd-plugins
+then rejects the plugin package when a registry file uses it.
 """
 
 from __future__ import annotations
@@ -162,9 +163,9 @@ if TYPE_CHECKING:
 
 
 def _homes() -> dict[str, tuple[str, str]]:
-    """Map each public name to its module and its name in that module.
+    """Return a dict from public name to its module and its name in that module.
 
-    Parses the imports above, which only type checkers execute.
+    Parses the imports under ``TYPE_CHECKING`` above, which do not run.
     """
     body = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
     block = next(node for node in body if isinstance(node, ast.If)).body

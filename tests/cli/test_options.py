@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 REFUSED = {
     "profile zipf --table t --rows 9 --length -1 -o p": "-1.0 is not in the range",
-    "run registry.yaml --json -": "- is not a file",
+    "run registry.yaml --json -": "'-' is not the path of a file",
     "plan registry.yaml --json registry.yaml/j": "registry.yaml/j: the file cannot be written",
     "generate .": ". is not a new path. Use a new path, such as table",
     "run registry.yaml --json registry.yaml": "exists and is not a report in JSON format",
@@ -69,5 +69,5 @@ def test_force_replaces_no_file_of_another_kind(folder: Path, command: list[str]
         before = (folder / name).read_bytes()
         result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
         assert result.exit_code == 1, result.output
-        assert f"{name} was not written by this command" in " ".join(result.output.split())
+        assert f"{name}: --force does not replace this file" in " ".join(result.output.split())
         assert (folder / name).read_bytes() == before

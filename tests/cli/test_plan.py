@@ -40,7 +40,7 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
         (["--topology", "own.yaml"], "own.yaml: the file cannot be read: No such file"),
         (["--topology", "registry.yaml"], "registry.yaml:1 version: unknown key of a topology"),
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of topology 'ndv4' has 8 GPUs"),
-        (["--batch-size", "many"], "'many' is neither a positive number of rows nor auto"),
+        (["--batch-size", "many"], "'many' is not a positive number of rows"),
         (["--auto", "--batch-size", "2048"], "table has 1024 rows, too few for a batch of 2048"),
     ],
 )

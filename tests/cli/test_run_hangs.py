@@ -105,8 +105,8 @@ def test_a_stopped_rank_is_named_and_ends_the_run(tmp_path: Path) -> None:
     assert len(said) >= 2, "it says it before it ends"
     for line in said:
         assert re.match(
-            r"(Error: )?the run makes no progress for \d+ s: rank 0 waits in [\w ]+ of step \d for "
-            rf"rank 1, which sends no heartbeats \(process {process} of ",
+            r"(Error: )?the run has made no progress for \d+ s: rank 0 waits in [\w ]+ of step \d "
+            rf"for rank 1, which sends no heartbeats \(process {process} of ",
             line,
         )
     assert "exceeds hang_timeout (3 s), so the run ends. The newest checkpoint" in said[-1]
@@ -152,7 +152,9 @@ def test_a_rank_that_is_continued_goes_on_as_if_nothing_was(
         patch.setattr(sys, "stderr", said := Said())
         main(arguments, standalone_mode=False)
     assert f"(process {stopped(tmp_path)} of " in said.getvalue()
-    assert re.search(r"^the run makes progress again, after \d+ s$", said.getvalue(), re.M)
+    assert re.search(
+        r"^the run makes progress again, after a pause of \d+ s$", said.getvalue(), re.M
+    )
     losses = json.loads((tmp_path / "figures.json").read_text())["losses"]
     assert len(losses) == 8
 
@@ -167,7 +169,7 @@ def test_under_torchrun_the_other_rank_says_it(tmp_path: Path) -> None:
     done = forked.torchrun([RECD, *arguments], ranks=2)  # ends all at the first failure
     assert done.returncode != 0
     told = re.findall(
-        r"^the run makes no progress for .* rank 1 waits in [\w ]+ of step \d for rank 0, "
+        r"^the run has made no progress for .* rank 1 waits in [\w ]+ of step \d for rank 0, "
         rf"which sends no heartbeats \(process {stopped(tmp_path)} of ",
         done.stderr,
         re.M,

@@ -49,6 +49,6 @@ def test_sigterm_says_what_it_ended_and_leaves_no_half(
     write_registry(tmp_path, dataset={"use": "acme.slow"}, training=training)
     done = programs.recd("--plugins-dir", "plugins", "run", "registry.yaml")
     assert done.returncode == 128 + signal.SIGTERM
-    assert "the run was ended before its first step" in done.stderr
+    assert "a signal ended the run before its first step" in done.stderr
     assert not Path("half").exists()
     assert not list(Path("checkpoints").iterdir())

@@ -51,7 +51,7 @@ COMMANDS = {
 
 
 class _Failure(click.ClickException):
-    """A click exception for a RecdError: prints the message in red and exits with code 1."""
+    """A click exception that prints a RecdError in red. The command then exits with code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         tell_torchrun(self.format_message())
@@ -59,7 +59,10 @@ class _Failure(click.ClickException):
 
 
 class PluginCommands(click.Group):
-    """Commands that plugins add through ``register_commands``. Names must be unique."""
+    """A click group of the commands that plugins add with the hook ``register_commands``.
+
+    Raises PluginError if two commands have the same name.
+    """
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         name = name or cmd.name
@@ -69,7 +72,7 @@ class PluginCommands(click.Group):
 
 
 class _Recd(click.Group):
-    """A click group that lists built-in commands first, then commands of plugins."""
+    """The click group ``recd``. Lists built-in commands first, then the commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(_plugin_commands(ctx).commands)]
@@ -98,12 +101,15 @@ class _Recd(click.Group):
             click.secho(f"The commands of plugins are not available: {failure}", fg="red", err=True)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """See the base class."""
+        """Prepare stdout and stderr, then parse the arguments and run the command."""
         prepare_output()
         return super().main(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as a program, printing errors without tracebacks. Tests call ``main.main``."""
+        """Run ``main`` and report unexpected exceptions without a traceback.
+
+        Tests call ``main`` directly to get the exceptions.
+        """
         if not kwargs.get("standalone_mode", True) or os.environ.get("RECD_TRACEBACK") == "1":
             return super().__call__(*args, **kwargs)
         try:
@@ -151,13 +157,12 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
     manager = PluginManager(ctx.params.get("plugins_dir"))
     manager.register_commands(commands)
     for broken in manager.broken:
-        message = f"The commands of {broken.name} are not available: {broken.reason}"
+        message = f"Plugin package {broken.name} cannot be used: {broken.reason}"
         click.secho(message, fg="red", err=True)
     return commands
 
 
-def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
-    """Exclude these packages through an environment variable that ranks and readers inherit."""
+def _exclude_packages(ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
     if not names:
         return
     from recd_plugins.runtime.plugin_modules import WITHOUT
@@ -187,9 +192,9 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
     metavar="NAME",
     is_eager=True,
     expose_value=False,
-    callback=_leave_out,
-    help="Do not load this installed plugin package, given by the name of the package or of its "
-    "distribution. Can be repeated. Same as RECD_WITHOUT=NAME,NAME.",
+    callback=_exclude_packages,
+    help="Do not load the installed plugin package NAME. NAME is its package or distribution name. "
+    "Can be repeated. The environment variable RECD_WITHOUT=NAME,NAME does the same.",
 )
 @click.version_option(__version__, prog_name="recd")
 @click.pass_context

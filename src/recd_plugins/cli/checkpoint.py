@@ -41,11 +41,11 @@ def checkpoint() -> None:
 @_JSON
 @click.pass_context
 def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """List checkpoints with their sizes and missing files, and mark the best validated one.
+    """List checkpoints with their sizes, and mark the one with the best validation result.
 
-    This checks file names and sizes only. Use verify to check the contents.
+    Reports missing files and files of wrong size. Use verify to check the contents, too.
     """
-    reports = [_looked_at(each) for each in _found(path)]
+    reports = [_check_sizes(each) for each in _found(path)]
     try:
         best = read_progress(Path(reports[-1]["path"])).best_step
     except DamagedError:
@@ -62,18 +62,18 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Read every file of the checkpoints and report damaged or unknown files.
 
-    The exit code is 1 if there are any.
+    The exit code is 1 if a file is damaged or unknown.
     """
-    _tell(ctx, [_read(each) for each in _found(path)], as_json)
+    _tell(ctx, [_check_contents(each) for each in _found(path)], as_json)
 
 
 @checkpoint.command()
 @_PATH
 @_JSON
 def show(path: Path, as_json: bool) -> None:
-    """Show the step, tensors and registry of a checkpoint.
+    """Show the step, the tensors and the settings of a checkpoint.
 
-    For a folder, this shows the newest checkpoint.
+    If PATH is a folder of checkpoints, show its newest checkpoint.
     """
     chosen = _found(path)[-1]
     files = read_manifest(chosen)
@@ -116,7 +116,7 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _found(path: Path) -> list[Path]:
-    """Return the checkpoint at a path, or all checkpoints in a folder, oldest first."""
+    """Return the checkpoint at ``path``, or all checkpoints in this folder, oldest first."""
     if not path.is_dir():
         raise RecdError(f"{path}: the folder does not exist. Check the path.")
     found = checkpoints_in(path)
@@ -129,14 +129,12 @@ def _found(path: Path) -> list[Path]:
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return a report on a checkpoint. Reads every file."""
+def _check_contents(path: Path) -> dict[str, Any]:
     damage, extra = problems(path)
-    return {**_looked_at(path), "damage": damage, "extra": extra}
+    return {**_check_sizes(path), "damage": damage, "extra": extra}
 
 
-def _looked_at(path: Path) -> dict[str, Any]:
-    """Return a report on a checkpoint. Reads only the manifest and file sizes."""
+def _check_sizes(path: Path) -> dict[str, Any]:
     report = {"path": str(path), "files": 0, "bytes": 0, "damage": [], "extra": []}
     try:
         files = read_manifest(path)

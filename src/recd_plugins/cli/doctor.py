@@ -1,4 +1,4 @@
-"""``recd doctor``: check that the installed packages fit together and work on this machine."""
+"""``recd doctor``: check that the installed packages are compatible and work on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIX = "fix or uninstall the plugin in this message"
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. Only ``failed`` makes the command fail."""
+    """The result of one check. The command exits with code 1 if the status is ``failed``."""
 
     name: str
     status: Literal["ok", "absent", "failed"]
@@ -103,7 +103,7 @@ def _describe(
 
 
 def examine(plugins_dir: Path | None) -> Iterator[Check]:
-    """Yield the results of all checks. Later checks rely on earlier ones."""
+    """Run all checks of ``recd doctor`` and yield their results."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.machine()}")
     yield _versions()
     yield _one_fbgemm()
@@ -178,7 +178,6 @@ def _plugins(plugins_dir: Path | None) -> Check:
 
 
 def _internals(plugins_dir: Path | None) -> Check:
-    """Check that the private names of torch and torchrec used by this package exist."""
     from recd_plugins.compat.torchrec_internals import INTERNALS
 
     internals = list(INTERNALS)

@@ -1,4 +1,4 @@
-"""Handles signals and unexpected errors of commands, and prints one message for each."""
+"""Handles signals and unexpected exceptions of ``recd`` commands."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from recd_plugins.runtime.versions import __version__
 
 
 class Ended(KeyboardInterrupt):
-    """An exception raised for a signal that ends the program, such as SIGTERM.
+    """Raised when a signal such as SIGTERM ends the program.
 
     Args:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,10 +32,10 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Raise ``Ended`` on SIGTERM and SIGHUP, so that ``finally`` blocks run as for Ctrl-C.
+    """Raise ``Ended`` on SIGTERM and SIGHUP within this context, so that ``finally`` blocks run.
 
-    Ranks of torchrun end at once, because a rank that waits in a collective cannot be
-    interrupted by an exception.
+    Under torchrun the default signal handlers stay: they end the process immediately, because an
+    exception cannot interrupt a rank that waits in a collective.
     """
 
     def end(number: int, _: object) -> None:
@@ -62,12 +62,15 @@ def fault_message(error: Exception) -> str:
     said = error.what if isinstance(error, RankError) else in_a_line(error)
     return (
         f"internal error in recd-plugins {__version__}, or in a library or plugin that it uses: "
-        f"{said}\n{_kept(text)}"
+        f"{said}\n{_save_traceback(text)}"
     )
 
 
 def tell_torchrun(message: str) -> None:
-    """Make torchrun print the message in its summary, if it started this process."""
+    """Write ``message`` to torchrun's error file, so that torchrun prints it in its summary.
+
+    Does nothing if torchrun did not start this process.
+    """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The format of torch.distributed.elastic's ErrorHandler, whose import takes a second.
         message = visible(message)
@@ -77,7 +80,7 @@ def tell_torchrun(message: str) -> None:
 
 
 def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
-    """Return a message if the error is about a path or a full disk, else None."""
+    """Return a message for the user if the error is about a path or a full disk, else None."""
     if isinstance(error, OSError):
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"
@@ -91,8 +94,7 @@ def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
     )
 
 
-def _kept(text: str) -> str:
-    """Write a traceback to a file and return its path, or the text if no file can be written."""
+def _save_traceback(text: str) -> str:
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="recd-fault-", suffix=".txt", delete=False, encoding="utf-8",

@@ -1,4 +1,4 @@
-"""``recd init``: write a first registry file; plugins provide the templates."""
+"""``recd init``: write a first registry file (YAML) from a template that a plugin provides."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ TABLE = "TABLE"
 
 
 class Starts(click.Group):
-    """Subcommands of ``recd init``, keyed by the name of a model or ``TABLE``."""
+    """Subcommands of ``recd init``: one for each named model, and ``TABLE`` for data files."""
 
     def add(self, command: Any, where: str) -> None:
-        """Add the command of a package. Raise ``PluginError`` if another package has its name."""
+        """Add a command. ``where`` names its plugin package in errors.
+
+        Raises PluginError if another package has added a command with the same name.
+        """
         if command.name in self.commands:
             raise PluginError(
                 f"{where}: another package already adds recd init {command.name}. Rename the "

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Collection(Protocol):
-    """Collects the objects that packages return from a hook."""
+    """An object that collects the values that plugin packages return from a hook."""
 
     def add(self, each: Any, where: str, /) -> None:
-        """Add an object; ``where`` names its package in errors."""
+        """Add a value that a hook returned. ``where`` names its plugin package in errors."""
 
 
 C = TypeVar("C", bound=Collection)
@@ -34,17 +34,20 @@ _REPORTS = {"--json": rb"\s*([{\[]\r?\n|\{\}|\[\])", "--html": rb"\s*<"}
 
 
 class OutputPath(click.Path):
-    """A click type for a local file or folder to write. Checks early that it can be written.
+    """A click type for the local path of an output. Checks that a file can be written there.
 
-    A report never replaces a table or a registry file.
+    The options ``--json`` and ``--html`` only replace files that are JSON or HTML.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See the base class."""
+        """Check the path and return it.
+
+        Raises click.BadParameter if the path is a URL or cannot be written.
+        """
         if "://" in str(value):
             self.fail(f"{value} is a URL, not a local path. Use a local path.", param, ctx)
         if value == "-" and not self.allow_dash:
-            self.fail("- is not a file. Use the path of a file.", param, ctx)
+            self.fail("'-' is not the path of a file. Use the path of a file.", param, ctx)
         if value != "-" and not self.dir_okay:
             check_writable(Path(value))
         for name in _REPORTS.keys() & {*(() if param is None else param.opts)}:
@@ -82,13 +85,13 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 CHECKPOINT = click.option(
     "--checkpoint",
     metavar="PATH|newest|best",
-    help="A checkpoint, a folder (uses its newest checkpoint), or newest or best (chosen in "
-    "training.checkpoint.path). Default: best if the run was validated, else newest.",
+    help="A checkpoint, or a folder, whose newest checkpoint is used. newest and best choose from "
+    "training.checkpoint.path. Default: best if the run was validated, else newest.",
 )
 
 
 def new_place(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse ``.`` and ``..`` as an output path (click callback)."""
+    """Return ``value``, or raise BadParameter if it ends in ``.`` or ``..`` (click callback)."""
     if value is not None and value.name in ("", ".."):
         like = value / "table"
         raise click.BadParameter(f"{value} is not a new path. Use a new path, such as {like}.")
@@ -116,7 +119,7 @@ BATCH_SIZE = click.option(
 
 
 def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
-    """Add ``--json`` and ``--plot`` with these help texts."""
+    """Return a decorator that adds the options ``--json`` and ``--plot`` with these help texts."""
 
     def add(command: _Command) -> _Command:
         plot_path = click.option(
@@ -128,21 +131,24 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
 
 
 def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") -> None:
-    """Refuse to replace a file without ``--force``, an input, or a file of another kind.
+    """Check that a command may write ``output``, which may replace an existing file.
 
     Args:
-        output: the file.
-        force: replace an existing file if it has the format that the command writes.
-        columns: columns that identify this format, in the Parquet schema or in the first line.
-        begins: regular expression that identifies this format; matched to the first 64 KiB.
+        output: the file to write.
+        force: whether the user gave ``--force``. Required to replace a file.
+        columns: column names that identify files of this command, in the Parquet schema or in the
+            first line. ``--force`` replaces only such files.
+        begins: regular expression that the beginning of files of this command matches.
 
     Raises:
-        RecdError: names the file.
+        RecdError: the file exists, and may not be replaced or is an input of the command.
     """
     if not output.exists():
         return
     if not force:
-        raise RecdError(f"{output} already exists. Use another file, or replace it with --force.")
+        raise RecdError(
+            f"{output} already exists. Write to another file, or replace the file with --force."
+        )
     for name, value in click.get_current_context().params.items():
         for path in value if isinstance(value, tuple) else (value,):
             is_input = isinstance(path, Path) and path is not output and path.exists()
@@ -157,32 +163,38 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
         found = {*pq.read_schema(output).names}
     if beginning and not (re.match(begins, beginning) and {*columns} <= found):
         raise RecdError(
-            f"{output} was not written by this command, so --force does not replace the file. Use "
+            f"{output}: --force does not replace this file, because another program wrote it. Use "
             "another file."
         )
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
-    """Refuse an output that would overwrite, or lie inside, an input or the training data.
+    """Check that ``output`` is not an input or inside of an input folder.
+
+    Args:
+        output: path to write.
+        registry: run whose training data counts as an input.
+        made_from: other inputs of the command.
 
     Raises:
-        RecdError: names the input.
+        RecdError: the output would replace an input or be inside of it.
     """
     options = (value for _, value in registry.dataset.options)
     for path in (*made_from, *(value for value in options if isinstance(value, Path))):
         if output.resolve().is_relative_to(path.resolve()):
             raise RecdError(
-                f"{output}: the output would replace or be inside {path}. Use another path."
+                f"{output}: the output would replace or be inside the input {path}. Use another "
+                "path."
             )
 
 
 def topology_options(command: _Command) -> _Command:
-    """Add the options that describe the cluster to plan for."""
+    """Add ``--topology``, ``--nodes`` and ``--ranks-per-node``, which describe a cluster."""
     for option in (
         click.option(
             "--ranks-per-node",
             type=AT_LEAST_1,
-            help="Ranks per node. Default: the value of the topology; for this machine, "
+            help="Ranks per node. Default: the value of the topology. For the topology machine: "
             "training.ranks_per_node or training.ranks.",
         ),
         click.option(
@@ -202,7 +214,10 @@ def topology_options(command: _Command) -> _Command:
 def chosen_topology(
     registry: RunConfig, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
-    """Return the topology that ``topology_options`` describe. The registry sets the defaults."""
+    """Return the cluster described by ``--topology``, ``--nodes`` and ``--ranks-per-node``.
+
+    For this machine, the defaults of nodes and ranks come from ``registry.training``.
+    """
     from recd_plugins.config.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
 
@@ -219,19 +234,25 @@ def chosen_topology(
 
 
 def overrides(**values: Any) -> dict[str, Any]:
-    """Return the given options (not None), as overrides of the ``training:`` section."""
+    """Return the options that are not None, as overrides of the ``training:`` section."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def manager_of(ctx: click.Context) -> PluginManager:
-    """Return the manager of installed plugins and of plugins in ``--plugins-dir``."""
+    """Return a plugin manager of the installed plugins and the plugins in ``--plugins-dir``."""
     return PluginManager(ctx.find_root().params.get("plugins_dir"))
 
 
 def contributed(
     ctx: click.Context, hook: str, collection: Callable[[], C]
 ) -> tuple[C, PluginManager]:
-    """Collect the objects that packages return from a hook, once per command line."""
+    """Fill a collection with the values that plugin packages return from a hook.
+
+    The result is cached for the command line.
+
+    Returns:
+        The collection, and the plugin manager that called the hook.
+    """
     key = f"{__name__}.{hook}"
     if key not in ctx.meta:
         made, manager = collection(), manager_of(ctx)
@@ -242,7 +263,7 @@ def contributed(
 
 
 def tell_broken(manager: PluginManager) -> None:
-    """Print installed plugin packages that failed to load."""
+    """Print the plugin packages that failed to load, with the reasons, on stderr."""
     for broken in manager.broken:
         click.secho(
             f"Plugin package {broken.name} cannot be used: {broken.reason}", fg="red", err=True

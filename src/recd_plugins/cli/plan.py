@@ -1,4 +1,4 @@
-"""``recd plan``: plan a model's tables for a cluster, or run a plan mode of a plugin."""
+"""``recd plan``: plan a model's tables for a cluster, or run another planner of a plugin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from recd_plugins.runtime.plugin_modules import qualified
 
 
 class PlanModes:
-    """Modes of ``recd plan`` that plugins add, with their flags and options.
+    """The modes that plugins add to ``recd plan``, each with a flag and options.
 
     Attributes:
         params: click parameters of all modes.
@@ -38,10 +38,9 @@ class PlanModes:
         self._owners = {name: "recd plan itself" for each in own for name in _names(each)}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add the mode of a package; ``where`` names the package in errors.
+        """Add a PlanMode class. ``where`` names its plugin package in errors.
 
-        Raises:
-            PluginError: its flag or an option exists already.
+        Raises PluginError if ``recd plan`` already has the flag or an option of the mode.
         """
         what = f"{where}: {qualified(cls)}"
         mode: PlanMode = cls()
@@ -60,7 +59,9 @@ class PlanModes:
         self.params += params
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
-        """Return the mode selected by its flag and the values of its options; None without a flag.
+        """Return the mode whose flag is given, and the values of its options.
+
+        Returns None and an empty dict if no flag is given.
 
         Raises:
             click.UsageError: two flags are given, or options of a mode without its flag.
@@ -69,7 +70,7 @@ class PlanModes:
         flags = [mode.flag for mode, _ in self._modes if mode.flag in given]
         if len(flags) > 1:
             raise click.UsageError(
-                f"{flags[0]} and {flags[1]} cannot be combined. Run recd plan once for each."
+                f"{flags[0]} and {flags[1]} cannot be combined. Run recd plan once for each flag."
             )
         chosen, values = None, {}
         for mode, options in self._modes:
@@ -90,16 +91,18 @@ def _given(ctx: click.Context, param: click.Parameter) -> bool:
 
 
 def _names(param: click.Parameter) -> list[str]:
-    """Return the parameter's names. They must be unique within a command."""
+    """Return all names of a click parameter: its Python name and its flags."""
     return [str(param.name), *param.opts, *param.secondary_opts]
 
 
 def _batch_size(value: str) -> int | str:
-    """Convert a number of rows, or ``auto``."""
+    """Convert the value of ``--batch-size``, a positive number or ``auto``."""
     if value == "auto":
         return value
     if not value.isdecimal() or int(value) == 0:
-        raise click.BadParameter(f"{value!r} is neither a positive number of rows nor auto")
+        raise click.BadParameter(
+            f"{value!r} is not a positive number of rows. Write a number or auto."
+        )
     return int(value)
 
 
@@ -125,7 +128,7 @@ def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
 
 
 def plan_modes() -> PlanModes:
-    """Return a collection of modes for ``register_plans``."""
+    """Return a collection of plan modes, to be filled by the hook ``register_plans``."""
     return PlanModes([*plan.params, click.Option(["-h", "--help"])])
 
 
@@ -154,8 +157,8 @@ def plan(
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without using the cluster.
 
-    Shows the shards, the memory per rank, the predicted times, and the difference between the
-    plugins and plain TorchRec. Flags of plugins select another kind of plan.
+    Shows the shards, the memory per rank and the predicted times. Compares them with the plan of
+    plain TorchRec. Flags that plugins add, such as --readers, plan something else.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto

@@ -1,4 +1,4 @@
-"""``recd plugins``."""
+"""``recd plugins``: list the available plugins."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from recd_plugins.report.output import output_console
 
 
 def check_contributions(manager: PluginManager) -> None:
-    """Call all hooks, so that the manager records packages whose hooks fail.
+    """Call all hooks of all plugin packages. The manager records packages whose hooks fail.
 
-    Raises:
-        PluginError: a file of ``--plugins-dir`` is unusable.
+    Raises PluginError if a plugin file in ``--plugins-dir`` cannot be loaded.
     """
     manager.register_commands(PluginCommands())
     manager.hand("register_starts", Starts().add)
@@ -40,9 +39,9 @@ def check_contributions(manager: PluginManager) -> None:
 def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bool) -> None:
     """List the available plugins.
 
-    Shows the kind, name and description of each plugin, and the distribution or file that contains
-    it. Lists installed packages that failed to load at the end, with the reason. A failed package
-    affects only the registries and commands that use it.
+    Shows the kind, name and description of each plugin, and its distribution or file. Also lists
+    installed plugin packages that failed to load, with the reason. Registry files that do not use
+    such a package still work.
     """
     manager = PluginManager(plugins_dir)
     check_contributions(manager)

@@ -1,4 +1,4 @@
-"""``recd run``: train the model of a registry file, or of a table."""
+"""``recd run``: train the model of a registry file (YAML), or a default model for a table."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _FOLDER = Path(".recd")
 
 
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
-    """Return the registry file of a run. For a table, generate one as ``recd init`` does.
+    """Return the registry file of a run. For a table, generate the file as ``recd init`` does.
 
     Args:
         ctx: context of the command.
         given: a registry file, or the path or URL of a table.
-        columns: values of the options that name columns of a table; None if not given.
+        columns: names of the label, session and time columns; None for options that are not given.
 
     Raises:
-        RecdError: the table cannot be used, no plugin takes one, or a file of this name was edited
-            or is of another table.
+        RecdError: the table cannot be used, no plugin accepts tables, or the registry file exists
+            and differs from the generated file.
     """
     from recd_plugins.config.document import names_table
 
@@ -66,7 +66,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
         if named:
             option = f"--{next(iter(named))}"
             raise click.UsageError(
-                f"{option} needs a table, but {given} is a registry file. Remove {option}."
+                f"{option} applies only to tables, but {given} is a registry file. Remove {option}."
             )
         return Path(given)
     starts, manager = contributed(ctx, "register_starts", Starts)
@@ -74,7 +74,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
     if start is None:
         tell_broken(manager)
         raise RecdError(
-            f"{given}: no installed plugin can train from a table. Pass a registry file."
+            f"{given}: no installed plugin can train on a table. Pass a registry file instead."
         )
     file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
     # None: an existing file must equal the file that would be written.
@@ -83,10 +83,10 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
 
 
 class RunReports:
-    """Options that plugins add to ``recd run``. Each writes a report file when the run ends.
+    """The options that plugins add to ``recd run`` to write report files after training.
 
     Attributes:
-        params: their options.
+        params: the click options.
     """
 
     def __init__(self, own: Iterable[click.Parameter]) -> None:
@@ -95,10 +95,9 @@ class RunReports:
         self._by_name: dict[str, RunReport] = {}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add the report of a package; ``where`` names the package in errors.
+        """Add a RunReport class. ``where`` names its plugin package in errors.
 
-        Raises:
-            PluginError: its option exists already.
+        Raises PluginError if ``recd run`` already has this option.
         """
         flag = cls.flag
         if flag in self._taken:
@@ -112,14 +111,17 @@ class RunReports:
         self._by_name[name] = cls()
 
     def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
-        """Yield each requested report with its file. ``values`` maps option names to paths."""
+        """Yield each requested report with its output path. ``values`` is keyed by option name."""
         for name, path in values.items():
             if path is not None:
                 yield self._by_name[name], path
 
 
 class RunCommand(click.Command):
-    """A command that loads the options of ``RunReports`` when it meets an unknown option."""
+    """The click command of ``recd run``.
+
+    Loads plugins only if an option is not built in, because loading takes time.
+    """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
@@ -130,7 +132,7 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, [*args])
         except click.NoSuchOption:
-            manager = self._look_for_reports(ctx)
+            manager = self._load_reports(ctx)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -147,10 +149,10 @@ class RunCommand(click.Command):
             raise
 
     def get_help(self, ctx: click.Context) -> str:
-        tell_broken(self._look_for_reports(ctx))
+        tell_broken(self._load_reports(ctx))
         return super().get_help(ctx)
 
-    def _look_for_reports(self, ctx: click.Context) -> PluginManager:
+    def _load_reports(self, ctx: click.Context) -> PluginManager:
         manager, found = manager_of(ctx), RunReports(self.params)
         manager.hand("register_reports", found.add)
         ctx.meta[__name__] = found
@@ -186,9 +188,9 @@ class RunCommand(click.Command):
     "shardings",
     multiple=True,
     metavar="NAME",
-    help="Replace the plugin of the first sharding entry with this sharding plugin. If given "
-    "several times, train once with each, with the same batches and initial weights, and compare "
-    "them; this writes no checkpoints.",
+    help="Use the sharding plugin NAME instead of the plugin of the first sharding entry. If given "
+    "several times, train once with each plugin and compare the results. These runs have the same "
+    "batches and initial weights, and write no checkpoints.",
 )
 @click.option(
     "--rounds",
@@ -201,8 +203,8 @@ class RunCommand(click.Command):
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show the columns, model, steps, plan and memory of the run, and stop before the first "
-    "step. Prepares missing data, and writes nothing else.",
+    help="Show the columns, model, steps, plan and memory of the run without training. Prepares "
+    "missing data, but writes no other files.",
 )
 @click.option("--resume", is_flag=True, help="Resume from the newest checkpoint.")
 @click.option(
@@ -281,9 +283,9 @@ def run(
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
 
-    Starts the ranks itself; under torchrun, it joins the existing ranks. KEY=VALUE overrides a
-    value of the file for this run, such as sharding[0].options.hot=0.2. REGISTRY can also be a
-    table: its registry file is then generated in the folder .recd, as `recd init` does.
+    Starts the ranks, or joins the ranks of torchrun. KEY=VALUE overrides a value of the registry
+    file, such as sharding[0].options.hot=0.2. REGISTRY can also be a table. In this case, its
+    registry file is generated in the folder .recd, as by `recd init`.
 
     \b
     recd run registry.yaml --compare
@@ -303,7 +305,8 @@ def run(
         "--breakdown and all but one --sharding.": dry_run
         and (many or resume or breakdown or torchrun_rank() is not None),
         "--rounds needs a comparison. Add --compare, or remove --rounds.": rounds > 1 and not many,
-        "--compare supports only one --sharding. Remove the others.": compare and several,
+        "--compare and several --sharding cannot be combined. Remove --compare or all but one "
+        "--sharding.": compare and several,
         f"--sharding has duplicates: {', '.join(shardings)}. Remove the duplicates.": (
             len({*shardings}) < len(shardings)
         ),
@@ -364,7 +367,7 @@ def run(
                 **{asked_for.flag: True for asked_for, _ in reports},
             },
         ) as trainer,
-        _goes_on_with_resume(registry),
+        _adding_resume_command(registry),
     ):
         if dry_run:
             report, shown = _dry_run(trainer)
@@ -446,8 +449,8 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
 
 
 @contextmanager
-def _goes_on_with_resume(registry: Path) -> Iterator[None]:
-    """Add the command that resumes the run to the message of an interrupted run."""
+def _adding_resume_command(registry: Path) -> Iterator[None]:
+    """Add the command that resumes the run to the message of ``RunInterrupted``."""
     try:
         yield
     except RunInterrupted as error:
@@ -460,7 +463,6 @@ def _goes_on_with_resume(registry: Path) -> Iterator[None]:
 
 
 def _warn_of_mismatch() -> None:
-    """Warn once if package versions are incompatible, before an import fails because of it."""
     remedy = mismatch()
     if remedy and torchrun_rank() in (None, 0):
         click.secho(

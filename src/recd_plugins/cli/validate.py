@@ -1,4 +1,4 @@
-"""``recd validate`` and ``recd schema``."""
+"""The commands ``recd validate`` and ``recd schema``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
 def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Check a registry file.
 
-    Checks the structure, the plugins and their options, the file of training.topology, and the
-    columns of the data if it exists. PATH is registry.yaml by default. Rows are not read, so
-    unmatched patterns are reported only when training starts.
+    Checks the structure, the plugins and their options, the topology file, and the columns of
+    existing data. PATH is registry.yaml by default. Reads no rows. Table patterns that match no
+    table are only found when training starts.
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)
@@ -48,7 +48,6 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
 
 
 def _problems(registry: RunConfig) -> list[Problem]:
-    """Return problems with the data and the topology."""
     problems: list[Problem] = []
     try:
         check_dataset(registry)
@@ -71,13 +70,16 @@ def _problems(registry: RunConfig) -> list[Problem]:
 def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
     """Print the JSON Schema of registry files.
 
-    Editors use it to complete and check YAML. It includes the options of every plugin.
+    Editors complete and check YAML files with the schema. It includes the options of all plugins.
     """
     click.echo(json.dumps(registry_schema(PluginManager(plugins_dir)), indent=2))
 
 
 def registry_schema(manager: PluginManager) -> dict[str, Any]:
-    """Return a JSON Schema that checks ``options`` against the plugin that ``use`` names."""
+    """Return the JSON Schema of registry files.
+
+    The schema checks the ``options`` of an entry against the plugin that its key ``use`` names.
+    """
     kinds = manager.kinds
     result = registry_spec(kinds.values()).model_json_schema()
     definitions = result["$defs"]
@@ -102,7 +104,7 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
 def _put_entry(
     definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
 ) -> str:
-    """Add the options of ``plugins`` to the entries of a section. Return the old $ref."""
+    """Add the options schemas of ``plugins`` to a section's entry schema. Return the old $ref."""
     # The section is a list of entries, an optional entry, or a required entry.
     holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]

@@ -1,1 +1,1 @@
-"""Rendering of terminal tables, HTML pages and plots."""
+"""Tables for the terminal, HTML pages and plots."""

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages with a common style."""
+"""Builds HTML pages that contain their style sheet and images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
 
 
 class Html(str):
-    """HTML text, which ``element`` does not escape."""
+    """A string of HTML markup. ``element`` escapes plain strings, but not ``Html``."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ def element(tag: str, *children: str, css: str = "") -> Html:
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return the text of a page. ``parts`` are escaped unless they are ``Html``."""
+    """Return the text of an HTML page. Body ``parts`` are escaped unless they are ``Html``."""
     body = _inside(parts, "\n")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -47,7 +47,7 @@ def html_page(title: str, parts: Iterable[str]) -> str:
 
 
 def html_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
-    """Return a table that scrolls if it is too wide."""
+    """Return an HTML table that scrolls horizontally if it is too wide for the page."""
     head = element("tr", *(element("th", heading) for heading in headings))
     lines = (
         element("tr", *(element("td", cell, css=cell if cell in _MARKS else "") for cell in row))
@@ -58,7 +58,7 @@ def html_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
 
 
 def html_section(heading: str, text: str, plot: Html) -> tuple[Html, Html, Html]:
-    """Return a heading, a paragraph and a figure."""
+    """Return the three HTML elements of a section: heading, paragraph and figure."""
     return element("h2", heading), element("p", text), element("figure", plot)
 
 

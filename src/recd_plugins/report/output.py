@@ -1,6 +1,6 @@
-r"""Standard streams that escape control characters in data.
+r"""Consoles and standard streams that escape control characters in printed data.
 
-A column named ``\x1b]0;...`` could set the title of a terminal, move its cursor or hide text.
+A column named ``\x1b]0;...`` could otherwise set the title of a terminal or hide text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STYLED = re.compile(r"((?:\x1b\[(?:1|[39]\d)m)+|\r)(.*?)((?:\x1b\[0m)?\n?)", re
 def visible(text: str) -> str:
     r"""Return the text with control characters escaped, such as ``\x1b``.
 
-    Tabs and line breaks are kept.
+    Tabs and line breaks stay.
     """
     if text.isprintable():
         return text
@@ -42,10 +42,10 @@ def visible(text: str) -> str:
 
 
 def show_controls(stream: TextIO) -> None:
-    """Make a stream escape control characters.
+    """Make a stream escape control characters in the texts that are written to it.
 
-    Not escaped are the styles of ``click.secho``, carriage returns at the start of a text or the
-    end of a line, and the output of rich consoles.
+    The styles of ``click.secho``, the output of rich consoles, and carriage returns at the start of
+    a text or the end of a line are not escaped.
     """
     if not isinstance(stream, io.TextIOWrapper) or "write" in vars(stream):
         return
@@ -67,7 +67,7 @@ def show_controls(stream: TextIO) -> None:
 
 
 def prepare_output() -> None:
-    """Prepare the standard streams of a command.
+    """Make stdout and stderr escape control characters, and open closed standard streams.
 
     Closed streams are opened as ``/dev/null``, so that no other file gets their descriptors.
     """
@@ -101,13 +101,16 @@ class _VisibleConsole(Console):
 
 
 def output_console() -> Console:
-    """Return a console as wide as the terminal or ``COLUMNS``. Pipes and files have no limit."""
+    """Return a rich console for stdout.
+
+    The console is as wide as the terminal or ``COLUMNS``. Lines in pipes and files never wrap.
+    """
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _VisibleConsole(width=None if has_width else _UNLIMITED)
 
 
 def error_console() -> Console:
-    """Return a console on standard error, for progress bars and status lines."""
+    """Return a rich console for stderr, used for progress bars and status lines."""
     return _VisibleConsole(stderr=True)
 
 
@@ -116,7 +119,7 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def persistent_output() -> Iterator[None]:
-    """Keep printing from failing after the process that reads the output has ended.
+    """Ignore write errors of stdout and stderr in this context if their reader has ended.
 
     For example, Ctrl-C also ends ``tee``. Later output then goes to /dev/null.
     """

@@ -1,4 +1,4 @@
-"""Common style of plots."""
+"""Common colors and style of matplotlib plots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STYLE: Any = {
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Apply the common plot style within this context. Also works as a decorator."""
+    """Apply the common matplotlib style within this context. Also works as a decorator."""
     import matplotlib
     from cycler import cycler
 
@@ -50,7 +50,7 @@ def plot_style() -> Iterator[None]:
 
 
 def svg_of(figure: Figure) -> Html:
-    """Return a figure as reproducible SVG for an HTML page."""
+    """Return a matplotlib figure as SVG for an HTML page. Equal figures give equal text."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return Html("".join(text.getvalue().partition("<svg")[1:]))

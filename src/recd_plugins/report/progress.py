@@ -1,17 +1,20 @@
-"""Progress bars of commands."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Function of a name and a number of rows. Adds a bar, and returns a function that advances it.
+#: Adds a bar with this name and number of rows. Returns a function that advances the bar by rows.
 AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 
 @contextmanager
 def progress_bars() -> Iterator[AddBar]:
-    """Show progress bars of rows on stderr. Yields an ``AddBar``. Bars are filled on success."""
+    """Show progress bars that count rows on stderr, one for each call of the yielded function.
+
+    The bars are set to 100 % when the context ends without an error.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from recd_plugins.report.output import error_console
@@ -30,7 +33,10 @@ def progress_bars() -> Iterator[AddBar]:
 
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of rows on a terminal. Yields a function that advances it."""
+    """Show a progress bar that counts rows, if stderr is a terminal.
+
+    Yields a function that receives the number of newly processed rows.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -1,4 +1,4 @@
-"""Terminal tables with a common style."""
+"""Tables for the terminal, in a common style."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text_table(
     *,
     caption: str | None = None,
 ) -> Table:
-    """Return a table with narrow columns, which fits into 80 characters by wrapping between words.
+    """Return a rich table with narrow columns. Long cells wrap, so that it fits 80 characters.
 
     Args:
         title: shown above the table; empty for none.
