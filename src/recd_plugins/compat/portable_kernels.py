@@ -58,10 +58,7 @@ class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
     """TorchRec's dense pooled kernel, with support for variable batches (VBE) on CPU."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return pooled embeddings, ``[B, columns]``.
-
-        For a variable batch, return a flat tensor, ordered by rank, feature and row.
-        """
+        """Return pooled embeddings ``[B, columns]``; for variable batches flat, ordered by rank."""
         if not features.variable_stride_per_key():
             return super().forward(features)
         widths, strides = _widths_and_strides(self, features)
@@ -108,10 +105,7 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
         vbe_output: Tensor | None = None,
         vbe_output_offsets: Tensor | None = None,
     ) -> Tensor:
-        """Return pooled embeddings, ``[B, columns]``.
-
-        For a variable batch, return a flat tensor, ordered by rank, feature and row.
-        """
+        """Return pooled embeddings ``[B, columns]``; for variable batches flat, ordered by rank."""
         if not features.variable_stride_per_key():
             return super().forward(features, vbe_output, vbe_output_offsets)
         widths, strides = _widths_and_strides(self, features)
