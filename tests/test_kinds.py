@@ -90,7 +90,9 @@ def test_a_section_of_a_third_party(site: Site) -> None:
     tables = ["t_user", "t_item", "t_history", "t_other"]
     claims = {"t_user": first, "t_item": first, "t_history": second}
     assert registry.claim("audit", tables) == claims
-    with pytest.raises(RegistryError, match=r"yaml:5 audits\[0\].tables: t_user matches no table"):
+    with pytest.raises(
+        RegistryError, match=r"yaml:5 audits\[0\].tables: 't_user' matches no table"
+    ):
         registry.claim("audit", ["t_item", "t_h"])
     assert recd("validate", site.registry(HEAD + AUDITS)).stdout.endswith(": 4 entries, ok\n")
     with pytest.raises(

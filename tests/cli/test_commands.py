@@ -156,7 +156,7 @@ def test_validate_tells_every_problem(folder):
     lines = recd("validate", expect=1).stderr.splitlines()
     assert lines == [
         "registry.yaml:1 version: input should be 1, got 2",
-        "registry.yaml:2 dataset.options.path: the option of acme.clicks is missing, but required",
+        "registry.yaml:2 dataset.options.path: this required option of acme.clicks is missing",
         "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks. Did you mean path?",
     ]
     answer = json.loads(recd("validate", "--json", expect=1).stdout)

@@ -88,7 +88,7 @@ MODEL = "model: {use: test.tower, options: {dim: 8}}"
             "{use: test.tower, embedding_dim: 4}",
             "model.embedding_dim: unknown key. Use one of these: use",
         ),
-        ("{options: {dim: 8}}", "model.use: the key is missing, but required"),
+        ("{options: {dim: 8}}", "model.use: this required key is missing"),
         ("{architecture: tower}", "model.architecture: input should be 'dlrm' or 'dcn'"),
         (
             "{use: recd.ikjt}",

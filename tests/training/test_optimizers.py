@@ -155,7 +155,7 @@ def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str)
 
 def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
     registry = registry_of(tmp_path, MINE)
-    with pytest.raises(RegistryError, match="t_a matches no table"):
+    with pytest.raises(RegistryError, match="'t_a' matches no table"):
         applied(registry, model_of("t_b"))
     twice = applied(registry, model_of("t_a"))
     with pytest.raises(RegistryError, match="'t_a' already has the optimizer SGD"):

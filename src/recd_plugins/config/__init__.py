@@ -1,4 +1,4 @@
-"""``registry.yaml``: which plugins a training run uses, and with which options."""
+"""Parsing and validation of ``registry.yaml``, the configuration file of a training run."""
 
 from recd_plugins.config.entries import Entry, at_entry
 from recd_plugins.config.run_config import RunConfig

@@ -16,7 +16,9 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 
 def choose_device(registry: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``. If ``auto`` selects the CPU, rank 0 prints the reason.
+    """Return ``cpu`` or ``cuda``, as set by the option ``training.device``.
+
+    If the option is ``auto`` and CUDA cannot be used, rank 0 prints the reason.
 
     Raises:
         SetupError: ``training.device`` is ``cuda``, but CUDA is not available.
@@ -26,7 +28,7 @@ def choose_device(registry: RunConfig) -> str:
     lack = "" if wanted == "cpu" else lack_for_cuda(_ranks_here(registry))
     if lack and wanted == "cuda":
         raise SetupError(
-            f"{registry.path}: training.device is cuda, but {lack}. Fix this, or set "
+            f"{registry.path}: training.device is cuda, but {lack}. Fix this problem, or set "
             "training.device: cpu."
         )
     if lack and torchrun_rank() in (None, 0):
@@ -44,12 +46,12 @@ def _print_once(path: Path, message: str) -> None:  # noqa: ARG001
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """Return this rank's device. For ``cuda``, it is the current CUDA device."""
+    """Return the CPU device for ``cpu``, or the current CUDA device for ``cuda``."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def lack_for_cuda(ranks: int) -> str:
-    """Return why this number of local ranks cannot use CUDA; an empty text if they can."""
+    """Return the reason why ``ranks`` local processes cannot use CUDA; empty if they can."""
     if not torch.cuda.is_available():
         return "torch.cuda.is_available() is False"
     if not fbgemm_has_cuda():

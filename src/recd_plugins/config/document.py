@@ -1,4 +1,4 @@
-"""YAML files as plain data with line numbers, and settings that override values."""
+"""Parsed YAML files with line numbers, and ``KEY=VALUE`` overrides of their values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ _KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
 
 @dataclass(frozen=True)
 class Document:
-    """Parsed YAML mapping. Maps each location to its 1-based line and to its override, if any."""
+    """Parsed YAML mapping. A location is a tuple of keys and list indices.
+
+    Attributes:
+        lines: maps each location to its 1-based line.
+        given: maps each overridden location to its ``KEY=VALUE`` argument.
+    """
 
     path: str
     data: dict[str, Any]
@@ -48,7 +53,7 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem at a location, with the line of the closest enclosing value."""
+        """Return an error entry for a location, with the line of the closest enclosing value."""
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]
@@ -60,7 +65,7 @@ class Document:
 
 
 def render(location: Location) -> str:
-    """Return a location as text, such as ``sharding[0].options.tiers``."""
+    """Format a tuple of keys and list indices, such as ``sharding[0].options.tiers``."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -68,7 +73,7 @@ def render(location: Location) -> str:
 
 
 def names_table(name: str) -> bool:
-    """Return whether a name is a URL or has the suffix of a data file."""
+    """Return whether a name is a URL or has the suffix of a data file, such as ``.csv``."""
     plain = name.lower().rstrip("/")
     for suffix in _COMPRESSED:
         plain = plain.removesuffix(suffix)
@@ -81,12 +86,12 @@ def read_yaml(
     first: str = "`version: 1`, `dataset:` and `converter:`",
     text: str | None = None,
 ) -> Document:
-    """Parse a YAML file that holds a mapping. Tags are rejected, because they could run code.
+    """Parse a YAML file that contains a mapping. YAML tags are errors, since tags can run code.
 
     Args:
         path: the file.
-        first: usual first lines of such a file, for messages.
-        text: text to parse instead of the file's content.
+        first: usual first keys of the file, for error messages.
+        text: text to parse instead of reading the file.
 
     Raises:
         RegistryError: the file cannot be read, is not YAML, is too large, or has tags or duplicate
@@ -124,7 +129,7 @@ def _error(path: str, line: int, message: str) -> RegistryError:
 
 @dataclass
 class _Reading:
-    """Converts YAML nodes to plain values, and collects lines and problems."""
+    """Converts YAML nodes to Python values, and collects line numbers and errors."""
 
     path: str
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
@@ -207,19 +212,20 @@ class _Reading:
 
 
 def short_repr(value: object) -> str:
-    """Return the ``repr`` of a value. Long ones are cut, with their length appended."""
+    """Return ``repr(value)``, truncated to 200 characters, with the full length appended."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
 def with_settings(document: Document, settings: Sequence[str]) -> Document:
-    """Return the document with values overridden by settings ``KEY=VALUE``.
+    """Return a copy of the document with values overridden by ``KEY=VALUE`` arguments.
 
-    KEY is a location such as ``sharding[0].options.tiers``. Missing keys are added, but missing
-    list items are errors. VALUE is YAML. Later problems name the setting instead of a line.
+    KEY is a path such as ``sharding[0].options.tiers``, and VALUE is parsed as YAML. Missing keys
+    are added, but missing list items are errors. Later error messages about an overridden value
+    name the ``KEY=VALUE`` argument instead of a line.
 
     Raises:
-        RegistryError: a setting is invalid.
+        RegistryError: an argument is invalid.
     """
     data = deepcopy(document.data)
     given: dict[Location, str] = {}
@@ -254,7 +260,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 
 
 def _set(data: Any, location: Location, value: Any) -> str:
-    """Set a value. Return an error message if that is not possible, else an empty text."""
+    """Set ``data`` at ``location`` to ``value``. Return an error message, empty on success."""
     for depth, part in enumerate(location):
         where = render(location[:depth])
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Entries of a registry file, the names that they match, and their table strategies."""
+"""Plugin entries of ``registry.yaml``, and the features or tables that each entry matches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Plugin, covariant=True)
 
 @dataclass(frozen=True)
 class Entry(Generic[P]):
-    """Entry of a list section.
+    """Plugin entry in a list section of ``registry.yaml``, such as ``sharding``.
 
     Attributes:
         plugin: the plugin with its options.
@@ -36,7 +36,7 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Return whether other entries take precedence over this entry's glob patterns."""
+        """Return whether entries of other plugins override glob matches of this entry."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
@@ -54,7 +54,10 @@ class Entry(Generic[P]):
 
 @contextmanager
 def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
-    """Turn RecdErrors except PluginErrors into RegistryErrors with the entry's line."""
+    """Convert RecdErrors in the context to RegistryErrors with the entry's line number.
+
+    PluginErrors are not converted.
+    """
     try:
         yield
     except (PluginError, RegistryError):
@@ -64,7 +67,7 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
 
 
 def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
-    """Match the entries of one kind to names. See ``RunConfig.claim``."""
+    """Return a dict from name to the entries that match the name, as ``RunConfig.claim`` does."""
     names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:
@@ -74,7 +77,7 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
             str(path),
             entry.line,
             f"{entry.field}.{what}s",
-            f"{pattern} matches no {what}"
+            f"{pattern!r} matches no {what}"
             + (
                 did_you_mean(pattern, names)
                 or f". Use one of these {what}s: {shortened(list(names))}"
@@ -123,7 +126,7 @@ def is_glob(pattern: str) -> bool:
 
 
 def matched(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the names that match a pattern, in order."""
+    """Return the elements of ``names`` that match a name or glob pattern, in order."""
     if not is_glob(pattern):
         return [pattern] if pattern in names else []
     return [name for name in names if fnmatchcase(name, pattern)]
@@ -133,7 +136,10 @@ T = TypeVar("T")
 
 
 class PluginStrategy(TableStrategy):
-    """Table strategy of an entry, limited to the entry's tables. Its errors name the entry."""
+    """Wrapper around a plugin's TableStrategy that applies it to matching tables only.
+
+    Errors of the wrapped strategy get the entry's line number.
+    """
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
@@ -144,17 +150,17 @@ class PluginStrategy(TableStrategy):
 
     @property
     def place(self) -> str:
-        """Name of the plugin and location of the entry, for messages."""
+        """Plugin name and the file, line and section of its entry, for error messages."""
         return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
 
     def claims(self, table: str) -> bool:
-        """Return whether the entry matches a table."""
+        """Return whether a pattern of the entry matches a table name."""
         if table not in self._claimed:
             self._claimed[table] = self.entry.matches(table)
         return self._claimed[table]
 
     def call_plugin(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the wrapped strategy. Iterators are returned as tuples."""
+        """Call the wrapped strategy's method named ``method``. Convert an iterator to a tuple."""
         with (
             at_entry(self.path, self.entry),
             plugin_call(self.entry.plugin, method, type(self.part)),
@@ -164,7 +170,7 @@ class PluginStrategy(TableStrategy):
 
 
 def by_class(parts: Iterable[PluginStrategy]) -> dict[type[TableStrategy], list[PluginStrategy]]:
-    """Group strategies by class, in the order of the file."""
+    """Group wrapped strategies by class, in the order of ``parts``."""
     found: dict[type[TableStrategy], list[PluginStrategy]] = {}
     for part in parts:
         found.setdefault(type(part.part), []).append(part)
@@ -172,17 +178,20 @@ def by_class(parts: Iterable[PluginStrategy]) -> dict[type[TableStrategy], list[
 
 
 def call_class(parts: Sequence[PluginStrategy], method: str, *arguments: Any) -> Any:
-    """Call a class method of a strategy class with all of its strategies."""
+    """Call a class method with the list of wrapped strategies and ``arguments``.
+
+    All strategies in ``parts`` must have the same class.
+    """
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
 
 def one_answer(
     parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
 ) -> T | None:
-    """Return the result of the only strategy that has one for a table, or None.
+    """Call ``ask`` with each strategy, and return the only result that is not None, if any.
 
     Raises:
-        PluginError: several strategies have a result.
+        PluginError: ``ask`` returns a result for several strategies.
     """
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:
@@ -193,7 +202,7 @@ def one_answer(
     return said[0][1] if said else None
 
 
-# Methods whose first argument is a table, its name, or an object with that name.
+# Methods whose first argument is a table name, or an object with the table's name.
 _OF_A_TABLE = {
     *("sharded_share", "row_memory", "fetch_bandwidth"),
     *("activation_bytes", "work", "figures", "describe"),

@@ -1,4 +1,4 @@
-"""Reading and validating registry files."""
+"""Reading and validating ``registry.yaml`` files."""
 
 from __future__ import annotations
 
@@ -64,11 +64,12 @@ def load_registry(
 
     Args:
         path: the file.
-        plugins_dir: folder with additional plugin files.
-        sharding: plugin that replaces the one of the first enabled ``sharding`` entry.
-        settings: overrides, such as ``training.learning_rate=0.05``.
-        needs_data: whether ``dataset`` and ``converter`` are always required.
-        text: text to parse instead of the file's content.
+        plugins_dir: folder with plugin files, in addition to installed packages.
+        sharding: plugin name that replaces ``use`` of the first enabled ``sharding`` entry.
+        settings: ``KEY=VALUE`` overrides, such as ``training.learning_rate=0.05``.
+        needs_data: whether the sections ``dataset`` and ``converter`` are required even if the file
+            has no other section about data.
+        text: text to parse instead of reading the file.
 
     Raises:
         RegistryError: the file is invalid. The error lists all problems with their lines.
@@ -135,7 +136,7 @@ def load_registry(
 
 
 def registry_without_file() -> RunConfig:
-    """Return a config without a dataset and without entries."""
+    """Return the config of a training script without ``registry.yaml``: no dataset, no plugins."""
     return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
@@ -149,7 +150,10 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the sharding plugins to choose from. Those without ``rewrite`` come first."""
+    """Return the sharding plugins that a chooser may select.
+
+    Plugins that do not override ``rewrite`` come first.
+    """
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -161,19 +165,21 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
-    """Replace the plugin of the first enabled ``sharding`` entry.
+    """Return a copy with another plugin in the first enabled ``sharding`` entry.
+
+    A chooser is a plugin that selects other sharding plugins.
 
     The options come from an entry with this plugin and the same ``tables``, even a disabled one.
     Without such an entry, the defaults apply. If the plugin is a chooser with an enabled entry,
     that entry also provides the tables.
 
     Args:
-        document: a registry file.
-        name: the plugin.
-        chooses: whether the plugin is a chooser. A chooser needs no entry to replace.
+        document: parsed ``registry.yaml``.
+        name: name of the new plugin.
+        chooses: whether the plugin is a chooser. A chooser is added if no entry is enabled.
 
     Raises:
-        RegistryError: no entry is enabled.
+        RegistryError: no entry is enabled, and the plugin is not a chooser.
     """
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
@@ -213,7 +219,7 @@ def _tables_of(entry: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class ResolvedEntry:
-    """Entry of a document with its plugin."""
+    """Plugin object of an entry, and the entry's location in the file."""
 
     location: Location
     plugin: Plugin
@@ -221,7 +227,14 @@ class ResolvedEntry:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Validated document: kinds by name, validated sections, entries by kind, and wrappers."""
+    """Validated ``registry.yaml``.
+
+    Attributes:
+        kinds: maps the name of a plugin kind to the kind.
+        spec: validated sections.
+        entries: maps the name of a plugin kind to its entries.
+        wrappers: entries of ``dataset.wrap``.
+    """
 
     kinds: Mapping[str, Kind]
     spec: RegistrySpec
@@ -264,13 +277,13 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
 
 
 def is_chooser(manager: PluginManager, name: str) -> bool:
-    """Return whether a sharding plugin is a chooser."""
+    """Return whether a sharding plugin is a ``Chooser``, which selects other plugins."""
     found = manager.find("sharding", name)
     return found is not None and issubclass(found.cls, Chooser)
 
 
 def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, Any]:
-    """Add ``tables: ["*"]`` to entries of choosers and of missing sharding plugins."""
+    """Add ``tables: ["*"]`` to sharding entries whose plugin is a chooser or not installed."""
 
     def written(entry: Any) -> Any:
         name = entry.get("use") if isinstance(entry, dict) else None
@@ -289,7 +302,7 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
 def _entries(
     document: Document, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
-    """Yield every entry that names a plugin, including entries with invalid fields."""
+    """Yield the kind, location and content of every entry that names a plugin."""
     for kind in kinds:
         yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
         dataset = document.data.get("dataset")
@@ -374,14 +387,14 @@ def schema_problems(
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
-    """Convert a pydantic error to problems with lines.
+    """Convert a pydantic error to error entries with line numbers.
 
     Args:
-        document: the document.
-        base: location of the validated part.
-        model: pydantic model of the validated part.
-        what: description of its keys, such as ``key`` or ``option of acme.hash``.
-        error: error of pydantic.
+        document: parsed YAML file.
+        base: location of the validated value in the file.
+        model: pydantic model of the validated value.
+        what: noun for a key of the value, such as ``key`` or ``option of acme.hash``.
+        error: error that pydantic raised.
     """
     data: Any = document.data
     for part in base:
@@ -396,7 +409,7 @@ def schema_problems(
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
-    """Return the location of an error without the union members that pydantic inserts."""
+    """Return the location of an error, without the names of union members from pydantic."""
     location: list[str | int] = []
     for part in details["loc"]:
         if isinstance(data, dict) and part in data:
@@ -414,12 +427,12 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
 def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
     kind, got = details["type"], details["input"]
     if kind == "missing":
-        return f"the {what} is missing, but required"
+        return f"this required {what} is missing"
     if kind == "extra_forbidden":
         known = list(_fields(model, inside[:-1]))
         meant = did_you_mean(str(inside[-1]), known)
         if not known:
-            return f"unknown {what}. Remove it, since no options exist here"
+            return f"unknown {what}. Remove this key, since no keys are allowed here"
         return f"unknown {what}" + (meant or f". Use one of these: {', '.join(known)}")
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
@@ -441,7 +454,7 @@ def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, F
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first model in an annotation, such as ``list[Model]``."""
+    """Return the first pydantic model in a type annotation, such as ``list[Model]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_model_in(argument) for argument in typing.get_args(annotation))

@@ -1,4 +1,4 @@
-"""Hooks that a plugin package may implement. All are optional."""
+"""pluggy hooks that a plugin package may implement. Every hook is optional."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def register_plugins() -> Sequence[type[Plugin]]:  # type: ignore[empty-body]
 
 @hookspec
 def register_kinds() -> Sequence[Kind]:  # type: ignore[empty-body]
-    """Return additional plugin kinds, each with a section of registry files."""
+    """Return additional plugin kinds, each configured in its own section of registry.yaml."""
 
 
 @hookspec
@@ -80,7 +80,7 @@ def register_commands(cli: click.Group) -> None:
 
 @hookspec
 def register_starts() -> Sequence[click.Command]:  # type: ignore[empty-body]
-    """Return commands to add to ``recd init``, named after their subcommand or ``TABLE``."""
+    """Return subcommands of ``recd init``. The one named ``TABLE`` handles data files."""
 
 
 @hookspec
@@ -90,7 +90,7 @@ def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
 
 @hookspec
 def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
-    """Return ``Measurement`` classes, which measure machines. The last one is used."""
+    """Return ``Measurement`` classes, which measure machines. The last class is used."""
 
 
 @hookspec
@@ -100,4 +100,4 @@ def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
 
 @hookspec
 def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
-    """Return the private names of other packages that this package uses, for ``recd doctor``."""
+    """Return private names of other packages that ``recd doctor`` checks for existence."""

@@ -1,4 +1,4 @@
-"""Plugins of installed packages and of files. Packages are imported on demand."""
+"""Plugin discovery in installed packages and plugin files. Imports packages on demand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 @dataclass(frozen=True)
 class Registered:
-    """Plugin class and its origin: ``"distribution version"`` or the path of a file."""
+    """Plugin class with its origin, ``"distribution version"`` or the path of a plugin file."""
 
     cls: type[Plugin]
     origin: str
@@ -63,7 +63,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class Broken:
-    """Name of a package that cannot be used, and the reason."""
+    """Plugin package that cannot be loaded, with the reason."""
 
     name: str
     reason: str
@@ -72,11 +72,12 @@ class Broken:
 class PluginManager:
     """Finds plugins in installed packages and ``plugins_dir``.
 
-    A package is imported when a plugin name has its prefix; an unknown prefix imports all packages.
-    ``broken`` lists the packages that fail.
+    Looking up a plugin such as ``acme.hash`` imports the package with the prefix ``acme``, or all
+    packages if no package has the prefix. ``broken`` lists the packages that failed to load.
 
     Raises:
-        PluginError: a file fails to import or has no plugin, or an unknown package is excluded.
+        PluginError: a file fails to import or has no plugin, or ``--without`` names an unknown
+            package.
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
@@ -96,40 +97,46 @@ class PluginManager:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Origins of plugins: installed packages, then files."""
+        """Return all origins: ``"distribution version"`` of packages, then paths of files."""
         installed = [package.origin for package in self._packages]
         return tuple(dict.fromkeys([*installed, *self._files]))
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return all kinds by name. Imports all packages."""
+        """Return a dict from name to plugin kind. Imports all packages."""
         self._load()
         return {kind.name: kind for kind in self._kinds}
 
     def origin_of(self, kind: Kind) -> str:
-        """Return the origin of a kind; ``OWN`` for built-in kinds."""
+        """Return the package or file that registered a kind; ``OWN`` for built-in kinds."""
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return kinds by name. Imports packages only if a section is unknown."""
+        """Return a dict from name to plugin kind.
+
+        Imports all packages if one of ``sections`` is not a built-in section of registry.yaml.
+        """
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}
 
     @property
     def broken(self) -> tuple[Broken, ...]:
-        """Return the packages that cannot be used. Imports all packages."""
+        """Return the packages that failed to load. Imports all packages."""
         self._load()
         return tuple(self._broken)
 
     @property
     def plugins(self) -> dict[str, dict[str, Registered]]:
-        """Return plugin classes by kind and name. Imports all packages."""
+        """Return a dict from kind to a dict from name to plugin class. Imports all packages."""
         self._load()
         return {kind.name: dict(self._found.get(kind.name, {})) for kind in self._kinds}
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """Return a plugin, or None. Raises PluginError if the package with its prefix is broken."""
+        """Return the plugin with this kind and name, or None.
+
+        Raises PluginError if the package with the name's prefix failed to load.
+        """
         prefix = name.partition(".")[0]
         self._load(prefix if prefix in self._owners else None)
         found = self._found.get(kind, {}).get(name)
@@ -140,20 +147,20 @@ class PluginManager:
         return found
 
     def register_commands(self, cli: click.Group) -> None:
-        """Add the commands of all packages and files. Raises PluginError if a file fails."""
+        """Add commands from all packages and plugin files. Raises PluginError if a file fails."""
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
                 _returned(hooks, "register_commands", origin, cli=cli)
 
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
-        """Call ``add`` with each item of a hook and a description of its origin.
+        """Call a hook of all packages and files, and pass each returned item to ``add``.
 
         Args:
-            hook: name of a hook that returns lists.
-            add: raises PluginError for unusable items.
+            hook: name of a hook whose implementations return lists.
+            add: function of an item and its origin. Raises PluginError to reject the item.
 
         Raises:
-            PluginError: a file failed. Failed packages are listed in ``broken``.
+            PluginError: a plugin file failed. Failed packages are added to ``broken``.
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
@@ -275,13 +282,13 @@ class PluginManager:
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """Create a plugin of an installed package. Raises PluginError like ``installed_class``."""
+    """Create a plugin from an installed package. Raises PluginError if there is none."""
     found = installed_class(kind, name)
     return found(found.Options.model_validate(options or {}))
 
 
 def installed_class(kind: str, name: str) -> type[Plugin]:
-    """Return an installed plugin's class. Raises PluginError if it is missing or broken."""
+    """Return the class of an installed plugin. Raises PluginError if it cannot be loaded."""
     manager = PluginManager()
     found = manager.find(kind, name)
     if found is None:
@@ -294,7 +301,7 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
 
 
 def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
-    """Return a pluggy manager of one module."""
+    """Return a pluggy manager with the hook implementations of a module."""
     hooks = pluggy.PluginManager(GROUP)
     hooks.add_hookspecs(hookspecs)
     try:
@@ -314,7 +321,7 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
 
 
 def _returned(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
-    """Return the items of all lists that a hook returned."""
+    """Call a hook, and return the items of all lists that its implementations return."""
     try:
         with redirect_stdout(sys.stderr):  # a program may read the command's own output
             answers = [each for each in getattr(hooks.hook, hook)(**arguments) if each is not None]

@@ -1,4 +1,4 @@
-"""Parsed registry files."""
+"""The run configuration parsed from ``registry.yaml``."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ TYPED_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Parsed registry file with its plugins. Disabled entries are omitted.
+    """Parsed ``registry.yaml`` with its plugin objects. Disabled entries are omitted.
 
-    Paths in options are relative to the current directory.
+    Paths in plugin options are relative to the current directory.
 
     Attributes:
         dataset: dataset without wrappers.
-        wrappers: wrappers of the dataset, innermost first.
-        ingestion: ingestion plugin, if any.
-        kinds: plugin kinds by name.
-        further: maps each kind without its own attribute to its entries.
-        offering: sharding plugins that a chooser may try; empty without a chooser.
-        document: the file as plain data with lines; None without a file.
+        wrappers: entries of ``dataset.wrap``, innermost wrapper first.
+        ingestion: entry of the ingestion plugin, which produces batches in other processes.
+        kinds: maps the name of a plugin kind to the kind.
+        further: entries of kinds without an attribute in this class, keyed by kind.
+        offering: sharding plugins that a chooser may select; empty without a chooser.
+        document: parsed YAML with line numbers; None without a file.
     """
 
     path: Path
@@ -81,13 +81,13 @@ class RunConfig:
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return a problem that has this message and the line number of ``location``."""
+        """Return an error entry with this message and the line number of ``location``."""
         document = self.document or Document(str(self.path), {}, {})
         return document.problem(location, message)
 
     @property
     def model(self) -> ModelSpec | None:
-        """Section ``model`` of the built-in model; None if the file does not use that model."""
+        """Options of the built-in model; None if the file does not use the built-in model."""
         return self.spec.model
 
     @property
@@ -101,14 +101,14 @@ class RunConfig:
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """Return the dataset with its wrappers around it."""
+        """Return the dataset inside its wrappers, which can query ``lookups``."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)
         return dataset
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy with fields of ``training`` replaced. Raises RegistryError if invalid."""
+        """Return a copy with options of ``training`` replaced. Raises RegistryError if invalid."""
         try:
             training = TrainingSpec.model_validate(
                 {**self.training.model_dump(exclude_unset=True), **overrides}
@@ -131,20 +131,20 @@ class RunConfig:
         return replace(self, spec=spec)
 
     def claim(self, kind: str, names: Iterable[str]) -> Any:
-        """Return the entry of each matched name.
+        """Return a dict from feature or table name to the entry that matches the name.
 
-        For a kind with several entries per feature, such as preprocessing, return a tuple of
-        entries in the order of the file.
+        For preprocessing and other kinds with several entries per feature, the dict values are
+        tuples of entries in file order.
 
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
             PluginError: the kind is unknown.
-            TypeError: entries of the kind have no patterns.
+            TypeError: entries of the kind have no name patterns.
         """
         return claim(self.path, self._kind(kind), self.entries(kind), names)
 
     def entries(self, kind: str) -> tuple[Entry[Any], ...]:
-        """Return the enabled entries of a kind, in order. Raises PluginError for unknown kinds."""
+        """Return the enabled entries of a plugin kind. Raises PluginError for unknown kinds."""
         if kind not in TYPED_KINDS:
             return self.further.get(self._kind(kind).name, ())
         own = getattr(self, kind)
@@ -170,7 +170,7 @@ def two_readers(ingestion: str, workers: int) -> str:
 
 
 def check_dataset(config: RunConfig) -> None:
-    """Raise RegistryError if options of the dataset contradict its data."""
+    """Raise RegistryError if the dataset's options contradict the columns of its data."""
     with plugin_call(config.dataset, "mistakes"):
         mistakes = list(config.dataset.mistakes())
     if mistakes:
@@ -180,7 +180,7 @@ def check_dataset(config: RunConfig) -> None:
 
 
 def plugin_versions(config: RunConfig) -> dict[str, str]:
-    """Return each plugin's distribution and version, or the digest of its file or folder."""
+    """Return a dict from plugin name to distribution and version, or to a digest of its file."""
     sections = [config.wrappers, *map(config.entries, config.kinds)]
     plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
     manager = PluginManager()
@@ -210,7 +210,7 @@ def _version_of(file: Path) -> str:
 
 
 class NoDataset(Dataset):
-    """Placeholder for a missing dataset. Raises SetupError if rows are used."""
+    """Placeholder if registry.yaml has no dataset. Raises SetupError when rows are read."""
 
     name = "none"
 
@@ -219,8 +219,8 @@ class NoDataset(Dataset):
 
     def prepare(self) -> NoReturn:
         raise SetupError(
-            "this command needs training data, for example to count ids for tiers and caches. Add "
-            "the sections dataset: and converter: to the registry file"
+            "this command needs training data, but the registry file has no dataset. Add the "
+            "sections dataset: and converter: to the registry file"
         )
 
     def schema(self) -> FeatureSchema:
@@ -231,7 +231,7 @@ class NoDataset(Dataset):
 
 
 class NoConverter(Converter):
-    """Placeholder for a missing converter, for trainers that bring their own batches."""
+    """Placeholder if registry.yaml has no converter, because a script creates the batches."""
 
     name = "none"
 

@@ -1,4 +1,4 @@
-"""Schema of ``registry.yaml``; ``recd schema`` shows the descriptions."""
+"""Pydantic models of ``registry.yaml``. ``recd schema`` prints the field descriptions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Float32 = Annotated[
 
 
 class Spec(BaseModel):
-    """Base class of the sections of a registry file. Immutable; unknown keys are errors."""
+    """Base class of the sections of ``registry.yaml``. Immutable, and rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class CheckpointSpec(Spec):
-    """When and where training writes checkpoints."""
+    """Folder and interval of checkpoints."""
 
     path: str | None = Field(default=None, description="Folder for checkpoints; null writes none.")
     every: Count = Field(default=100, description="Steps between checkpoints.")
@@ -80,14 +80,14 @@ class ScheduleSpec(Spec):
     """Warm-up and decay of all learning rates."""
 
     warmup: StrictInt = Field(
-        default=0, ge=0, description="Number of first steps, in which the rates rise linearly."
+        default=0, ge=0, description="Number of first steps with linearly increasing rates."
     )
     decay: Literal["none", "linear", "cosine"] = Field(
-        default="none", description="Decay of the rates after the warm-up."
+        default="none", description="Shape of the learning rate decay after the warm-up."
     )
     steps: Count | None = Field(default=None, description="Step at which the decay ends.")
     floor: float = Field(
-        default=0.0, ge=0, le=1, description="Factor of the rates after the decay."
+        default=0.0, ge=0, le=1, description="Factor of the learning rates after the decay."
     )
 
     @model_validator(mode="after")
@@ -120,7 +120,8 @@ class ValidationSpec(Spec):
     )
     mode: Literal["min", "max"] | None = Field(
         default=None,
-        description="Whether the smallest or largest value is best; null for built-in metrics.",
+        description="Whether the smallest or largest value is best. null selects the mode of a "
+        "built-in metric.",
     )
     patience: Count | None = Field(
         default=None,
@@ -154,7 +155,7 @@ class ValidationSpec(Spec):
 
     @property
     def best(self) -> Literal["min", "max"]:
-        """Return the configured mode, or the known mode of a built-in metric."""
+        """Return whether the smallest or the largest value of the metric is best."""
         return self.mode or _BEST[self.metric]
 
 
@@ -166,7 +167,7 @@ _BEST: dict[str, Literal["min", "max"]] = {
 
 
 class TrainingSpec(Spec):
-    """Settings of training."""
+    """Options of the training run, such as batch size and learning rate."""
 
     # FBGEMM counts the rows of a batch in 32 bits.
     batch_size: Count = Field(default=512, lt=1 << 31, description="Rows per batch and rank.")
@@ -187,7 +188,7 @@ class TrainingSpec(Spec):
         default="fp32",
         description="Format in which ranks exchange embeddings and their gradients. fp16 and bf16 "
         "send half of the bytes, int8 at most three eighths. All three round the values, so losses "
-        "differ from those of fp32.",
+        "differ from the losses with fp32.",
     )
     overlap: bool | None = Field(
         default=None,
@@ -206,14 +207,14 @@ class TrainingSpec(Spec):
         description="Cluster to plan tables for: a file from `recd calibrate`, or a name that "
         "`recd plan --topology` accepts. With null, `recd run` on several nodes measures the "
         "cluster at startup, which takes 10 to 20 seconds on idle machines. Other commands and "
-        "runs then plan for `machine`, without measurements.",
+        "runs on one node then use topology `machine`, without measurements.",
     )
     workers: StrictInt = Field(
         default=0,
         ge=0,
         le=1 << 10,
-        description="Reader processes per rank, which read and convert its batches; 0 reads in the "
-        "training process.",
+        description="Number of reader processes per rank, which read and convert batches. 0 reads "
+        "in the training process.",
     )
     epochs: Count = Field(default=1, description="Number of passes over the training split.")
     steps: Count | None = Field(
@@ -238,14 +239,15 @@ class TrainingSpec(Spec):
         default=60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds without progress until the run prints which ranks wait for which.",
+        description="Seconds without progress until the run prints which ranks wait for which "
+        "other ranks.",
     )
     hang_timeout: float | None = Field(
         default=1500.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds without progress until the run ends. It can then be resumed. With "
-        "null, collectives fail after 30 minutes.",
+        description="Seconds without progress until the run ends. The run can then be resumed. "
+        "With null, collectives fail after 30 minutes.",
     )
     evaluate: bool = Field(
         default=True, description="Evaluate the test split at the end, if the dataset has one."
@@ -283,7 +285,10 @@ class TrainingSpec(Spec):
         return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
-        """Return whether ranks on ``nodes`` nodes look up the next batch's rows ahead."""
+        """Return whether the next batch's rows are looked up during the all-reduce.
+
+        ``training.overlap`` decides, or the device type and number of nodes if that is null.
+        """
         return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
 
     @property
@@ -361,13 +366,16 @@ class ModelSpec(Spec):
         default=100_000, description="Rows of each table without an entry in `tables`."
     )
     tables: dict[str, TableSpec] = Field(
-        default={}, description="Maps table names or patterns to sizes; the first match counts."
+        default={}, description="Maps table names or patterns to sizes. The first match applies."
     )
     bottom_mlp: list[Width] = Field(
-        default=[64], description="Hidden layers over dense features; embedding_dim is appended."
+        default=[64],
+        description="Hidden layer sizes of the MLP over dense features. The output size is "
+        "embedding_dim.",
     )
     top_mlp: list[Width] = Field(
-        default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
+        default=[128, 64],
+        description="Hidden layer sizes of the MLP over the interaction. The output size is 1.",
     )
     cross_net: Literal["low_rank", "full", "vector"] = Field(
         default="low_rank",
@@ -385,8 +393,8 @@ class ModelSpec(Spec):
     )
     pool_rows: Literal["unique", "all"] = Field(
         default="unique",
-        description="Rows that pooling entries receive. all restores duplicate rows before "
-        "pooling, to measure the savings of deduplicated compute; results do not change.",
+        description="Rows that pooling plugins process. all restores duplicate rows before "
+        "pooling, to measure how much time deduplication saves. Results do not change.",
     )
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
@@ -412,7 +420,7 @@ class _Versioned(Spec):
 
 
 class RegistrySpec(_Versioned):
-    """Sections of a registry file without plugins."""
+    """Schema of the sections of ``registry.yaml`` that do not configure plugins."""
 
     model: ModelSpec | None = Field(default=None, description=BY_NAME["model"].description)
     training: TrainingSpec = Field(default=TrainingSpec(), description="Settings of training.")
@@ -421,12 +429,12 @@ class RegistrySpec(_Versioned):
 def registry_spec(
     kinds: Iterable[Kind], data: Mapping[str, Any] | None = None, *, needs_data: bool = True
 ) -> type[RegistrySpec]:
-    """Return the schema of registry files with sections of these kinds.
+    """Return the schema of ``registry.yaml`` with a section for each plugin kind.
 
     Args:
         kinds: plugin kinds.
-        data: file content, which decides between a model plugin and the built-in model.
-        needs_data: whether dataset and converter are required.
+        data: content of the file. Its section ``model`` selects the schema of that section.
+        needs_data: whether the sections ``dataset`` and ``converter`` are required.
     """
     written = {} if data is None else data.get("model")
     plugin = isinstance(written, dict) and not written.keys().isdisjoint(PluginSpec.model_fields)
@@ -456,7 +464,7 @@ def _registry_spec(kinds: tuple[Kind, ...], model: Any, needs_data: bool) -> typ
     return create_model(
         "RegistrySpec",
         __base__=(RegistrySpec, sections),
-        __doc__="A registry file. Sections stand in the order in which data meets them.",
+        __doc__="A registry file. Sections are in the order in which data passes through them.",
         model=of_model,
     )
 

@@ -1,4 +1,4 @@
-"""Counts of the table rows that training reads."""
+"""Counts of how often training looks up each row of the embedding tables."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def measure_access(
     deduplicated: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> AccessProfile:
-    """Count how often the training split reads each row of ``tables``, after preprocessing.
+    """Count how often the training split looks up each row of ``tables``, after preprocessing.
 
-    The data is streamed, and every process gets the same result. Tables with deduplicated features
-    count the ids of the unique rows of a batch.
+    The data is streamed, and every process gets the same result.
 
     Args:
-        registry: dataset, converter, preprocessing and batch size.
-        tables: tables and their features; ids of all features of a table are added up.
-        rows: rows of the training split to read; None: all. With deduplication, whole batches.
-        bound: distinct rows of a table to count exactly; beyond it a sketch is kept. None: the
-            tables share ``EXACT_ROWS`` evenly.
-        deduplicated: whether to count unique rows of a batch; False counts all rows.
-        progress: called with the number of rows of each batch.
+        registry: config with dataset, converter, preprocessing and batch size.
+        tables: embedding tables. Ids of all features of a table are added up.
+        rows: number of training rows to read, rounded up to batches; None reads all.
+        bound: number of distinct table rows to count exactly. A table with more rows is counted
+            with an approximate sketch. None divides ``EXACT_ROWS`` among the tables.
+        deduplicated: whether to count only unique rows of a batch, for tables with deduplicated
+            features.
+        progress: called with the number of data rows of each batch.
 
     Raises:
         DataError: the data is missing or wrong, has no rows or lacks a feature, or an id is outside
@@ -99,12 +99,12 @@ _known: WeakKeyDictionary[Dataset, dict[Any, Counts]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Reads:
-    """The ids that one batch looks up.
+    """Ids that one batch looks up in each table.
 
     Attributes:
-        samples: rows of the batch.
-        ids: int64 ``[num_ids]`` for each feature, keyed by table.
-        every_row: ids of all rows before deduplication, keyed by table.
+        samples: number of rows in the batch.
+        ids: maps the table name to the ids of each of its features, int64 ``[num_ids]``.
+        every_row: maps the table name to its number of ids before deduplication.
     """
 
     samples: int
@@ -113,7 +113,7 @@ class Reads:
 
 
 def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str]:
-    """Return the names of the tables with a feature that the converter deduplicates."""
+    """Return the names of tables with a feature that the converter deduplicates."""
     fit_converter(registry)
     features = registry.converter.dedupe_factors().keys()
     return {table.name for table in tables if not features.isdisjoint(table.features)}
@@ -122,7 +122,10 @@ def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str
 def table_reads(
     registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
 ) -> Iterator[Reads]:
-    """Yield lookups of the training split: of one rank's deduplicated batches, or of all rows."""
+    """Yield the ids that batches of the training split look up in each table.
+
+    Batches are those of a single rank if ``deduplicated``, else stored rows without deduplication.
+    """
     num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
     if deduplicated:
@@ -196,10 +199,11 @@ def _ids_of_every_row(batch: Batch) -> dict[str, int]:
 
 
 def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
-    """Count the positive training rows that contain each id of a feature, after preprocessing.
+    """Count the training rows with label 1 that contain each id of a feature.
 
-    Reads the whole training split without wrappers, once per process. Ids outside the table are
-    ignored. Without a dataset all counts are 0, since a checkpoint already has the result.
+    Reads the whole training split once per process, and counts ids after preprocessing. Ids
+    outside the table are ignored. Without a dataset, all counts are 0, because a checkpoint
+    contains the counts.
 
     Returns:
         int64 ``[num_embeddings]``.

@@ -1,4 +1,4 @@
-"""Columns of record batches as arrays and tensors, copied only if needed."""
+"""Conversion of Arrow columns to arrays and tensors, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def sparse_column(rows: Rows, name: str) -> JaggedColumn:
-    """Return ids of a column and the offsets of its rows.
+    """Return the ids of a column and the offsets of its rows.
 
-    Lists of int64 are not copied, smaller integers are widened, and layout ``list_dict`` is
-    decoded. A column of plain integers has one id per row.
+    Lists of int64 are not copied, and smaller integers are converted. A column of plain
+    integers has one id per row.
 
     Returns:
-        ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which
-        may not start at 0.
+        ``(values, offsets)``: read-only int64 ids, and int32 or int64 ``[B + 1]``. The first
+        offset can be above 0.
 
     Raises:
         DataError: the column is missing or of another type, or has a null.
@@ -67,7 +67,7 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
 
 
 def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
-    """Return a column of type ``DECODED`` without a copy, or None for any other type.
+    """Return a column of type dictionary<int32, binary> without a copy; None for other types.
 
     Raises:
         DataError: the column is missing or has a null.
@@ -90,7 +90,7 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
 
 
 def broken_list(rows: Rows, name: str) -> DataError:
-    """Return the error to raise for a damaged ``list_dict`` column."""
+    """Return the DataError for the first damaged value of a ``list_dict`` column."""
     lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
@@ -100,10 +100,12 @@ def broken_list(rows: Rows, name: str) -> DataError:
 
 
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
-    """Return columns of numbers as ``[B, len(names)]``, float32 or, for wider types, float64.
+    """Return columns of numbers as ``[B, len(names)]``.
+
+    The dtype is float32, or float64 if a column has a wider type.
 
     Raises:
-        DataError: a column is missing or not of numbers, or has a null.
+        DataError: a column is missing, contains a null, or does not contain numbers.
     """
     import torch
 
@@ -116,10 +118,10 @@ def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
 
 
 def labels(rows: Rows, name: str) -> Tensor:
-    """Return a column of zeros and ones as float32 ``[B]``.
+    """Return the label column, whose values are 0 or 1, as float32 ``[B]``.
 
     Raises:
-        DataError: the column is missing or not of numbers, or has a null or another number.
+        DataError: the column is missing, or a value is neither 0 nor 1.
     """
     import torch
 
@@ -136,12 +138,12 @@ def labels(rows: Rows, name: str) -> Tensor:
 
 
 def place(rows: Rows, column: str, row: int) -> str:
-    """Return file, row and column for messages; ``row`` counts from 0 within the batch."""
+    """Format file, row and column for error messages. ``row`` is an index into ``rows``."""
     return f"{rows.place_of(row)}, column {column!r}"
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """Return the stored value for messages, or ``value`` if the column is not there."""
+    """Format the stored value of a row for error messages; ``value`` if there is no column."""
     if name not in rows.data.schema.names:
         return str(float(value))
     return _shown(_column(rows, name), row)
@@ -175,7 +177,7 @@ def _ids(items: Any) -> NDArray[np.int64]:
 
 
 def column_without_nulls(rows: Rows, name: str) -> pa.Array:
-    """Return a column. Raises DataError if it is missing or has a null."""
+    """Return a column by name. Raises DataError if the column is missing or contains a null."""
     column = _column(rows, name)
     _refuse_nulls(rows, name, column)
     return column

@@ -1,4 +1,4 @@
-"""Checks for ids outside their table and for numbers that are not finite."""
+"""Checks that ids are within table bounds, and that dense features are finite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_ids(
     rows: Rows,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse ids outside their table. The batch must be on the CPU."""
+    """Raise DataError for ids outside ``[0, num_embeddings)``. The batch must be on the CPU."""
     for key, values, row_of in _features(batch):
         if key not in num_embeddings:
             continue
@@ -45,7 +45,7 @@ def check_ids(
 
 
 def _features(batch: Batch) -> Iterator[tuple[str, NDArray[Any], Callable[[int], int]]]:
-    """Yield features with their values, and a function from a value's index to its first row."""
+    """Yield each sparse feature's name, its ids, and a function from id index to batch row."""
     kjts: list[tuple[KeyedJaggedTensor, NDArray[Any] | None]] = []
     if batch.kjt is not None:
         kjts.append((batch.kjt, None))
@@ -87,13 +87,13 @@ def _first_outside(values: Any, limit: Any) -> Any:
 
 
 def all_finite(numbers: Tensor) -> bool:
-    """Return whether all numbers of a CPU tensor are finite."""
+    """Return whether all elements of a CPU tensor are finite."""
     # A sum over NaN or inf is never finite; a sum of large numbers may overflow too.
     return math.isfinite(numbers.sum()) or bool(numbers.isfinite().all())
 
 
 def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
-    """Refuse dense features that are not finite, and labels outside 0 to 1."""
+    """Raise DataError for dense features that are not finite, and for labels outside [0, 1]."""
     dense = batch.dense_features.float()
     if not all_finite(dense):
         row, column = (~dense.isfinite()).nonzero()[0].tolist()

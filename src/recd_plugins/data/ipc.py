@@ -1,7 +1,7 @@
-"""Serialization of objects with tensors, for processes of one training run.
+"""Serialization of objects that contain tensors, between processes of one training run.
 
-Layout: a header with versions, tensors at multiples of 64 bytes, and a pickle. Decoding runs
-pickle: decode only bytes from your own readers.
+Layout: a header with versions, tensors aligned to 64 bytes, and a pickle. Decoding unpickles, so
+decode only bytes from trusted processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]
 
 
 def encode(value: Any) -> np.ndarray:
-    """Serialize ``value`` with its CPU tensors; shared tensors are written once.
+    """Serialize ``value`` with its CPU tensors. A tensor that occurs twice is written once.
 
     Returns:
         uint8 ``[bytes]``.
@@ -47,13 +47,14 @@ def encode(value: Any) -> np.ndarray:
 
 
 def decode(buffer: Any) -> Any:
-    """Deserialize a value. Its tensors are views of ``buffer`` and keep it alive.
+    """Deserialize a value. Its tensors are views of ``buffer`` and keep ``buffer`` alive.
 
     Args:
-        buffer: bytes, memoryview or numpy array; copied unless its address is a multiple of 8.
+        buffer: bytes, memoryview or numpy array. Copied if not aligned to 8 bytes.
 
     Raises:
-        SetupError: another version of this package, torch or torchrec encoded it.
+        SetupError: the encoding process used another version of this package, torch or
+            torchrec.
     """
     end, versions = _HEADER.unpack_from(buffer)
     theirs, ours = versions.rstrip(b"\0").decode(errors="replace"), _versions()
@@ -70,10 +71,10 @@ def decode(buffer: Any) -> Any:
 
 
 def encode_to_file(value: Any) -> tuple[int, int]:
-    """Encode ``value`` into an anonymous file in memory.
+    """Serialize ``value`` into an anonymous in-memory file (``memfd_create``).
 
     Returns:
-        Its file descriptor and its size in bytes.
+        ``(file, size)``: the file descriptor, and the size in bytes.
     """
     packing = _Packing(value)
     file = os.memfd_create("recd-block")
@@ -83,7 +84,9 @@ def encode_to_file(value: Any) -> tuple[int, int]:
 
 
 def decode_file(file: int, size: int, pin_memory: bool = False) -> Any:
-    """Decode and close a file of ``encode_to_file``; tensors are views of its memory, or pinned."""
+    """Deserialize the result of ``encode_to_file`` and close the file.
+
+    The tensors are views of the file's memory, or copies in pinned memory with ``pin_memory``."""
     data = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
     return decode((data.pin_memory() if pin_memory else data).numpy())
@@ -97,7 +100,7 @@ def _versions() -> str:
 
 
 class _Packing:
-    """``value``, ready to be written to ``size`` bytes."""
+    """Serialized form of ``value``, which needs ``size`` bytes."""
 
     def __init__(self, value: Any) -> None:
         stream = io.BytesIO()
@@ -107,7 +110,7 @@ class _Packing:
         self.size = self._pickler.end + len(self._structure)
 
     def write(self, data: Tensor) -> None:
-        """Write the serialized value to ``data``, uint8 ``[size]``."""
+        """Write the serialized value into the tensor ``data``, uint8 ``[size]``."""
         end = self._pickler.end
         _HEADER.pack_into(data.numpy().data, 0, end, _versions().encode())
         for place, tensor in self._pickler.tensors:

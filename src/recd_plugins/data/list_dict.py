@@ -1,7 +1,8 @@
 """Layout ``list_dict``: Parquet stores each distinct id list of a row group once.
 
-A binary value holds the ids of one row, int64 little-endian. Dictionary encoding gives a code for
-each row: ``inverse_lookup``, straight from storage. Field metadata marks such columns.
+A value of the binary column is one row's list of little-endian int64 ids. Parquet's dictionary
+encoding stores a code per row, which serves as the inverse indices of deduplicated rows. Field
+metadata marks ``list_dict`` columns.
 """
 
 from __future__ import annotations
@@ -24,24 +25,27 @@ _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """Return the file schema's field of a feature in layout ``list_dict``."""
+    """Return the Parquet field of a feature in layout ``list_dict``."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """Return the in-memory field: ``list_dict`` becomes dictionary<int32, binary>."""
+    """Return the in-memory field of a Parquet field.
+
+    A ``list_dict`` field becomes dictionary<int32, binary>; other fields are unchanged.
+    """
     return field.with_type(DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
-    """Return whether a field is in layout ``list_dict``, as stored or decoded to a dictionary."""
+    """Return whether a stored or in-memory field has layout ``list_dict``."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     marked = (field.metadata or {}).items() >= _MARK.items()
     return marked and (pt.is_binary(kind) or pt.is_large_binary(kind))
 
 
 def is_id_list(kind: pa.DataType) -> bool:
-    """Return whether a type is a list of integers that fit int64."""
+    """Return whether an Arrow type is a list of integers that fit into int64."""
     return (
         (pt.is_list(kind) or pt.is_large_list(kind))
         and pt.is_integer(kind.value_type)
@@ -50,21 +54,21 @@ def is_id_list(kind: pa.DataType) -> bool:
 
 
 def id_features(schema: pa.Schema) -> list[str]:
-    """Return the names of the id list columns in a schema, in either layout."""
+    """Return the names of columns with lists of ids, plain or in layout ``list_dict``."""
     return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
 
 
 def to_list_dict(lists: pa.Array) -> pa.Array:
-    """Encode lists of integers as binary values, without a copy of int64.
+    """Encode lists of integers as binary values of int64 ids. Does not copy int64 lists.
 
     Raises:
-        ValueError: there is a null, or more than 2 GiB of ids.
+        ValueError: a list or an id is null, or the ids need more than 2 GiB.
     """
     items, offsets = lists.values, lists.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
     items = items.slice(first, last - first)
     if lists.null_count or items.null_count:
-        raise ValueError("the column has a null list or a null inside a list; fill or drop nulls")
+        raise ValueError("the column has a null list or a null inside a list. Fill or drop nulls")
     if len(items) * ID_BYTES > _MAX_BYTES:
         raise ValueError(
             f"{len(items)} ids in {len(lists)} lists need more than 2 GiB, the limit of an Arrow "
@@ -77,7 +81,7 @@ def to_list_dict(lists: pa.Array) -> pa.Array:
 
 
 def to_lists(array: pa.Array) -> pa.Array:
-    """Decode binary values, or a dictionary of them, as list<int64>. Nulls stay.
+    """Decode binary values, plain or dictionary-encoded, to list<int64>. Keeps nulls.
 
     Raises:
         ValueError: the size of a value is not a multiple of 8 bytes.
@@ -91,7 +95,7 @@ def to_lists(array: pa.Array) -> pa.Array:
 
 
 def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of binary values, int64 without a copy, and offsets, int32 ``[n + 1]``."""
+    """Return int64 ids of n binary values without a copy, and int32 offsets ``[n + 1]``."""
     _, bounds, data = array.buffers()
     wide = np.int64 if pt.is_large_binary(array.type) else np.int32
     if not len(array):
@@ -112,7 +116,7 @@ def _packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate batches of one schema. Joined dictionaries may contain a value twice."""
+    """Concatenate batches of one schema. Dictionaries of the result may contain duplicates."""
     parts = zip(*(batch.columns for batch in batches), strict=True)
     columns = [
         _concat_dictionaries(arrays)

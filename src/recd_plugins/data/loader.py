@@ -1,7 +1,7 @@
-"""Resumable data loader of a rank, and read tasks for readers in other processes.
+"""Resumable data loader of a rank, and read tasks for reader processes.
 
-A read task carries the dataset in its wrappers, and the trainer's fitted converter and
-preprocessing, so readers make the same batches bit for bit.
+A read task contains the dataset with its wrappers, and the trainer's fitted converter and
+preprocessing. Batches from readers are bitwise equal to batches from the training process.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def read_task(
     split: Split = "train",
     prepared: PreparedModel | None = None,
 ) -> ReadTask:
-    """Create the read task of one rank, with the arguments of ``build_dataloader``.
+    """Create a picklable task that lets another process read the batches of one rank.
 
-    Plugins are pickled: their classes must be importable, and ``Plugin.__getstate__`` must leave
-    out other state.
+    The arguments are those of ``build_dataloader``. Plugin classes must be importable in the
+    other process, and ``Plugin.__getstate__`` must omit attributes that cannot be pickled.
     """
     pipeline = RowPipeline.of_model(registry, prepared)
     known = _for_readers(registry)
@@ -108,7 +108,7 @@ class _Reader(TaskReader):
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
-        """Return a reader for single blocks that caches the block borders of the epoch."""
+        """Return a reader for ``block``, which caches where the blocks of the epoch begin."""
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
@@ -126,14 +126,14 @@ class _Reader(TaskReader):
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """Return the sections of a registry that readers need."""
+    """Return a config with only the sections that reader processes need."""
     spec = registry.with_training({"workers": 0}).spec
     parts = registry.dataset, registry.converter, registry.preprocessing
     return RunConfig(registry.path, spec, *parts, (), (), (), wrappers=registry.wrappers)
 
 
 def check_ingestion(registry: RunConfig) -> None:
-    """Call ``check`` of the registry's ingestion, if it has one."""
+    """Call ``Ingestion.check`` if the config has an ingestion plugin."""
     if (entry := registry.ingestion) is None:
         return
     with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
@@ -144,12 +144,12 @@ _END: Any = object()
 
 
 class DataLoader:
-    """Iterates over model inputs from the current position to the end of the epoch.
+    """Iterates over one rank's batches from the current position to the end of the epoch.
 
     Args:
-        reader: reader at the start position.
-        feed: produces the batches; closed with the loader.
-        pin_memory: pin batches.
+        reader: dataset reader at the start position.
+        feed: source of the batches. Closing the loader closes the feed.
+        pin_memory: whether to copy batches to pinned memory.
     """
 
     def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
@@ -170,14 +170,14 @@ class DataLoader:
             yield pinned(model_input) if self._pin_memory else model_input
 
     def num_left(self) -> int | None:
-        """Return the number of batches left in the epoch, or None if unknown."""
+        """Return the number of remaining batches in the epoch, or None if unknown."""
         return self._reader.num_left()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch yielded.
+        """Return the position after the last yielded batch, for a checkpoint.
 
-        A train pipeline fetches batches ahead of training. Feed it from
-        ``recd_plugins.BatchSource``, which knows the position of training.
+        A train pipeline prefetches batches, so this position is ahead of training. Iterate over a
+        ``recd_plugins.BatchSource`` instead, which tracks the position of training.
         """
         return self._reader.state_dict()
 
@@ -185,11 +185,11 @@ class DataLoader:
         self._reader.load_state_dict(state)
 
     def report(self) -> Mapping[str, float]:
-        """Return the ingestion's metrics, keyed by name; also works after ``close``."""
+        """Return metrics of the ingestion plugin, keyed by name. Also works after ``close``."""
         return self._feed.report()
 
     def close(self) -> None:
-        """End the processes that produce batches. Leaving the context calls this method."""
+        """Stop the processes that produce batches. Leaving the context calls this method."""
         self._feed.close()
 
     def __enter__(self) -> Self:
@@ -208,22 +208,22 @@ def build_dataloader(
     *,
     prepared: PreparedModel | None = None,
 ) -> DataLoader:
-    """Build a loader of this rank's share of a split, with ``training.batch_size`` rows per batch.
+    """Build a data loader for this rank's share of a split, with ``training.batch_size`` rows.
 
-    Batches are in host memory, pinned for a CUDA ``device``. ``training.workers`` processes or an
-    ingestion produce the same batches as this process alone would.
+    Batches are in host memory, pinned for a CUDA ``device``. Reader processes
+    (``training.workers``) and ingestion plugins produce the same batches as this process.
 
     Args:
-        registry: dataset, converter, preprocessing and training section.
+        registry: config with dataset, converter, preprocessing and training section.
         rank: rank of this process.
         world_size: number of ranks that share the split.
         split: split of the dataset.
         device: device of the model.
-        prepared: the prepared model; None for the demo model, without checks of ids.
+        prepared: the prepared model. None selects the demo model, without checks of ids.
 
     Raises:
         DataError: the data is missing or wrong.
-        RegistryError: a pattern matches no feature, or a wrapper does not suit the model.
+        RegistryError: a pattern matches no feature, or a dataset wrapper rejects the model.
     """
     if prepared is not None and split == "train":
         prepared.check_wrappers()
@@ -263,11 +263,11 @@ def pinned(model_input: ModelInput) -> ModelInput:
 
 
 class EveryRow:
-    """A rank's share of all rows of a split, in batches of ``training.batch_size``.
+    """Batches of one rank that cover all rows of a split, including the last rows.
 
-    Full batches come from the dataset's reader, without wrappers. The remaining rows are
-    distributed over the ranks. Their batches are filled up with copies of the last row, since
-    kernels may need a fixed batch size.
+    Full batches of ``training.batch_size`` rows come from the dataset's reader, without wrappers.
+    The remaining rows are distributed over the ranks. Copies of the last row fill the last batch,
+    since kernels may need a fixed batch size.
 
     Args:
         prepared: the prepared model.
@@ -275,7 +275,7 @@ class EveryRow:
         world_size: number of ranks.
         split: split of the dataset.
         device: device of the model.
-        sessions: read sessions, if the dataset has some.
+        sessions: whether to read the session column, if the dataset has one.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class EveryRow:
         return len(self._rest) + (0 if self._loader is None else len(self._loader))
 
     def __iter__(self) -> Iterator[tuple[ModelInput, int]]:
-        """Yield each batch and its number of rows without the copies that fill it up."""
+        """Yield tuples of a batch and its number of rows, not counting copies of the last row."""
         if self._loader is not None:
             for batch in self._loader:
                 yield batch, self._batch_size
@@ -325,7 +325,7 @@ class EveryRow:
                 yield pinned(batch) if self._pin_memory else batch, len(rows)
 
     def _filled(self, wanted: range) -> Rows:
-        """Read at least one row, and repeat the last row to fill the batch."""
+        """Read the rows ``wanted``, at least one. Copies of the last row fill the batch."""
         reader = self._row_by_row()
         reader.skip(min(wanted.start, self._num_rows - 1))
         rows = list(islice(reader, max(len(wanted), 1)))
@@ -336,7 +336,7 @@ class EveryRow:
         return dataset.reader(rank=0, world_size=1, batch_size=1, split=self._split)
 
     def close(self) -> None:
-        """End the processes that produce batches."""
+        """Stop the processes that produce batches."""
         if self._loader is not None:
             self._loader.close()
 

@@ -1,13 +1,14 @@
-"""Lowers batches to the inputs of TorchRec's modules (docs/exactness.md).
+"""Conversion of batches to inputs of TorchRec's embedding modules (docs/exactness.md).
 
 - Pooled features: a KJT with variable batch per feature (VBE) for an EmbeddingBagCollection. Unique
   rows are looked up, and TorchRec expands after its output all-to-all.
 - Replicated features: a plain KJT of all B rows for a data-parallel EmbeddingBagCollection.
 - Sequence features: a plain KJT of unique rows for an EmbeddingCollection. The model pools them and
-  repeats the vectors by ``inverse_lookup``. A partial IKJT is one row of stored ids, and
-  ``ModelInput.unique_rows`` takes the unique rows out of the embeddings.
+  repeats the vectors with ``inverse_lookup``. A partial IKJT becomes one row with all stored ids,
+  and ``ModelInput.unique_rows`` selects the unique rows from the embeddings.
 
-Pooled and replicated features of partial IKJTs become exact IKJTs first.
+Pooled and replicated features of partial IKJTs are converted to exact IKJTs first. An IKJT is the
+InverseKeyedJaggedTensor of RecD.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from recd_plugins.sparse.jagged import runs_of_equal_rows
 
 @dataclass(frozen=True)
 class StoredFeature:
-    """The stored rows of one feature.
+    """Stored rows of one feature, without duplicates if the feature is deduplicated.
 
     Attributes:
-        jagged: the stored rows; with ``segments``, a single row with all stored ids.
+        jagged: the stored rows, or with ``segments`` a single row with all stored ids.
         num_rows: number of stored rows.
-        inverse: ``[B]``, stored row of each batch row; None if all B rows are stored.
-        segments: segment of the stored ids for each row of a partial IKJT, else None.
+        inverse: int64 ``[B]``, the stored row of each batch row; None if all B rows are stored.
+        segments: range of stored ids of each row, for partial deduplication; otherwise None.
     """
 
     jagged: JaggedTensor
@@ -43,17 +44,17 @@ class StoredFeature:
     segments: Segments | None = None
 
     def expanded(self) -> JaggedTensor:
-        """Return all B rows."""
+        """Return all B batch rows of the feature, including duplicates."""
         if self.inverse is None:
             return self.jagged
         return jagged_index_select(self.jagged, self.inverse)
 
 
 def lower(batch: Batch, placement: Placement) -> ModelInput:
-    """Lower a batch.
+    """Convert a batch to the model input, with each feature in the input named by ``placement``.
 
     Raises:
-        DataError: only some of the features placed together have weights.
+        DataError: some features of one model input have weights, and others do not.
     """
     features = dict(_split(batch))
     features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
@@ -104,7 +105,7 @@ def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, StoredFea
 def _exact(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
 ) -> dict[str, StoredFeature]:
-    """Convert partial IKJTs to features with whole unique rows."""
+    """Convert partially deduplicated features to exactly deduplicated features."""
     return {
         key: feature
         for partial in partials
@@ -116,7 +117,7 @@ def _exact(
 def _stored(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
 ) -> Iterable[tuple[str, StoredFeature]]:
-    """Yield features of partial IKJTs as one row of stored ids."""
+    """Yield name and stored ids, as a single row, of each partially deduplicated feature."""
     for partial in partials:
         for key, values, offsets, lengths in partial.split():
             if key not in names:
@@ -131,7 +132,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with a number of rows per feature (VBE); a plain KJT if all have B rows."""
+    """Return a KJT with a row count per feature (VBE), or a plain KJT if all have B rows."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
@@ -156,7 +157,7 @@ def variable_batch_kjt(
 def plain_kjt(
     names: Sequence[str], features: Sequence[JaggedTensor], stride: int
 ) -> KeyedJaggedTensor | None:
-    """Return a KJT with ``stride`` rows per key; shorter features get empty rows at their end."""
+    """Return a KJT with ``stride`` rows per key. Features with fewer rows get empty rows."""
     if not names:
         return None
     lengths = []

@@ -1,4 +1,4 @@
-"""Tables in Parquet files, local or in an object store."""
+"""Reader of tables in Parquet files, on local disks or in an object store."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 
 class ParquetTable:
-    """A Parquet file, or every ``*.parquet`` file below a folder in the order of the names.
+    """A Parquet file, or all ``*.parquet`` files below a folder, sorted by name.
 
-    Names that start with ``_`` or ``.`` are skipped. Folders may be Hive partitions: their keys are
-    not columns, but conditions may use them. Features in layout ``list_dict`` are read as
+    Names that start with ``_`` or ``.`` are skipped. Hive partition keys are not read as
+    columns, but conditions may use the keys. Columns in layout ``list_dict`` are read as Arrow
     dictionaries.
 
     Args:
         path: a local path, or a URL.
         storage: access options for the object store of a URL.
-        where: conditions that rows must meet, on columns or on keys of Hive partitions. Files whose
-            keys do not meet them are not opened.
+        where: conditions on columns or Hive partition keys that rows must meet. Files in other
+            partitions are not opened.
 
     Raises:
-        DataError: there is no such file, one is not Parquet, or two differ in their columns; a
-            condition names no column, or its value is of another type.
+        DataError: a file is missing or not Parquet, or two files have different columns. Or a
+            condition has an unknown column or a value of the wrong type.
         SetupError: the store cannot be reached, or denies access.
     """
 
@@ -96,12 +96,15 @@ class ParquetTable:
 
     @property
     def files(self) -> list[Path]:
-        """Files of the table, if it is local."""
+        """Return the paths of the files of a local table."""
         return [file for location in self.locations if (file := location.local) is not None]
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups with rows that meet the conditions. The filter is applied to count them."""
+        """Return the row groups with their numbers of rows that meet the conditions.
+
+        With conditions on columns, the data is read to count the rows.
+        """
         counts = [[rows for _, rows in groups] for groups in self._groups]
         if self._filter is not None:
             with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
@@ -114,7 +117,7 @@ class ParquetTable:
         return tuple(unit for unit in units if unit.num_rows)
 
     def identity(self) -> list[list[str | int]]:
-        """Return path, footer digest and row counts of every file, as JSON values."""
+        """Return ``[path, footer digest, row counts...]`` of every file, as JSON values."""
         rows: list[list[str | int]] = [
             [location.below(self._top), str(dict(location.seen)[_FOOTER])]
             for location in self.locations
@@ -124,17 +127,17 @@ class ParquetTable:
         return rows
 
     def contents(self) -> dict[str, dict[str, int | str | None]]:
-        """Return size and footer digest of every file, keyed by its path in the table."""
+        """Return a dict from each file's relative path to its size and footer digest."""
         return {
             location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
             for location, footer in zip(self.locations, self._metadata, strict=True)
         }
 
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
-        """Read pieces in order, with the columns and types of ``schema``.
+        """Read pieces (ranges of rows) in order, with the columns and types of ``schema``.
 
         Yields:
-            Any number of rows of one piece.
+            Rows of one piece, in batches of any size.
 
         Raises:
             DataError: a file was replaced since this table was opened, or is damaged.
@@ -153,7 +156,7 @@ class ParquetTable:
         ranges: Sequence[tuple[int, int]],
         schema: pa.Schema,
     ) -> Iterator[Rows]:
-        """Read ranges, given as (first row, number of rows), of the rows that pass the filter."""
+        """Read ``(first row, number of rows)`` ranges, counted over rows that pass the filter."""
         location, num_rows = self.locations[unit.file], self._groups[unit.file][unit.group][1]
         names = list(schema.names)
         if self._filter is not None:
@@ -188,7 +191,7 @@ class ParquetTable:
 
     @cached_property
     def _groups(self) -> list[list[tuple[int, int]]]:
-        """Return the first row and number of rows of every row group of every file."""
+        """Return ``(first row, number of rows)`` of every row group, as one list per file."""
         found = []
         for metadata in self._metadata:
             rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
@@ -197,14 +200,14 @@ class ParquetTable:
 
     @property
     def _top(self) -> Location:
-        """Return the folder that file paths are relative to."""
+        """Return the root folder of the table. Stored file paths are relative to this folder."""
         local = self.root.local
         if local is not None and not local.is_dir():
             return Location(local.parent)
         return self.root
 
     def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
-        """Return the files whose Hive partitions meet the conditions."""
+        """Return the locations in ``found`` whose Hive partition keys meet the conditions."""
         if not where:
             return found
         kept = []
@@ -222,24 +225,26 @@ class ParquetTable:
                 kept.append(location)
         if not kept:
             raise DataError(
-                f"{self.root}: no file of {len(found)} is in a partition that meets option where: "
-                f"{', '.join(map(str, where))}. Check the values in where"
+                f"{self.root}: none of {len(found)} files is in a partition that meets option "
+                f"where: {', '.join(map(str, where))}. Check the values in where"
             )
         return kept
 
 
 def read_metadata(path: Path | Location) -> pq.FileMetaData:
-    """Return the footer of a file.
+    """Return the metadata in the footer of a Parquet file.
 
     Raises:
-        DataError: not a Parquet file.
-        SetupError: its store cannot be reached, or refuses.
+        DataError: the file is not Parquet.
+        SetupError: the object store cannot be reached, or denies access.
     """
     return _look(Location(path) if isinstance(path, Path) else path)[0]
 
 
 def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
-    """Return the statistics in the footers of a table's files, or None if a file has none.
+    """Return the sum of the duplication statistics that ``TableWriter`` stored in file footers.
+
+    Returns None if a file has no statistics.
 
     Raises:
         DataError: a file is not Parquet, or the features of two files differ.
@@ -254,7 +259,7 @@ def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
 
 
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
-    """Return the footer of a file, and its location with properties of the content."""
+    """Return a file's footer, and its location with size and modification time."""
     with _errors(location), location.open() as file:
         return _look_at(location, file)
 
@@ -289,9 +294,10 @@ def _errors(location: Location, what: str = "the file is not valid Parquet") -> 
 def _open(
     location: Location, columns: pa.Schema
 ) -> Iterator[tuple[pq.ParquetFile, Callable[[], None]]]:
-    """Open a known file, and return a function that raises if a local file was overwritten.
+    """Context of an open file and a function that raises if a local file was replaced.
 
-    Objects in a store are checked at the end, since each request may have read another version.
+    Objects in a store are checked when the context ends, since requests may return different
+    versions.
     """
     with _errors(location):
         source = location.open()
@@ -321,7 +327,7 @@ def _open(
 def _batches(
     file: pq.ParquetFile, location: Location, group: int, names: Sequence[str], num_rows: int
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield columns of a row group, ``num_rows`` rows at a time, in file order."""
+    """Yield columns of a row group in batches of ``num_rows`` rows, in file order."""
     with _errors(location, f"row group {group} cannot be read"):
         for batch in file.iter_batches(
             num_rows, row_groups=[group], columns=list(names), use_threads=False
@@ -339,7 +345,7 @@ def _batches(
 
 
 def _count(row_filter: RowFilter, location: Location) -> list[int]:
-    """Return the number of rows of each row group that pass a filter."""
+    """Return, for each row group, the number of rows that pass a filter."""
     scan = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
     counts, where = [], row_filter.expression
     with _errors(location, "rows cannot be counted"):
@@ -361,7 +367,7 @@ def _replaced(location: Location, what: str) -> DataError:
 
 
 def _check_same(location: Location, now: dict[str, str | int]) -> None:
-    """Refuse a file that has changed since the table was opened."""
+    """Raise DataError if a file has changed since the table was opened."""
     before = dict(location.seen)
     if not before and location.size is not None:
         before = {"size": location.size}
@@ -394,19 +400,19 @@ def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordB
 
 
 def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """Return the schema of a file as readers return it."""
+    """Return the schema of a file after decoding ``list_dict`` columns to dictionaries."""
     return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
 
 
 def _digest(footer: pq.FileMetaData) -> str:
-    """Return a digest of a footer, for file systems without modification times."""
+    """Return a hash of a footer, for file systems without modification times."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return hashlib.sha256(sink.getbuffer()).hexdigest()
 
 
 def _kinds(schema: pa.Schema) -> dict[str, str]:
-    """Return the type of each column, ignoring the nullability of list items."""
+    """Return a dict from column name to type, ignoring the nullability of list items."""
     return {
         field.name: "list_dict"
         if is_list_dict(field)

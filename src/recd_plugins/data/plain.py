@@ -1,4 +1,4 @@
-"""The converter of plain KeyedJaggedTensors."""
+"""Converter without deduplication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PlainConverter(Converter):
-    """Converter to plain KeyedJaggedTensors with every row: the baseline of comparisons."""
+    """Converts rows to plain KeyedJaggedTensors, without deduplication."""
 
     name = "plain"
 

@@ -227,7 +227,9 @@ def test_keys_of_hive_partitions_choose_files_unopened(folder, tmp_path):
     for value in ("02", 2):
         table = ParquetTable(folder, where=[condition("day", "==", value)])
         assert [path.parent.name for path in table.files] == ["day=02"]
-    with pytest.raises(DataError, match="no file of 2 is in a partition that meets option where"):
+    with pytest.raises(
+        DataError, match="none of 2 files is in a partition that meets option where"
+    ):
         ParquetTable(folder, where=[condition("day", ">", 2)])
     with pytest.raises(
         DataError, match=r"neither a column nor a partition key. Use one of these: .*day"
