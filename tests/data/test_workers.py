@@ -192,7 +192,7 @@ def test_a_killed_worker_is_replaced(folder, capfd, device, as_if_pinned):
             os.kill(workers_there()[1], signal.SIGKILL)
     assert rows_of(read) == list(range(ROWS // BATCH * BATCH))
     errors = capfd.readouterr().err
-    assert errors.count("was killed by SIGKILL; new workers continue") == 1, errors
+    assert errors.count("was killed by SIGKILL. New workers continue") == 1, errors
     assert "of rank 0 (process " in errors
 
 
@@ -202,7 +202,7 @@ def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
     with pytest.raises(SetupError, match=r"SIGKILL, the third failure.*training\.workers: 0"):
         read.extend(loader)
     assert rows_of(read) == list(range(256)), "the row groups before"
-    assert capfd.readouterr().err.count("new workers continue") == 2
+    assert capfd.readouterr().err.count("New workers continue") == 2
     assert loader.state_dict()["history"] == [[1, 16]]
 
 

@@ -79,7 +79,7 @@ def test_a_file_needs_no_data(file: Any, caplog: pytest.LogCaptureFixture) -> No
     plan = ready.planner(world_size=2).plan(model, ready.sharders())
     assert plan.plan["bags"]["t_f0"].sharding_type == "row_wise"
     assert params_of_bags(ready.sharders()) == {}
-    with pytest.raises(RegistryError, match="dataset: the key is missing"):
+    with pytest.raises(RegistryError, match="dataset: this required key is missing"):
         recd_plugins.load_registry(file(ROW_WISE))  # which who runs it needs
     ready = recd_plugins.wrap(bags("f"), file("sharding: [{use: auto}]"))
     assert f"{ready.chosen}; the registry has no dataset, so no rows are taken" in caplog.text
@@ -161,10 +161,10 @@ HASH = "{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}"
     [
         (
             "dataset: {use: dlrm.random, options: {rows: 64, sparse: {f0: 9}}}",
-            "converter: the key is missing",
+            "converter: this required key is missing",
         ),
-        ("converter: {use: recd.kjt}", "dataset: the key is missing"),
-        (f"preprocessing: [{HASH}]", "dataset: the key is missing"),
+        ("converter: {use: recd.kjt}", "dataset: this required key is missing"),
+        (f"preprocessing: [{HASH}]", "dataset: this required key is missing"),
         (
             "cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]",
             r"yaml:2 cache\[0\]: this command needs training data.* dataset: and converter:",

@@ -118,7 +118,7 @@ def test_a_missing_file(tmp_path):
         ),
         (
             HEAD + "pooling:\n  - use: acme.max\n",
-            "r.yaml:5 pooling[0].features: the key is missing",
+            "r.yaml:5 pooling[0].features: this required key is missing",
         ),
         (
             HEAD + "pooling: [{use: acme.max, tables: [a], features: [a]}]\n",

@@ -1,4 +1,4 @@
-"""Prepared models, feature placements, and datasets with their wrappers."""
+"""Models prepared for sharding, and the dataset with its wrappers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the placement for the demo model: features with a pooling entry are sequences."""
+    """Return the placement of features in the demo model.
+
+    Features that a ``pooling`` entry matches are sequences; all others are pooled.
+    """
     # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
@@ -67,14 +70,14 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 
 
 def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Sharding]) -> Placement:
-    """Return the placement of a model's features.
+    """Return which model input contains each feature: pooled, replicated or sequence.
 
     Args:
         modules: ``embedding_modules`` of the model.
         sharding: sharding plugins, keyed by table name.
 
     Raises:
-        ExactnessError: a module has both replicated and other tables.
+        ExactnessError: some tables of a module are replicated, and others are not.
     """
     pooled: list[str] = []
     replicated: list[str] = []
@@ -103,20 +106,20 @@ def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Shar
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is ready to be sharded, and its registry.
+    """An unsharded model with its config, after sharding plugins have modified modules.
 
     Attributes:
-        registry: the registry that prepared it.
-        model: unsharded model; sharding and pooling plugins may have replaced modules.
-        placement: how each feature is looked up.
-        num_embeddings: number of table rows, keyed by feature.
-        tables: tables of the model before sharding plugins replaced any.
-        parts: table strategies of sharding and cache entries, keyed by ``Entry.field``.
-        coalesced: names of tables whose ids are deduplicated before they are sent.
-        batch_parts: ``parts`` for wrappers of the dataset; a baseline gets the batches of the model
-            that it is compared with.
-        context: plan context passed to sharding plugins; None for a baseline.
-        chosen: the chooser's choice; None without a chooser.
+        registry: the parsed ``registry.yaml``.
+        model: unsharded model. Sharding and pooling plugins may have replaced modules.
+        placement: which model input contains each feature.
+        num_embeddings: maps the feature name to its table's number of rows.
+        tables: original tables of the model, before sharding plugins replaced tables.
+        parts: table strategies of ``sharding`` and ``cache`` entries, keyed by entry location.
+        coalesced: names of tables whose ids are deduplicated before the all-to-all.
+        batch_parts: ``parts`` that dataset wrappers use. A baseline run has the ``parts`` of the
+            run that it is compared with, so that both train the same batches.
+        context: plan context passed to sharding plugins; None for a baseline run.
+        chosen: result of the sharding chooser; None without a chooser.
     """
 
     registry: RunConfig
@@ -132,7 +135,7 @@ class PreparedModel:
 
     @property
     def plugin_strategies(self) -> tuple[PluginStrategy, ...]:
-        """Return the table strategies, wrapped so that errors name their entries."""
+        """Return the table strategies, wrapped so that errors name the registry.yaml entry."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(
@@ -142,7 +145,7 @@ class PreparedModel:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Return the lookup kernels that replace TorchRec's; caches come first."""
+        """Return the lookup kernels that replace TorchRec's kernels, caches first."""
         caches = {entry.field for entry in self.registry.cache}
         parts = sorted(self.plugin_strategies, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
@@ -150,21 +153,21 @@ class PreparedModel:
 
     @property
     def lookups(self) -> RegistryLookups:
-        """Return the lookups for wrappers of the dataset."""
+        """Return an object with which dataset wrappers query the ids that samples look up."""
         parts = self.parts if self.batch_parts is None else self.batch_parts
         return RegistryLookups(self.registry, self.tables, tuple(parts.values()))
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """Return the dataset in wrappers that know the model."""
+        """Return the dataset inside its wrappers, which can query the model's tables."""
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """Return a copy with fields of the ``training`` section set."""
+        """Return a copy with options of the ``training`` section replaced."""
         return replace(self, registry=self.registry.with_training(overrides))
 
     def check_wrappers(self) -> None:
-        """Call ``check`` of each wrapper of the dataset."""
+        """Call ``DatasetWrapper.check`` of each dataset wrapper."""
         dataset = self.wrapped_dataset
         for entry in reversed(self.registry.wrappers):
             assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
@@ -174,12 +177,12 @@ class PreparedModel:
 
 
 class RegistryLookups(Lookups):
-    """The table rows that samples look up, after preprocessing. Can be pickled.
+    """Computes the ids that samples look up in tables, after preprocessing. Picklable.
 
     Args:
-        registry: dataset, converter and preprocessing.
+        registry: config with dataset, converter and preprocessing.
         tables: tables of the model; None if no model is prepared.
-        parts: strategies of the tables.
+        parts: table strategies of ``sharding`` and ``cache`` entries.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class RegistryLookups(Lookups):
         return self._parts if self.tables is not None else ()
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """See ``Lookups.of``. Equal lists in layout ``list_dict`` are preprocessed once."""
+        """See ``Lookups.of``. Lists that Parquet stores once are preprocessed once."""
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
@@ -254,14 +257,14 @@ def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> Feature
 
 
 class _NotPrepared(SetupError):
-    """Raised if a wrapper asks for lookups before the model is prepared."""
+    """Raised if a dataset wrapper queries lookups before the model is prepared."""
 
 
 class UnknownLookups(Lookups):
-    """The lookups of a model that is not prepared yet."""
+    """Placeholder for lookups while the model is not prepared. ``of`` raises SetupError."""
 
     def of(self, *_: object) -> Never:
-        """Raise, since the lookups are not known yet."""
+        """Raise SetupError, since the model is not prepared."""
         raise _NotPrepared(
             "a dataset wrapper needs the model's tables, but prepare() has not run. Call prepare() "
             "first"
@@ -276,8 +279,8 @@ class FirstRows:
 
     Attributes:
         rows: the rows of the batch.
-        dataset: the dataset in the wrappers that ordered the rows.
-        left_out: wrappers that were skipped, since they need the model's lookups.
+        dataset: the dataset inside the wrappers that ordered the rows.
+        left_out: entries of wrappers that were not applied, since they need a prepared model.
     """
 
     rows: Rows
@@ -285,13 +288,16 @@ class FirstRows:
     left_out: tuple[Entry[DatasetWrapper], ...] = ()
 
     def batches(self, count: int) -> Iterator[Rows]:
-        """Yield ``count`` batches of the same size, starting with the first batch."""
+        """Yield the ``count - 1`` training batches that follow ``rows``, of the same size."""
         with plugin_call(self.dataset, "reading"):
             yield from islice(_reader(self.dataset, len(self.rows)), 1, count)
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
-    """Read the first batch, ordered by all wrappers that do not need a model."""
+    """Read the first batch of the training split.
+
+    Dataset wrappers that need a prepared model are not applied.
+    """
     for count in range(len(registry.wrappers), -1, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())
@@ -305,7 +311,7 @@ def read_first_rows(registry: RunConfig) -> FirstRows:
 
 
 def first_rows(registry: RunConfig) -> Rows:
-    """Return only the rows of ``read_first_rows``."""
+    """Return the rows of the training split's first batch."""
     return read_first_rows(registry).rows
 
 
@@ -314,25 +320,25 @@ def _reader(dataset: Dataset, batch_size: int) -> Reader:
 
 
 def wrapped_dataset(registry: RunConfig) -> Dataset:
-    """Return the dataset in wrappers that know no model."""
+    """Return the dataset inside its wrappers, before a model is prepared."""
     return registry.wrap_dataset(RegistryLookups(registry))
 
 
 def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
-    """Return the wrapper that adds the session column; nothing if the dataset has no sessions."""
+    """Return the wrapper that adds the session column; empty if there are no sessions."""
     if dataset.session_keys() is None or type(dataset).session_reader is Dataset.session_reader:
         return ()
     return (Entry(WithSessions(PluginOptions()), (), "dataset", 0),)
 
 
 def session_column(dataset: Dataset) -> str | None:
-    """Return the session column of a dataset wrapped by ``with_sessions``, else None."""
+    """Return the session column's name if ``with_sessions`` wraps the dataset, else None."""
     keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
     return None if keys is None else keys.session
 
 
 def smallest_batch(dataset: Dataset) -> int:
-    """Return the number of rows of which every training batch has a multiple."""
+    """Return the number of rows that every training batch size must be a multiple of."""
     size = 1
     while isinstance(dataset, DatasetWrapper):
         size *= dataset.rows_together

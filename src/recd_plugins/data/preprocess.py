@@ -1,4 +1,4 @@
-"""Preprocessing of batches: each step processes the stored rows of a feature."""
+"""Preprocessing of batches, applied to unique rows of deduplicated features."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FittedState = Mapping[str, Tensor]
 
 @contextmanager
 def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
-    """Add the entry's name to errors that a step raises."""
+    """Context manager that adds the step's registry.yaml entry to its errors."""
     try:
         with plugin_call(step, what):
             yield
@@ -61,7 +61,7 @@ def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
 def _apply_steps(
     steps: Sequence[Preprocessing], features: Sequence[str], values: Tensor, lengths: Tensor
 ) -> _Jagged:
-    """Apply steps to rows. A step of scope ``id`` gets all values as one row."""
+    """Apply steps to jagged rows. Steps of scope ``id`` get all values as a single row."""
     for step in steps:
         per_row = step.scope == "row"
         offsets = offsets_of(lengths) if per_row else torch.tensor([0, values.numel()])
@@ -74,7 +74,7 @@ def _apply_steps(
 
 @dataclass
 class _Block:
-    """The stored rows of neighbouring features of one tensor that have the same steps."""
+    """Rows of adjacent features of one jagged tensor that have the same steps."""
 
     keys: Sequence[str]
     steps: _Chain
@@ -83,13 +83,13 @@ class _Block:
 
 
 class Preprocess:
-    """Applies the steps of each feature, in order, to the stored rows of a batch.
+    """Applies preprocessing steps to a batch, and only to unique rows of deduplicated features.
 
-    Features with the same steps are processed in one call.
+    Features with the same steps are processed in one call per step.
 
     Args:
-        steps: the steps, keyed by feature.
-        dense: names of the dense features, in the order of a batch's columns.
+        steps: maps the feature name to its steps, in order.
+        dense: names of the dense features, in the order of ``Batch.dense_features``.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Preprocess:
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
-        """Return a batch with transformed features."""
+        """Return a batch with preprocessed features."""
         partials, exact = self._transform_partials(batch.partials)
         kjt = batch.kjt
         if kjt is not None and not self._steps.keys().isdisjoint(kjt.keys()):
@@ -128,7 +128,7 @@ class Preprocess:
         ]
 
     def _transform_rows(self, tensors: Sequence[_Rows]) -> list[_Jagged]:
-        """Return new values and lengths of the stored rows of each tensor."""
+        """Return ``(values, lengths)`` after preprocessing, one pair per jagged tensor."""
         # A call costs as much as thousands of ids, and a batch has dozens of IKJTs.
         blocks = [list(self._blocks(tensor)) for tensor in tensors]
         same: dict[_Chain, list[_Block]] = {}
@@ -162,7 +162,7 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Return the partial IKJTs, and exact IKJTs for features with a step of scope ``row``."""
+        """Return preprocessed partial IKJTs, and exact IKJTs for steps that need whole rows."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
@@ -182,7 +182,7 @@ class Preprocess:
         return tuple(shared), tuple(exact)
 
     def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], _Chain]]:
-        """Yield groups of neighbouring features that have the same steps."""
+        """Yield runs of adjacent features that have the same steps, with these steps."""
         for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
             yield list(run), steps
 
@@ -198,7 +198,7 @@ class Preprocess:
 
 
 def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:
-    """Apply steps to several blocks in one call, and replace their rows."""
+    """Apply the steps to all blocks in one call per step, and update the blocks in place."""
     features = [key for block in blocks for key in block.keys]
     values, lengths = _apply_steps(
         steps,
@@ -222,7 +222,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
-    """Return the features after ``step``, or None if the step needs whole rows."""
+    """Apply a step to partially deduplicated rows. Return None if it needs whole rows."""
     if step.scope == "id":
         values, _ = _apply_steps([step], part.keys(), part.values(), part.lengths())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())
@@ -232,7 +232,7 @@ def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
 
 
 def _shortened(part: _Partial, lengths: Tensor) -> _Partial:
-    """Truncate rows at their end, and drop ids that are no longer in any row."""
+    """Truncate rows to ``lengths``, and drop stored ids that no row contains any more."""
     values, offsets, length_per_key = [], [], []
     new_lengths = lengths.view(len(part.keys()), -1)
     for (_, ids, starts, _), kept in zip(part.split(), new_lengths, strict=True):
@@ -250,7 +250,7 @@ def _shortened(part: _Partial, lengths: Tensor) -> _Partial:
 
 
 def _features(partial: _Partial, first: int, last: int) -> _Partial:
-    """Return neighbouring features without a copy."""
+    """Return features ``first`` to ``last`` (exclusive) without a copy."""
     sizes, stride = partial.length_per_key(), partial.stride()
     start = sum(sizes[:first])
     return _Partial(
@@ -265,7 +265,7 @@ def _features(partial: _Partial, first: int, last: int) -> _Partial:
 def _transform_columns(
     steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor, rows: Rows | None
 ) -> Tensor:
-    """Apply steps to dense features in the dtype of ``columns``, and round to float32."""
+    """Apply steps to dense features ``[B, F]``, and convert the result to float32."""
     num_rows, num_features = columns.shape
     values = columns.t().flatten()
     values, _ = _apply_steps(steps, features, values, torch.ones(values.numel(), dtype=torch.int64))
@@ -283,10 +283,10 @@ def _transform_columns(
 
 
 def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return the steps of each feature that has steps, in the order of the file.
+    """Return a dict from feature name to its preprocessing steps, in file order.
 
-    A pattern matches only features that the step supports: sparse features for id steps, dense
-    features for number steps.
+    A pattern matches only features that the step supports, which are sparse features for steps on
+    ids and dense features for steps on numbers.
 
     Raises:
         RegistryError: a pattern matches no feature that its step supports.
@@ -315,7 +315,7 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
 
 
 def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
-    """Refuse separate vocabularies in one table, since an id would have several rows."""
+    """Raise RegistryError if features that share a table have separate vocabularies."""
     numbering = [each for each in _fitted_entries(registry) if each.plugin.num_ids is not None]
     for table, entry in product(tables, numbering):
         those = [name for name in table.features if entry.matches(name)]
@@ -337,19 +337,19 @@ def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
 
 
 def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
-    """Return the preprocessing of a registry, with ``fitted_steps``."""
+    """Return the preprocessing of a config, after fitting its steps to the training data."""
     return Preprocess(fitted_steps(registry, schema), schema.dense)
 
 
 def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
-    """Return the steps of ``feature_steps`` after fitting.
+    """Return a dict from feature name to its fitted preprocessing steps.
 
     Each entry is fitted once per process, on the training rows that earlier entries have already
     processed.
 
     Raises:
-        DataError: the data is missing or wrong, or a step refuses it.
-        RegistryError: see ``feature_steps``.
+        DataError: the data is missing or wrong, or a step rejects the data.
+        RegistryError: a pattern matches no feature that its step supports.
     """
     steps = feature_steps(registry, schema)
     for entry in _fitted_entries(registry):
@@ -387,10 +387,10 @@ def _unfitted(plugin: Preprocessing) -> Preprocessing:
 def _training_rows(
     registry: RunConfig, schema: FeatureSchema, features: Sequence[str], limit: int | None
 ) -> Iterator[tuple[str, Iterable[_Jagged]]]:
-    """Yield each feature with its first ``limit`` training rows, as stored.
+    """Yield each feature name with the feature's first ``limit`` training rows.
 
     Reading one column takes about as long as reading all columns, so one pass over the table keeps
-    as many features as fit into ``_KEPT_BYTES``. A larger feature is streamed.
+    as many features as fit into ``_KEPT_BYTES``. Larger features are streamed.
     """
     left = list(features)
     while left:
@@ -419,7 +419,7 @@ def _training_rows(
 
 
 def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
-    """Return values and lengths of a sparse feature, or of a dense one with one number per row."""
+    """Return ``(values, lengths)`` of a feature. A dense feature has length 1 in every row."""
     if feature in schema.sparse:
         kjt = kjt_from_columns({feature: sparse_column(rows, feature)}, len(rows))
         return kjt.values(), kjt.lengths()
@@ -430,7 +430,7 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> _Jagged:
 
 
 def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
-    """Return the fitted state of each entry that has state, for a checkpoint."""
+    """Return the fitted state of preprocessing entries, such as vocabularies, for a checkpoint."""
     found = {}
     for number, entry in _entries_with_state(registry):
         for feature, step in (entry.plugin.fitted or {}).items():
@@ -442,7 +442,7 @@ def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
 
 
 def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
-    """Load the fitted state of entries instead of fitting. Entries without state stay unfitted."""
+    """Load the fitted state of preprocessing entries from a checkpoint instead of fitting."""
     to_load = [
         (number, entry.plugin)
         for number, entry in _entries_with_state(registry)

@@ -1,9 +1,8 @@
-"""Assigns row ranges to ranks, so that reading can resume with any number of ranks.
+"""Assignment of row ranges to ranks, which can resume with another number of ranks.
 
-All rows of an epoch form one sequence, unit after unit. Each rank gets a range with the same number
-of whole batches; the remaining rows are not read. A position is the history of the epoch as pairs
-(world size, steps). To resume, rows already read are cut out of the sequence, and the others are
-assigned again.
+All rows of an epoch form one sequence. Each rank gets a range with the same number of full batches;
+the remaining rows are not read. A position is the history of the epoch as pairs (world size,
+steps). After a resume, the rows that were not read are assigned to the ranks again.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from recd_plugins.runtime.errors import DataError
 
 @dataclass(frozen=True)
 class Unit:
-    """Adjacent rows of a file, such as a Parquet row group.
+    """Smallest range of rows that a file format reads, such as a Parquet row group.
 
     Attributes:
         file: index of the file.
         group: index of the unit in its file.
-        first_row: 0-based row in the file.
-        num_rows: rows, at least 1.
+        first_row: 0-based number of the unit's first row in the file.
+        num_rows: number of rows, at least 1.
     """
 
     file: int
@@ -45,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Piece:
-    """Range of ``num_rows`` rows of a unit, starting at its row ``skip``."""
+    """Range of ``num_rows`` rows of a unit, such as a row group, from its row ``skip`` on."""
 
     unit: Unit
     skip: int
@@ -60,10 +59,10 @@ History = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The assignment of rows to ranks in every epoch.
+    """Assigns rows to ranks in every epoch.
 
     Args:
-        units: all units of the data, in order.
+        units: all units of the data, such as Parquet row groups, in order.
         batch_size: rows per batch and rank.
         shuffle: whether to shuffle the units for each epoch.
         seed: seed of the shuffle.
@@ -79,13 +78,19 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Return the number of batches that each of ``world_size`` ranks gets after ``history``."""
+        """Return the batches per rank that remain in an epoch for ``world_size`` ranks.
+
+        ``history`` has a pair (world size, steps) for each earlier part of the epoch.
+        """
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(
         self, epoch: int, history: History, rank: int, world_size: int, steps: int
     ) -> Iterator[Piece]:
-        """Yield a rank's pieces after ``history`` and ``steps`` further steps at ``world_size``."""
+        """Yield the row ranges that a rank still reads in an epoch.
+
+        ``history`` has a pair (world size, steps) for each earlier part of the epoch, and ``steps``
+        is the number of steps since then."""
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
         line = self._line(epoch)
@@ -114,10 +119,10 @@ class ReadPlan:
 def cut_into_blocks(
     pieces: Iterable[Piece], batch_size: int, most_rows: int
 ) -> Iterator[tuple[Piece, ...]]:
-    """Cut pieces into blocks of whole batches; each block goes to one worker.
+    """Divide row ranges into blocks of full batches, the units of work of reader workers.
 
-    A block ends where the next batch starts in another unit. Long ranges of a unit are cut after
-    ``most_rows`` rows, or after one batch if that is larger.
+    A block contains at most ``most_rows`` rows of one unit, such as a Parquet row group, or a
+    single larger batch.
     """
     most_rows = max(1, most_rows // batch_size) * batch_size
     block: list[Piece] = []
@@ -144,7 +149,7 @@ def _num_steps(ranges: Ranges, world_size: int, batch_size: int) -> int:
 
 
 def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
-    """Return rows ``first`` to ``last`` of ``ranges``."""
+    """Return rows ``first`` to ``last`` (exclusive), counted over all ``ranges``."""
     ends = accumulate((stop - start for start, stop in ranges), initial=0)
     return tuple(
         (start + max(0, first - before), start + min(stop - start, last - before))
@@ -154,14 +159,14 @@ def _cut(ranges: Ranges, first: int, last: int) -> Ranges:
 
 
 def _deal(ranges: Ranges, world_size: int, batch_size: int) -> list[Ranges]:
-    """Return each rank's share, and the rows that no rank reads."""
+    """Return the ranges of each rank, followed by the ranges that no rank reads."""
     share = _num_steps(ranges, world_size, batch_size) * batch_size
     bounds = [*(rank * share for rank in range(world_size + 1)), _size(ranges)]
     return [_cut(ranges, first, last) for first, last in pairwise(bounds)]
 
 
 def _after(ranges: Ranges, world_size: int, batch_size: int, steps: int) -> Ranges:
-    """Return the remaining ranges after every rank has read ``steps`` batches of its share."""
+    """Return the ranges that are unread after each rank has read ``steps`` batches."""
     *shares, rest = _deal(ranges, world_size, batch_size)
     left = [_cut(share, steps * batch_size, _size(share)) for share in shares]
     return tuple(piece for share in [*left, rest] for piece in share)
@@ -182,13 +187,13 @@ class PlannedReader(Reader):
     """Reads the batches that a ``ReadPlan`` assigns to one rank.
 
     Args:
-        plan: assigns the rows to ranks.
-        read: reads the rows, in a thread unless ``ahead`` is 0.
-        data: identity of the data, JSON values by name; must match in a loaded state.
-        what: description of data and split, for messages.
+        plan: assignment of rows to ranks.
+        read: function that reads row ranges, called in a thread unless ``ahead`` is 0.
+        data: JSON values that identify the data. A loaded state must have the same values.
+        what: description of data and split, for error messages.
         rank: rank of this process.
-        world_size: processes that share the data.
-        ahead: number of batches to read ahead in a thread.
+        world_size: number of ranks.
+        ahead: number of batches that a thread prefetches.
 
     Raises:
         DataError: there are too few rows for one batch on every rank.
@@ -290,8 +295,8 @@ class PlannedReader(Reader):
             )
         if "data" not in state:
             raise DataError(
-                f"the checkpoint was written with a wrapper around {self._what}. Restore the "
-                "previous dataset.wrap: section, or start a new run"
+                f"the checkpoint was written with a dataset wrapper around {self._what}. Restore "
+                "the previous dataset.wrap: section, or start a new run"
             )
         for name, mine in self._data.items():
             if (theirs := state["data"].get(name)) != mine:
@@ -308,7 +313,7 @@ class PlannedReader(Reader):
         self._history = history
 
     def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
-        """Return the remaining blocks and the steps after each. Caches the last position."""
+        """Return the remaining blocks of the epoch, and the step at the end of each block."""
         position = self._epoch, self._history, self._steps
         if self._cut_from != position:
             pieces = self._plan.pieces(
@@ -333,14 +338,15 @@ class PlannedReader(Reader):
 
 
 def digest(value: object) -> str:
-    """Return a digest of a JSON value, sixteen hex digits."""
+    """Return a hash of a JSON value as 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, None]:
-    """Iterate over ``make()`` in a thread, up to ``size`` items ahead; 0 uses no thread.
+    """Yield the items of ``make()``, which a thread prefetches; ``size`` 0 uses no thread.
 
-    An exception in the thread is raised in place of its item. The thread ends with this iterator.
+    The thread prefetches up to ``size`` items, and ends when this generator is closed. An exception
+    in the thread is raised at the position of its item.
     """
     if size == 0:
         yield from make()

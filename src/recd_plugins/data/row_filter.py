@@ -1,4 +1,4 @@
-"""Row filters: conditions on columns as one Arrow expression."""
+"""Row filters, which convert conditions on columns to a pyarrow expression."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _ROW = "row number"
 
 
 class Condition(BaseModel):
-    """Condition ``[column, op, value]``; a mapping with these keys also works.
+    """Condition on a column, written ``[column, op, value]`` or as a mapping with these keys.
 
-    A null meets only ``is null``. NaN differs from every value and is neither below nor above any.
+    A null satisfies only ``is null``. NaN is unequal to every value, as in IEEE 754.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,12 +77,12 @@ class Condition(BaseModel):
 
 
 class RowFilter:
-    """The conjunction of conditions on a table's columns.
+    """Filter for rows that satisfy all of several conditions.
 
     Attributes:
-        columns: names of the columns in the conditions.
+        columns: names of the columns that the conditions use.
         expression: filter expression for ``pyarrow.dataset``.
-        floats: whether a column has floats; Parquet statistics ignore their NaNs.
+        floats: whether one of these columns contains floats, whose Parquet statistics omit NaN.
     """
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:
@@ -100,7 +100,7 @@ class RowFilter:
         )
 
     def kept(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return the indices of the rows that meet all conditions, int64 ``[num_kept]``."""
+        """Return the indices of rows that satisfy all conditions, int64 ``[num_kept]``."""
         columns = {name: batch.column(name) for name in self.columns}
         columns[_ROW] = pa.array(np.arange(batch.num_rows))
         kept = pa.record_batch(columns).filter(self.expression)
@@ -109,7 +109,7 @@ class RowFilter:
 
 
 def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
-    """Return whether the key of a Hive partition (text or integer) meets a condition."""
+    """Return whether a Hive partition key, such as ``day=3``, satisfies a condition."""
     values = condition.value if condition.op == "in" else [condition.value]
     kind = pa.int64() if values and all(type(value) is int for value in values) else pa.string()
     try:
@@ -154,7 +154,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
 
 
 def _typed(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Cast a value to the column's type; refuse a value that Arrow would change."""
+    """Convert a value to the column's type. Raises ValueError if the value would change."""
     is_datetime = isinstance(value, datetime)
     if isinstance(value, date) and not is_datetime and pt.is_timestamp(kind):
         value, is_datetime = datetime.combine(value, time()), True

@@ -1,4 +1,4 @@
-"""Conversion of rows to model inputs, in the trainer or in a reader worker."""
+"""Conversion of rows to model inputs, in the training process or in a reader worker."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 
 class RowPipeline(Feed):
-    """Converts, preprocesses and lowers batches of rows. Can be pickled for readers.
+    """Converts batches of Arrow rows to model inputs. Picklable, for reader processes.
 
-    Fits the converter and the preprocessing steps that are not fitted yet.
+    Creating a pipeline fits the converter and preprocessing steps that are not fitted yet.
 
     Args:
-        registry: registry with the dataset.
-        placement: placement of features in the model; None for the built-in model.
-        num_embeddings: number of table rows, keyed by feature. Ids of other features are not
-            checked.
+        registry: config with dataset, converter and preprocessing.
+        placement: which model input contains each feature; None for the built-in model.
+        num_embeddings: maps the feature name to its table's number of rows, to check ids. Ids of
+            other features are not checked.
 
     Raises:
-        RegistryError: a table has fewer rows than the last step of its feature makes ids.
+        RegistryError: a table has fewer rows than the number of ids after preprocessing.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class RowPipeline(Feed):
 
     @classmethod
     def of_model(cls, registry: RunConfig, prepared: PreparedModel | None) -> Self:
-        """Return the pipeline for a prepared model, or for the built-in model."""
+        """Return the pipeline for a prepared model, or for the built-in model if None."""
         if prepared is None:
             return cls(registry)
         return cls(registry, prepared.placement, prepared.num_embeddings)
 
     def read(self, reader: Iterable[Rows]) -> Iterator[ModelInput]:
-        """Yield model inputs with their making times; rows are read on demand."""
+        """Yield a model input, with the seconds to produce it, for each batch of rows."""
         rows_of_batches = self.reading(reader)
         while True:
             start = time.perf_counter()
@@ -92,7 +92,7 @@ class RowPipeline(Feed):
             yield replace(lowered, making=making, sessions=sessions)
 
     def batch(self, rows: Rows) -> Batch:
-        """Convert and preprocess one batch, but do not lower it."""
+        """Return a converted and preprocessed batch, before conversion to a ModelInput."""
         return self._transform(self._convert(rows), rows)
 
     def _convert(self, rows: Rows) -> Batch:
@@ -107,7 +107,7 @@ class RowPipeline(Feed):
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, and add the dataset's name to errors."""
+        """Yield the items of a dataset's iterable, and add the dataset's name to errors."""
         return plugin_items(self._dataset, "reading", items)
 
 
@@ -118,7 +118,7 @@ def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
 
 
 def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
-    """Fit the converter once, on the first rows of the training split (same on every rank)."""
+    """Fit the converter on the first batch of the training split, if not fitted yet."""
     if registry.converter.is_fitted:
         return
     if rows is None:

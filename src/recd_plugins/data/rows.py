@@ -1,4 +1,4 @@
-"""Slices, concatenation and selection of rows, and all rows of a split."""
+"""Functions that slice, concatenate and select rows, or read all rows of a split."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FINER = 8
 
 
 def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
-    """Yield the rows in batches of ``size``; without a copy if one part holds a whole batch.
+    """Yield the rows in batches of ``size`` rows. Does not copy a batch within one part.
 
     Args:
         parts: rows, in parts of any size.
         size: rows per batch.
-        rest: whether to yield the last rows as a smaller batch.
+        rest: whether to yield the remaining rows as a smaller last batch.
     """
     waiting: list[Rows] = []
     missing = size
@@ -51,7 +51,7 @@ def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator
 
 
 def slice_rows(rows: Rows, start: int, length: int) -> Rows:
-    """Return ``length`` rows from ``start`` on."""
+    """Return ``length`` rows, starting at row ``start``."""
     origins, before = [], 0
     for origin in rows.origins:
         first, last = max(start, before), min(start + length, before + origin.num_rows)
@@ -70,10 +70,10 @@ def concat_rows(parts: list[Rows]) -> Rows:
 
 
 class RowTable:
-    """Rows in memory that can be taken in any order.
+    """Rows in memory, with selection by index.
 
     Args:
-        parts: at least one part; all have one schema.
+        parts: one or more parts with the same schema.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -90,9 +90,9 @@ class RowTable:
         return int(self._data.num_rows)
 
     def take(self, rows: NDArray[np.int64]) -> Rows:
-        """Return a batch of the rows at int64 indices ``[num_rows]``.
+        """Return the rows at the given indices, int64 ``[num_rows]``.
 
-        Dictionaries keep only the values that these rows use.
+        Arrow dictionaries in the result contain only values of these rows.
         """
         indices = pa.array(rows)
         columns = [
@@ -105,7 +105,7 @@ class RowTable:
         return Rows(data, self._origins(rows))
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return the origins of rows; adjacent rows of one file share an origin."""
+        """Return the file and row numbers of rows, with one Origin per run of adjacent rows."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
         file_rows = self._file_rows[rows]
@@ -136,12 +136,12 @@ def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.
 
 
 def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Iterator[Rows]:
-    """Yield every row of a split once, in stored order, with ``scan`` or with readers.
+    """Yield every row of a split once, in stored order.
 
     Args:
         dataset: the dataset, with or without wrappers.
         split: split of the dataset.
-        batch_size: maximum rows of a reader's batch; the last batches are smaller.
+        batch_size: maximum number of rows per batch, if the dataset cannot ``scan``.
     """
     if dataset.session_keys() is not None:
         yield from plugin_items(dataset, "scan", dataset.scan(split))
@@ -158,7 +158,7 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
 
 
 def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
-    """Yield the first rows of the training split in stored order, without wrappers."""
+    """Yield the first ``limit`` training rows in stored order, without dataset wrappers."""
     dataset = registry.dataset
     batches = rows_of_split(dataset, "train", registry.training.batch_size)
     left = limit
@@ -176,7 +176,7 @@ def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
 
 
 def session_ids(rows: Rows, column: str) -> Tensor:
-    """Return each row's session, int64 ``[len(rows)]``; non-integers are hashed to 64 bits."""
+    """Return the session id of each row, int64 ``[len(rows)]``. Hashes other types to int64."""
     import torch
 
     from recd_plugins.data.arrow import column_without_nulls

@@ -1,8 +1,8 @@
-"""Data stalls: the trainer's waits for batches, by cause (arXiv 2108.09373, section 3.2).
+"""Data stalls: how long the trainer waits for batches, and why (arXiv 2108.09373, section 3.2).
 
-Batches carry their making times (:class:`MakingTimes`). A batch that is produced while the trainer
-computes causes no stall. The causes are those of RecD's figure 10, plus the transfer from the
-reader to the trainer.
+Each batch has its :class:`MakingTimes`, the seconds to produce the batch. A batch that is produced
+while the trainer computes causes no stall. The causes are the reader stages in RecD's figure 10,
+and the transfer from the reader to the trainer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Stalls:
-    """The trainer's mean waits for data.
+    """Mean time per step that the trainer waits for batches.
 
     Attributes:
         steps: number of steps, with one batch each.
         step_seconds: wall time of a step, including waits.
-        seconds: waiting time per step and cause, in the order of ``STALL_CAUSES``.
-        making: mean making times of the batches.
+        seconds: maps each cause in ``STALL_CAUSES`` to the waiting time per step.
+        making: mean time to produce a batch.
     """
 
     steps: int
@@ -44,17 +44,17 @@ class Stalls:
 
     @property
     def share(self) -> float:
-        """The waiting share of a step, 0 to 1."""
+        """Fraction of the step time that the trainer waits for batches, 0 to 1."""
         return sum(self.shares().values())
 
     def shares(self) -> dict[str, float]:
-        """Return the waiting share of a step, keyed by cause."""
+        """Return a dict from cause to the fraction of the step time spent waiting."""
         step = self.step_seconds or math.inf
         return {cause: seconds / step for cause, seconds in self.seconds.items()}
 
     @property
     def training_seconds(self) -> float:
-        """Seconds per step without waits."""
+        """Seconds per step, without waiting for batches."""
         return self.step_seconds - sum(self.seconds.values())
 
 
@@ -67,14 +67,14 @@ class StallTotals:
         self._making = [0.0] * len(astuple(MakingTimes()))
 
     def add(self, seconds: float, wait: Sequence[float], making: MakingTimes) -> None:
-        """Add one step."""
+        """Add one step: its wall time, the wait per cause, and the time to produce its batch."""
         self._steps += 1
         self._seconds += seconds
         self._waits = [*map(sum, zip(self._waits, wait, strict=True))]
         self._making = [*map(sum, zip(self._making, astuple(making), strict=True))]
 
     def mean(self) -> Stalls | None:
-        """Return the mean of all steps; None if there are no steps."""
+        """Return the mean of the added steps; None without steps."""
         if not (steps := self._steps):
             return None
         waits = [total / steps for total in self._waits]
@@ -85,11 +85,11 @@ class StallTotals:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The trainer's wait for one batch.
+    """Start and end of the trainer's wait for one batch.
 
     Attributes:
-        start, end: marks of the meter's clock.
-        making: making times of the batch.
+        start, end: time stamps of the meter's clock.
+        making: time to produce the batch.
     """
 
     start: Any
@@ -97,12 +97,12 @@ class Wait:
     making: MakingTimes
 
     def by_cause(self, clock: Clock) -> tuple[float, ...]:
-        """Return seconds per cause, in the order of ``STALL_CAUSES``."""
+        """Return the waiting seconds of each cause, in the order of ``STALL_CAUSES``."""
         return self.making.causes_of(clock.seconds(self.start, self.end))
 
 
 class StallMeter:
-    """Measures the waits for batches.
+    """Measures how long a training loop waits for batches.
 
     Wrap it around the trainer's batch iterator::
 
@@ -111,7 +111,7 @@ class StallMeter:
             train(batch)
             print(stalls.recent().share)
 
-    A *turn* is the time from one batch to the next: a training step and a wait.
+    A *turn* is a wait for a batch and the training step on this batch.
 
     Args:
         device: device of the trainer. On CUDA, a wait is the time in which the device was idle.
@@ -119,7 +119,7 @@ class StallMeter:
 
     Attributes:
         taken: number of batches yielded.
-        newest: the wait for the last batch; None before the first.
+        newest: the wait for the latest batch; None before the first batch.
     """
 
     def __init__(self, device: torch.device | None = None, window: int = 32) -> None:
@@ -129,9 +129,9 @@ class StallMeter:
         self._window: deque[tuple[float, Wait]] = deque(maxlen=window)
 
     def metered(self, batches: Iterable[M]) -> Generator[M, None, None]:
-        """Yield the batches unchanged, and measure the waits for them.
+        """Yield the batches unchanged, and measure the wait for each batch.
 
-        Each batch has an attribute ``making`` of type ``MakingTimes``.
+        Each batch must have an attribute ``making`` of type ``MakingTimes``.
         """
         iterator = iter(batches)
         handed_out: float | None = None
@@ -150,7 +150,7 @@ class StallMeter:
             yield batch
 
     def recent(self) -> Stalls | None:
-        """Return the stalls of the last turns; None before the second batch.
+        """Return the mean stalls of the last turns; None before the second batch.
 
         On CUDA this synchronizes the device.
         """
@@ -162,12 +162,12 @@ class StallMeter:
 
 @dataclass(frozen=True)
 class Pace:
-    """Mean seconds per batch in a reader and in the trainer.
+    """Mean seconds per batch in a reader process and in the training process.
 
     Attributes:
-        making: time of one reader to produce a batch.
-        training: time of a step on a batch that is ready.
-        arrival: time of the trainer's process to unpack and pin a batch.
+        making: time in which one reader produces a batch.
+        training: time of a training step without waiting for the batch.
+        arrival: time in which the training process unpacks and pins a batch.
     """
 
     making: float
@@ -176,18 +176,21 @@ class Pace:
 
     @property
     def taking(self) -> float:
-        """Seconds of the trainer's process to unpack a ready batch and train on it."""
+        """Seconds in which the training process unpacks a ready batch and trains a step."""
         return self.training + self.arrival
 
     def stall_share(self, readers: int) -> float:
-        """Return the trainer's waiting share, 0 to 1; with 0 readers, it reads by itself."""
+        """Return the estimated fraction of time that the trainer waits, 0 to 1.
+
+        With 0 readers, the training process reads the batches.
+        """
         step = max(self.taking, self.making / readers) if readers else self.taking + self.making
         return 1 - self.training / step if step else 0.0
 
     def readers_for(self, target: float) -> int | None:
-        """Return the least number of readers for a waiting share of at most ``target``.
+        """Return how many readers limit the waiting fraction to ``target``, at least 1.
 
-        The number is at least 1. Return None if unpacking alone takes longer.
+        Return None if unpacking in the training process already exceeds ``target``.
         """
         if self.arrival > target * self.taking or not self.training:
             return None

@@ -1,4 +1,4 @@
-"""Streaming statistics of a table (RecD, section 3)."""
+"""Duplication statistics of a table, computed in one pass (RecD, section 3)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MIX = u64(0x9E3779B97F4A7C15)
 
 
 class StatisticsAccumulator:
-    """Counts the rows of a table in stored order, in batches of any size.
+    """Accumulates duplication statistics over batches of a table, in stored order.
 
     Args:
         schema: schema of the batches.
-        keys: ``keys.session`` is the session column.
-        features: columns of lists of integers or of integers; None: all id lists of the schema.
+        keys: key columns, of which the session column is used.
+        features: names of columns with ids or lists of ids; None selects all id lists.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class StatisticsAccumulator:
         self._last_session: pa.Array | None = None
 
     def add(self, batch: pa.RecordBatch | Rows) -> np.ndarray:
-        """Add rows.
+        """Add the statistics of a batch.
 
         Returns:
-            bool ``[num_features, B]``: whether a row differs from the previous row, also of the
-            previous batch. The table's first row is False.
+            bool ``[num_features, B]``: whether each row differs from the previous row, across
+            batches. False for the table's first row.
 
         Raises:
             DataError: a column is missing or of another type, or has a null.
@@ -83,7 +83,7 @@ class StatisticsAccumulator:
         return changed
 
     def result(self) -> TableStatistics:
-        """Return the statistics of all rows so far."""
+        """Return the statistics of all added rows."""
         sessions = self._rows - self._pairs
         features = {
             name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))
@@ -105,10 +105,10 @@ class StatisticsAccumulator:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """Return the session column; a dictionary column is decoded.
+    """Return the session column of the rows, decoded if it is dictionary-encoded.
 
     Raises:
-        DataError: it is missing or has a null.
+        DataError: the column is missing or contains a null.
     """
     column = column_without_nulls(rows, name)
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -142,7 +142,7 @@ def _num_common(
     table: Any,
     call: Any,
 ) -> Any:
-    """Count the ids of the multiset intersection of two lists."""
+    """Return the size of the multiset intersection of two lists of ids."""
     mask = u64(table.shape[1] - 1)
     for index in range(first_length):
         item = items[first + u64(index)]
@@ -166,7 +166,7 @@ def _num_common(
 
 @numba.njit(cache=True, nogil=True)
 def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
-    """Compare each row of each int64 id column with the previous row."""
+    """Compare each row of each id column with the previous row, and add to ``counts``."""
     num_rows = u64(len(continues))
     table, call = np.zeros((3, 64), np.int64), 0
     for column in range(len(columns)):

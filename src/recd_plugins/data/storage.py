@@ -1,4 +1,4 @@
-"""Locations of files: local paths, or URLs of object stores and other file systems."""
+"""File locations, which are local paths or URLs of object stores and other file systems."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Location:
     """A file or a folder.
 
     Attributes:
-        path: a local path, or a URL, as the user wrote it.
+        path: local path or URL, as the user wrote it.
         storage: access options for the object store of a URL.
-        size: size of a file from ``find``, in bytes.
+        size: size in bytes, if ``find`` returned this file.
         changed: modification time of the file in nanoseconds, if known.
-        seen: pairs (name, value) that identify the content; empty until the file is opened.
+        seen: pairs (name, value), such as the ETag, that identify the content of an opened file.
     """
 
     path: Path | str
@@ -48,12 +48,12 @@ class Location:
     seen: tuple[tuple[str, str | int], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        """Return the path or URL for messages, without secrets."""
+        """Return the path or URL, without passwords and query, for error messages."""
         return str(self.path) if self.local else _shown(str(self.path))
 
     @property
     def local(self) -> Path | None:
-        """The local path, or None for a URL."""
+        """Return the local path, or None for a URL."""
         return self.path if isinstance(self.path, Path) else None
 
     def find(self, suffix: str) -> list[Location]:
@@ -63,7 +63,7 @@ class Location:
         skipped.
 
         Raises:
-            DataError: there is no such file, or it is a table of Delta, Iceberg or Hudi.
+            DataError: no file is found, or the folder is a Delta, Iceberg or Hudi table.
             SetupError: the store cannot be reached, or denies access.
         """
         found = []
@@ -98,7 +98,7 @@ class Location:
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
     def below(self, root: Location) -> str:
-        """Return this file's path relative to ``root``, with slashes; its name for ``root``."""
+        """Return this file's path relative to ``root``, or its name if this file is ``root``."""
         mine = str(self.path) if self.local is None else self.local.as_posix()
         top = str(root.path) if root.local is None else root.local.as_posix()
         top = top.rstrip("/")
@@ -115,7 +115,7 @@ class Location:
             return files.open_input_file(path)
 
     def state_of(self, source: pa.NativeFile) -> tuple[tuple[str, str | int], ...]:
-        """Return pairs (name, value) that identify the content of an open file."""
+        """Return pairs such as ("size", bytes) that change if the file is replaced."""
         if self.local is not None:
             found = os.fstat(source.fileno())
             return (
@@ -131,7 +131,7 @@ class Location:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Convert exceptions of a store to DataError or SetupError."""
+        """Convert exceptions of an object store in the context to DataError or SetupError."""
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -147,13 +147,13 @@ class Location:
             if not known and not _OF_STORE.search(text):
                 raise
             raise SetupError(
-                f"{self}: the object store cannot be read{where}: {text}. Check the network, "
-                "storage.endpoint, storage.region and the credentials (AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage: {anonymous: true})"
+                f"{self}: the object store cannot be read{where}: {text.rstrip('.')}. Check the "
+                "network, storage.endpoint, storage.region and the credentials (AWS_ACCESS_KEY_ID "
+                "and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage: {anonymous: true})"
             ) from error
 
     def file_system(self) -> tuple[pafs.FileSystem, str]:
-        """Return the file system and the path within it."""
+        """Return the pyarrow file system and the path in this file system."""
         if self.local is not None:
             return pafs.LocalFileSystem(), os.path.abspath(self.local)
         url, given = str(self.path), self.storage
@@ -201,7 +201,7 @@ class Location:
 
 
 def _refuse_table(root: str, below: Sequence[str]) -> None:
-    """Refuse a folder of another table format, recognized by one of its files."""
+    """Raise DataError if a folder contains a Delta, Iceberg or Hudi table."""
     for at, part in enumerate(below):
         snapshot = part == "metadata" and below[-1].endswith(".metadata.json")
         kind = _MARKS.get(part) or ("Iceberg" if snapshot and at == len(below) - 2 else None)
@@ -214,6 +214,6 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
 
 
 def _shown(url: str) -> str:
-    """Return a URL without user, password and query, since these may be secrets."""
+    """Return a URL without user, password and query, which may contain secrets."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

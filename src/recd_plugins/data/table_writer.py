@@ -1,4 +1,4 @@
-"""Writer of Parquet files with row groups of whole sessions."""
+"""Writer of Parquet files whose row groups contain complete sessions."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _MIN_FACTOR = 1.5
 
 
 class TableWriter:
-    """Writes one Parquet file, which appears when it is complete. Use as a context manager.
+    """Context manager that writes a Parquet file. The file appears at ``path`` when complete.
 
-    Row groups have at most ``row_group_rows`` rows and end at the end of a session. Only a single
-    session that is longer gets split. Features are columns of integer lists in either layout, and
-    are stored without nulls. The footer contains their statistics, and pages have checksums.
+    Row groups have at most ``row_group_rows`` rows and end at the end of a session. Only longer
+    sessions are split. Columns with lists of integers are features; the file footer contains their
+    duplication statistics.
 
     Args:
         path: the file to create or replace.
         schema: schema of the rows; its metadata is written to the file.
-        keys: columns of session and time; None writes row groups of ``row_group_rows`` rows and no
+        keys: session and time columns; None writes row groups of ``row_group_rows`` rows and no
             statistics.
-        layout: of all features, or by feature. ``list_dict`` for all keeps features as lists that
-            repeat too little in the first row group.
-        row_group_rows: maximum rows of a row group, and of rows in memory.
-        metadata: added to the file's key-value metadata.
-        nulls: ``empty`` makes null lists empty. A null in a list is always an error.
-        compression_level: compression level of zstd.
-        source: the file of these rows, for messages.
+        layout: layout of all features, or a dict from feature to layout. ``list_dict`` stores each
+            distinct list once, except for features with few duplicates in the first row group.
+        row_group_rows: maximum number of rows in a row group and in memory.
+        metadata: additional key-value metadata of the file.
+        nulls: ``empty`` writes null lists as empty lists. A null inside a list is always an error.
+        compression_level: zstd compression level.
+        source: name of the file that the rows come from, for error messages.
 
     Raises:
-        DataError: a column is missing or of the wrong type, a null, the file cannot be written.
+        DataError: a column is missing or has the wrong type or nulls, or writing fails.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class TableWriter:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """Layout of each feature; with ``layout="list_dict"`` known after the first row group."""
+        """Return a dict from feature to layout, final after the first row group is written."""
         return dict(self._layouts or {})
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows.
 
         Raises:
-            DataError: a null, or the disk is full.
+            DataError: a list contains a null, or the disk is full.
         """
         if batch.num_rows:
             self._waiting.append(batch)
@@ -154,7 +154,7 @@ class TableWriter:
             self.abort()
 
     def _end_of_group(self) -> int:
-        """Return the size of the next row group, up to the last session end that fits."""
+        """Return the largest number of buffered rows that ends at the end of a session."""
         size = self._row_group_rows
         if self._keys is None:
             return size
@@ -193,7 +193,7 @@ class TableWriter:
             self.num_rows += num_rows
 
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
-        """Return a feature column of one row group without nulls."""
+        """Return a feature column of a row group as lists. Raises DataError for nulls."""
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
         assert len(lists) == len(column), "a row group has fewer than 2^31 ids of a feature"
         if is_list_dict(self._schema.field(name)):
@@ -245,7 +245,7 @@ class TableWriter:
 
 
 def _pays(lists: pa.Array) -> bool:
-    """Return whether distinct lists and codes of 4 bytes are much smaller than all lists."""
+    """Return whether layout ``list_dict`` would make the column much smaller."""
     try:
         packed = to_list_dict(lists)
     except ValueError:  # the list column has more ids than an Arrow array can hold

@@ -1,4 +1,4 @@
-"""Imports of reader workers, done once by the server that forks the workers."""
+"""Imports that reader workers need, done once in the server process that forks the workers."""
 
 from __future__ import annotations
 

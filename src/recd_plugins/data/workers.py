@@ -1,6 +1,6 @@
 """Reader workers: processes that read, convert and preprocess for one rank.
 
-With n workers, each one makes every n-th block of batches, one block ahead of the trainer.
+With n workers, each worker produces every n-th block of batches and prefetches one block.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _REMEDY = (
 
 
 class Workers(Feed):
-    """Processes that produce the batches of one rank.
+    """Reader processes that produce the batches of one rank.
 
     Args:
-        task: read task of the rank.
+        task: description of what the rank reads.
         num_workers: number of processes.
-        pin_memory: whether to pin batches, in a thread that receives them from the processes.
+        pin_memory: whether a thread of the training process copies batches to pinned memory.
     """
 
     def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool) -> None:
@@ -60,7 +60,7 @@ class Workers(Feed):
         self._pids: list[int] = []
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """See ``Feed.read``. When a worker dies, all are restarted at the next batch."""
+        """See ``Feed.read``. If a worker dies, all workers restart at the next batch."""
         deaths = 0
         while True:
             position = reader.state_dict()
@@ -76,13 +76,13 @@ class Workers(Feed):
                 what = f"reader worker {died.worker} of rank {self._task.rank} {died}"
                 if deaths == 3:
                     raise SetupError(
-                        f"{what}, the third failure without a batch in between{died.remedy}. Set "
+                        f"{what}, the third failure before a batch was produced{died.remedy}. Set "
                         "training.workers: 0 to read in the training process"
                     ) from None
-                print(f"{what}; new workers continue{died.remedy}", file=sys.stderr)
+                print(f"{what}. New workers continue{died.remedy}", file=sys.stderr)
 
     def _awaited(self, blocks: Iterator[BatchBlock]) -> Iterator[BatchBlock]:
-        """Yield the blocks; reports of a hang name the process that is awaited."""
+        """Yield the blocks, and register the awaited worker process for hang reports."""
         for number in count():
             worker = number % self._num_workers
             pids = {f"reader worker {worker}": pid for pid in self._pids[worker : worker + 1]}
@@ -93,7 +93,7 @@ class Workers(Feed):
             yield block
 
     def _blocks(self, position: State) -> Generator[BatchBlock, None, None]:
-        """Yield the workers' blocks from ``position`` on, in order."""
+        """Yield blocks of batches from the workers in order, starting at ``position``."""
         context = WorkerContext()
         workers: list[tuple[WorkerProcess, Connection]] = []
         try:
@@ -131,7 +131,7 @@ class Workers(Feed):
 def _work(
     connection: Connection, task: ReadTask, position: State, worker: int, num_workers: int
 ) -> None:
-    """Make the blocks of one worker, each when it is requested."""
+    """Run a worker process: produce its blocks, each when the trainer requests it."""
     from recd_plugins.runtime.imports import silence_upstream
 
     silence_upstream()
@@ -152,7 +152,7 @@ def _work(
 
 
 class WorkerProcess(ForkServerProcess):
-    """A worker that ignores signals and ends with the trainer.
+    """A worker process that ignores signals and exits when the training process exits.
 
     Workers are forked by a server that has imported their modules. Forking the trainer would be
     unsafe, since its threads may hold locks.
@@ -193,13 +193,13 @@ class WorkerContext(ForkServerContext):
 
 
 def start_server() -> None:
-    """Start the server that forks workers; it imports in the background."""
+    """Start the server process that forks workers. It imports modules in the background."""
     WorkerContext()
     start_fork_server()
 
 
 class WorkerDied(Exception):
-    """Raised if a worker ends too early.
+    """Raised if a worker process dies.
 
     Attributes:
         worker: number of the worker.
@@ -217,7 +217,7 @@ class WorkerDied(Exception):
 
 
 def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
-    """Yield the batches of blocks, and advance ``reader`` as if it had read them."""
+    """Yield the batches of blocks, and move ``reader`` to the position after each batch."""
     for block in blocks:
         for model_input, position in block.batches:
             reader.load_state_dict(position)
