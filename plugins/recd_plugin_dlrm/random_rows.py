@@ -83,7 +83,9 @@ def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSch
     """Return the schema of sparse ``features``, and of random dense features and labels."""
     for name in features:
         if name in (LABEL, *_dense_names(options)):
-            raise DataError(f"sparse feature {name}: another column has that name; choose another")
+            raise DataError(
+                f"sparse feature {name!r}: another column has the same name. Use another name."
+            )
     return FeatureSchema(features, _dense_names(options), LABEL)
 
 
@@ -191,7 +193,7 @@ class Random(Dataset):
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         options = self.options
         if split not in self.splits():
-            raise DataError(f"there is no test split: set option test_rows of {self.name}")
+            raise DataError(f"{self.name} has no test split. Set option test_rows.")
         units = units_of(options, split)
         drawn = options.model_dump(mode="json", exclude={"prefetch", "rows", "test_rows"})
         return readers.PlannedReader(

@@ -55,8 +55,8 @@ def rank(
     module: Any = prepared.model.eval()
     if not (hasattr(module, "user_vectors") and hasattr(module, "item_vectors")):
         raise RecdError(
-            f"{registry.path}: its model has no vectors of users and items to rank by; take "
-            "ranking.sasrec or ranking.two_tower"
+            f"{registry.path}: the model has no user and item vectors. Use model ranking.sasrec or "
+            "ranking.two_tower."
         )
     rules = replace(rules, item=_item(registry, rules, module))
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
@@ -81,7 +81,9 @@ def rank(
             num_queries += len(rows)
             of_users.append(_named(rows, rules, users))
     if not num_queries:
-        raise RecdError(f"{registry.path}: the test split has no positive row")
+        raise RecdError(
+            f"{registry.path}: the test split has no positive rows. Check dataset.options."
+        )
     if vectors_to is not None:
         of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
         items_to, users_to = (vectors_to / name for name in VECTORS)
@@ -99,8 +101,8 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
     if len(wrong := np.argwhere(~np.isfinite(scores))):
         row, place = (int(each) for each in wrong[0])
         raise DataError(
-            f"{rows.place_of(row)}: its score of item {items.ids[place]} is {scores[row, place]}, "
-            "which ranks nothing"
+            f"{rows.place_of(row)}: the score of item {items.ids[place]} is {scores[row, place]}, "
+            "so items cannot be ranked. Use another checkpoint."
         )
 
 
@@ -111,11 +113,11 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
     known = registry.dataset.schema().sparse
     if unknown := {item, rules.user or item, *rules.seen} - set(known):
         raise RecdError(
-            f"the dataset has no sparse feature '{min(unknown)}', only {', '.join(known)}"
+            f"the dataset has no sparse feature '{min(unknown)}'. Use one of {', '.join(known)}."
         )
     if own and item != own:
         raise RecdError(
-            f"--item {item}: the model of {registry.path} ranks items of {own}; leave --item out"
+            f"--item {item}: the model of {registry.path} ranks feature {own!r}. Remove --item."
         )
     return item
 

@@ -45,8 +45,8 @@ def item_of_rows(rows: Rows, feature: str) -> Int64s:
     if len(wrong := np.flatnonzero(lengths != 1)):
         place = rows.place_of(int(wrong[0]))
         raise DataError(
-            f"{place} has {lengths[wrong[0]]} ids in {feature}, the feature of the item, which "
-            "has one"
+            f"{place}: item feature {feature!r} has {lengths[wrong[0]]} ids. Use a feature with "
+            "one id per row."
         )
     return ids
 
@@ -56,7 +56,7 @@ def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
     labels = rows.data.column(label)
     if (empty := labels.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
-            f"{rows.place_of(empty)} has no {label}; write 0 or 1, or leave such rows out"
+            f"{rows.place_of(empty)}: label {label!r} is missing. Write 0 or 1, or remove the row."
         )
     found: NDArray[np.bool_] = labels.to_numpy(zero_copy_only=False) > 0.5
     return found

@@ -170,7 +170,10 @@ class RankingMetrics(Metric):
 
     def update(self, state: State, batch: ScoredBatch) -> State:
         if batch.sessions is None:
-            raise DataError(f"{self.name}: the dataset does not say which rows are of one session")
+            raise DataError(
+                f"{self.name}: the dataset has no session column. Set a session column in "
+                "dataset.options."
+            )
         state.append((batch.sessions, batch.logits, batch.labels))
         return state
 

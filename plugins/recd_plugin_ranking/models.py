@@ -32,13 +32,15 @@ class TwoTower(Model):
         user = [n for n in known if n not in options.item] if options.user is None else options.user
         if unknown := {*options.item, *user} - set(known):
             raise RecdError(
-                f"{self.name}: no sparse feature '{min(unknown)}', only {', '.join(known)}"
+                f"{self.name}: the dataset has no sparse feature '{min(unknown)}'. Use one of "
+                f"{', '.join(known)}."
             )
         tables = [f"t_{name}" for name in (*user, *options.item)]
         for pattern in options.tables:
             if not any(fnmatchcase(name, pattern) for name in tables):
                 raise RecdError(
-                    f"{self.name}: option tables: '{pattern}' matches none of {', '.join(tables)}"
+                    f"{self.name}: option tables: '{pattern}' matches no table. Use one of "
+                    f"{', '.join(tables)}."
                 )
         share = None
         if options.loss == "in_batch" and options.correct:
@@ -54,7 +56,7 @@ def _shares(
 
     if features.positive_counts is None:
         raise RecdError(
-            f"{model.name}: without data nobody knows how popular items are; set correct: false"
+            f"{model.name}: the popularity of items is unknown without data. Set correct: false."
         )
     return shares(features.positive_counts(item, num_items))
 

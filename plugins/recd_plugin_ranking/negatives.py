@@ -109,8 +109,8 @@ class DrawnItems:
         weights[mine] = 0
         if not weights.any():
             raise DataError(
-                f"{rows.place_of(row)} names all {size} items of the training split: there is no "
-                "negative to draw"
+                f"{rows.place_of(row)}: all {size} items of the training split are excluded as "
+                "negatives. Remove a feature from option never, or remove the row."
             )
         at = number + _ATTEMPTS * self._negatives
         drawn = unit_floats(keys[row : row + 1], np.array([at]))[0] * weights.sum()
@@ -131,8 +131,8 @@ class DrawnItems:
             row = int(wrong[0])
             label = rows.data.column(self._label)[row].as_py()
             raise DataError(
-                f"{rows.place_of(row)} has the label {label}, and negatives are drawn for positive "
-                "rows: leave the others out by options of the dataset, or set by: in_request"
+                f"{rows.place_of(row)}: the label is {label}, but every row must be positive. Drop "
+                "negative rows in dataset.options, or set by: in_request."
             )
 
 
@@ -178,7 +178,8 @@ class RequestRows:
         clicked = clicked[np.diff(self._starts)[session[clicked]] > 0]
         if not len(clicked):
             raise DataError(
-                f"{dataset.name}: no session has a positive row and another one to draw in_request"
+                f"{dataset.name}: no session has both a positive and a negative row. Set by: "
+                "uniform instead of by: in_request."
             )
         self._clicked, self._session = clicked, session
         self._table = row_tables.RowTable(parts)
@@ -233,8 +234,8 @@ def _sessions(rows: Rows, column: str) -> pa.Array:
         sessions = sessions.dictionary_decode()
     if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
-            f"{rows.place_of(empty)} has no {column}, so by: in_request knows no rows to draw for "
-            "it"
+            f"{rows.place_of(empty)}: session {column!r} is missing, which by: in_request needs. "
+            "Write a session, or set by: uniform."
         )
     return sessions
 
@@ -281,7 +282,7 @@ class Negatives(DatasetWrapper):
         def _suit_the_draw(self) -> Self:
             if self.by == "in_request" and (self.with_item or self.never):
                 raise ValueError(
-                    "in_request takes rows as they are: with_item and never are of other draws"
+                    "by: in_request excludes with_item and never. Remove with_item and never"
                 )
             return self
 
@@ -300,13 +301,13 @@ class Negatives(DatasetWrapper):
         sparse, features = set(schema.sparse), {*schema.sparse, *schema.dense}
         if unknown := ({options.item, *options.never} - sparse) | {*options.with_item} - features:
             raise SetupError(
-                f"{self.name}: {self.inner.name} has no feature '{min(unknown)}', only "
-                f"{', '.join(sorted(features))}"
+                f"{self.name}: {self.inner.name} has no feature '{min(unknown)}'. Use one of "
+                f"{', '.join(sorted(features))}."
             )
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
-                f"{self.name}: {self.inner.name} has no session column, which by: in_request "
-                "needs; set it in the options of the dataset"
+                f"{self.name}: by: in_request needs a session column, but {self.inner.name} has "
+                "none. Set a session column in the dataset options."
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -318,8 +319,8 @@ class Negatives(DatasetWrapper):
         if batch_size % together:
             below = max(together, batch_size - batch_size % together)
             raise DataError(
-                f"{self.name}: a batch of {batch_size} rows is no multiple of {together}: set "
-                f"training.batch_size to {below}, say"
+                f"{self.name}: a batch of {batch_size} rows is not a multiple of {together}. Set "
+                f"training.batch_size to a multiple such as {below}."
             )
         anchors = batch_size // together
         said = {"negatives": readers.digest(self.options.model_dump(mode="json"))}
@@ -414,8 +415,8 @@ class NegativesReader(Reader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if any(state.get(name) != value for name, value in self._said.items()):
             raise DataError(
-                "the state is of other negatives: go on with the former options of "
-                "ranking.negatives, or start anew"
+                "the checkpoint was written with other options of ranking.negatives. Restore these "
+                "options, or start a new run."
             )
         inner = state["inner"]
         if isinstance(self._expand, RequestRows) and "log" not in inner["data"]:

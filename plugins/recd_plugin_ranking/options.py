@@ -120,7 +120,10 @@ class SasRecOptions(PluginOptions):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.embedding_dim % self.heads:
-            raise ValueError(f"heads {self.heads} do not divide embedding_dim")
+            raise ValueError(
+                f"embedding_dim {self.embedding_dim} is not a multiple of heads {self.heads}. "
+                "Change one of the options"
+            )
         if self.history == self.item:
-            raise ValueError(f"history and item are both {self.item}")
+            raise ValueError(f"history and item are both {self.item!r}. Use different features")
         return self

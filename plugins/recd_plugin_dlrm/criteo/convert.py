@@ -61,15 +61,18 @@ def convert(
     for day in days:
         if not day.format.startswith("TSV"):
             raise DataError(
-                f"{day.path} is {day.format}; this command converts TSV, and dlrm.criteo reads "
-                "the other formats as they are"
+                f"{day.path}: the format is {day.format}, but this command converts only TSV. "
+                "Use the file directly as path of dataset dlrm.criteo."
             )
     _check_target(options.source, options.target, force)
     identity = _identity(options, days)
     with folders.work_folder(options.target, "recd-criteo", identity, say) as work:
         done = [_convert_day(day, options, work, start(day.name, None)) for day in days]
         if _identity(options, days) != identity:
-            raise DataError(f"{options.source} changes while it is read; wait until it is complete")
+            raise DataError(
+                f"{options.source}: the source changed during the conversion. Run the command "
+                "again when it is complete."
+            )
         work.publish(options.target)
     return ConvertedLogs(sum(each.rows for each in done), sum(each.part for each in done))
 
@@ -103,7 +106,7 @@ def _convert_day(
                 complete=rows < options.part_rows,
             )
             if done.rows == 0:
-                raise DataError(f"{day.path}: no rows in this file")
+                raise DataError(f"{day.path}: the file has no rows. Remove it or use another file.")
             file_utils.write_note(note, asdict(done))
     return done
 
@@ -143,15 +146,18 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     if not target.exists():
         return
     if not force:
-        raise DataError(f"{target} is there already; name another folder, or add --force")
+        raise DataError(f"{target}: the folder already exists. Use another folder or --force.")
     inner, outer = file_utils.real_path(source), file_utils.real_path(target)
     if outer in (inner, *inner.parents):
-        raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
+        raise DataError(
+            f"{target}: --force would delete the source {source} inside this folder. Use another "
+            "folder."
+        )
     files = [path for path in target.rglob("*") if path.is_file() and path.parent.name != CACHE]
     if foreign := [path for path in files if not _is_ours(path)]:
         raise DataError(
-            f"{target} was not written by recd criteo convert, it holds "
-            f"{foreign[0].relative_to(target)}; remove it yourself"
+            f"{target}: the folder contains {str(foreign[0].relative_to(target))!r}, which recd "
+            "criteo convert did not write. Remove the folder or use another one."
         )
 
 

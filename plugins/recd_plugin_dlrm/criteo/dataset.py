@@ -196,15 +196,16 @@ class Buckets:
         for pattern in by_pattern:
             if not any(fnmatchcase(name, pattern) for name in SPARSE):
                 raise DataError(
-                    f"{pattern} of option buckets matches no feature; they are {SPARSE[0]} to "
-                    f"{SPARSE[-1]}"
+                    f"option buckets: {pattern!r} matches no feature. Use {SPARSE[0]} to "
+                    f"{SPARSE[-1]}, or a pattern."
                 )
         self.sizes = []
         for name in SPARSE:
             matches = [each for each in by_pattern if fnmatchcase(name, each)]
             if not matches:
                 raise DataError(
-                    f"option buckets says nothing of {name}; a pattern * takes all others"
+                    f"option buckets: feature {name!r} is missing. Add it, or pattern '*' for all "
+                    "other features."
                 )
             self.sizes.append(by_pattern[matches[0]])
 
@@ -223,7 +224,7 @@ def encode(
     """Return rows of a file with the columns and types of ``SCHEMA``. Labels must be 0 or 1."""
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
-        raise DataError(f"{path}: label {rows.labels[wrong][0]} is neither 0 nor 1")
+        raise DataError(f"{path}: a label is {rows.labels[wrong][0]}. Write all labels as 0 or 1.")
     columns: Sequence[NDArray[Any]] = [
         *(coder(feature, ids) for feature, ids in enumerate(rows.sparse)),
         *(_floats(values, dense) for values in rows.dense),
@@ -314,8 +315,8 @@ class Criteo(Dataset):
         days = self._days
         if self.options.shuffle and not all(day.can_jump for day in days):
             raise DataError(
-                f"{self.options.path}: compressed files are read from front to back and cannot be "
-                "shuffled; convert them first: recd criteo convert"
+                f"{self.options.path}: compressed files cannot be shuffled. Set shuffle: false, or "
+                "convert the files with recd criteo convert."
             )
         _ = self._coder
 
@@ -331,7 +332,9 @@ class Criteo(Dataset):
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         options = self.options
         if split not in self.splits():
-            raise DataError("there is no test split: option evaluate of dlrm.criteo is nothing")
+            raise DataError(
+                "dlrm.criteo has no test split with evaluate: nothing. Change option evaluate."
+            )
         units = tuple(
             readers.Unit(number, group, segment.first_row, segment.num_rows)
             for number, segments in self._rows_of(split)

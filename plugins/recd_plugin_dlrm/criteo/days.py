@@ -63,29 +63,29 @@ def find_days(path: Path) -> list[DayFiles]:
     if path.is_file():
         return [_one_file(path)]
     if not path.is_dir():
-        raise DataError(f"{path}: no such file or folder")
+        raise DataError(f"{path}: the file or folder does not exist. Correct the path.")
     found = sorted(_in_folder(path), key=lambda day: day.number or 0)
     if not found and any(path.glob("*.parquet")):
         found = [DayFiles(path.name, None, "Parquet", path)]
     if not found:
         raise DataError(
-            f"{path}: no file of Criteo's in this folder: day_0, day_1... or train, as .txt, .tsv, "
-            "with .gz or .zst, as .parquet or a folder of it, or as _dense.npy, _sparse.npy and "
-            "_labels.npy"
+            f"{path}: the folder has no Criteo data. Name the files day_0, day_1... or train, as "
+            "TSV (.txt, .tsv, .gz, .zst), .parquet, or _dense.npy, _sparse.npy and _labels.npy."
         )
     numbers = [day.number for day in found]
     first = numbers[0]
     if len(found) > 1 and (first is None or numbers != [*range(first, first + len(found))]):
         names = ", ".join(f"{day.name} ({day.format})" for day in found)
         raise DataError(
-            f"{path} has {names}: days are missing or there twice; name one file in path"
+            f"{path}: days are missing or duplicated among {names}. Set path to a single file, or "
+            "correct the folder."
         )
     return found
 
 
 def _one_file(path: Path) -> DayFiles:
     if path.suffix == ".npy":
-        raise DataError(f"{path}: npy files come in threes; name their folder in path")
+        raise DataError(f"{path}: a day has three npy files. Set path to their folder.")
     kind: Format = "Parquet" if path.suffix == ".parquet" else _TSV.get(path.suffix, "TSV")
     stem = path.name.partition(".")[0]
     # Converted files keep their name, and only these names are searched in a folder.
@@ -160,7 +160,7 @@ class Day(ABC):
 def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
     """Return the starts of units of ``UNIT_ROWS`` rows."""
     if not num_rows:
-        raise DataError(f"{path}: no rows in this file")
+        raise DataError(f"{path}: the file has no rows. Remove it or use another file.")
     return np.arange(0, num_rows, UNIT_ROWS, dtype=np.int64)
 
 
@@ -204,10 +204,13 @@ def _load(path: Path, width: int, num_rows: int | None = None) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+        raise DataError(f"{path}: the file cannot be read: {error}") from error
     wanted = num_rows or len(array)
     if array.shape != (wanted, width) and (array.shape, width) != ((wanted,), 1):
-        raise DataError(f"{path} has shape {list(array.shape)}, not [{wanted}, {width}]")
+        raise DataError(
+            f"{path}: the array has shape {list(array.shape)}. Write it with shape "
+            f"[{wanted}, {width}]."
+        )
     return array
 
 
@@ -228,7 +231,9 @@ class ParquetDay(Day):
         self._table = parquet.ParquetTable(path)
         there = self._table.schema
         if missing := [column for column in COLUMNS if column not in there.names]:
-            raise DataError(f"{path}: no column {missing[0]}; columns are {', '.join(COLUMNS)}")
+            raise DataError(
+                f"{path}: column {missing[0]!r} is missing. Write the columns {', '.join(COLUMNS)}."
+            )
         # Dense features may be floats that are already transformed.
         floats = [column for column in DENSE if there.field(column).type == pa.float32()]
         self._schema = pa.schema(
@@ -237,7 +242,7 @@ class ParquetDay(Day):
         sizes = [unit.num_rows for unit in self._table.units]
         self.num_rows = sum(sizes)
         if not self.num_rows:
-            raise DataError(f"{path}: no rows")
+            raise DataError(f"{path}: the table has no rows. Remove it or use another table.")
         self.starts = np.array(list(accumulate(sizes, initial=0))[:-1], np.int64)
 
     def identity(self) -> list[Any]:

@@ -35,7 +35,7 @@ def write_sample(
 ) -> list[Path]:
     """Write ``day_0``... with ``rows`` rows each, or one ``train.txt``, and return the files."""
     if folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} is there already, and not empty; name another folder")
+        raise DataError(f"{folder}: the folder is not empty. Use another folder.")
     if kind == "kaggle":
         parts, suffix = {"train": rows * days}, ".txt"
     else:

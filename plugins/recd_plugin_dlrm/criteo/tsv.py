@@ -102,7 +102,8 @@ def parse_lines(
 
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_CHUNK = 1 << 20  # bytes decompressed at once
+_CHUNK = 1 << 20  # bytes to decompress at a time
+_REPLACED = "the file was replaced while it was in use. Run the command again."
 
 
 def compression_of(path: Path) -> str | None:
@@ -150,8 +151,9 @@ class TsvStream:
                 after = self._data.index(b"\n", at) + 1
                 line = self._data[at:after].rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 raise DataError(
-                    f"{self._path}:{self.line}: expected {len(COLUMNS)} columns separated by tabs: "
-                    f"0 or 1, {len(DENSE)} integers, then hexadecimal numbers; found {line[:60]!r}"
+                    f"{self._path}:{self.line}: the line is malformed: {line[:60]!r}. Write the "
+                    f"label (0 or 1), {len(DENSE)} integers and "
+                    f"{len(COLUMNS) - len(DENSE) - 1} hexadecimal numbers, separated by tabs."
                 )
             self.offset += at - self._at
             self._at = at
@@ -164,7 +166,7 @@ class TsvStream:
                 self.offset += len(self._data) - self._at
                 self._set_data(b"")
                 if not self._fill():
-                    raise DataError(f"{self._path} was replaced while it was in use; start anew")
+                    raise DataError(f"{self._path}: {_REPLACED}")
             self._at += offset - self.offset
             self._stop = max(self._stop, self._at)
         else:
@@ -188,8 +190,8 @@ class TsvStream:
                 chunk: bytes = self._source.read(_CHUNK)
             except OSError as error:
                 raise DataError(
-                    f"{self._path}: the file is cut off or damaged, or is not what its name says "
-                    f"({error}); it can be read up to line {self.line}"
+                    f"{self._path}: the file is truncated, damaged or has a wrong suffix: {error}. "
+                    f"It can be read up to line {self.line}. Download or write it again."
                 ) from error
             self._on_bytes(chunk)
             rest = self._data[self._at :]
@@ -271,7 +273,7 @@ class TsvDay(Day):
     def read(self, segments: Iterable[Segment]) -> DayRows:
         index = self._index
         if stamp(self._path) != (index.size, index.mtime_ns):
-            raise DataError(f"{self._path} was replaced while it was in use; start anew")
+            raise DataError(f"{self._path}: {_REPLACED}")
         with closing(TsvStream(self._path)) as stream:
             row = 0
             for segment in segments:

@@ -54,7 +54,7 @@ def test_the_test_split_is_of_other_rows() -> None:
     longer = read(dataset(rows=11_000))
     assert read(made, split="test").combine_chunks().equals(longer.slice(10_000).combine_chunks())
     assert read(made).equals(read(dataset()))
-    with pytest.raises(DataError, match="set option test_rows"):
+    with pytest.raises(DataError, match="Set option test_rows"):
         read(dataset(), split="test")
 
 
@@ -107,5 +107,5 @@ def test_features_may_be_named_with_their_ids() -> None:
     assert made.schema().sparse == ("country", "item")
     assert made.schema().dense == ()
     assert set(ids_of(read(made), "country")) == {0, 1, 2}
-    with pytest.raises(DataError, match="sparse feature label: another column"):
+    with pytest.raises(DataError, match="sparse feature 'label': another column"):
         dataset(sparse={"label": 3})

@@ -78,9 +78,11 @@ def profile_command(
     if is_text:
         names = [name.strip() for name in (columns or "id").split(",")]
         if not all(names) or len(set(names)) < len(names):
-            raise click.UsageError(f"--columns {columns} has an empty name, or one twice")
+            raise click.UsageError(
+                f"--columns {columns}: a name is empty or repeated. Use unique names."
+            )
     elif columns is not None:
-        raise click.UsageError("--columns is for text files; a dataset knows its features")
+        raise click.UsageError("--columns works only with text files. Remove --columns.")
     else:
         imports.silence_upstream()
         registry = load_registry(source, plugins_dir=plugins_dir)
@@ -148,8 +150,8 @@ def generate_command(
     counts = {each.accesses for each in traces}
     if accesses is None and len(counts) > 1:
         raise click.UsageError(
-            "the tables of the profile have different numbers of accesses: say how many with "
-            "--accesses, or take one with --tables"
+            "the tables of the profile have different numbers of accesses. Set --accesses, or "
+            "select one table with --tables."
         )
     accesses = accesses or counts.pop()
     generators = [generator_of(each, accesses, seed, min_new) for each in traces]

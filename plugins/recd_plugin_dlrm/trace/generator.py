@@ -401,8 +401,8 @@ class TraceGenerator:
         profile, stack = self.profile, self._stack
         if len(profile.distances) == 1 and self.accesses + accesses > len(profile.ids):
             raise DataError(
-                f"table {profile.table}: in the trace that was profiled no id came twice, so a "
-                f"synthetic one has at most its {len(profile.ids):,} accesses"
+                f"table {profile.table!r}: the original trace repeats no id, so a synthetic trace "
+                f"can have at most {len(profile.ids):,} accesses. Generate fewer accesses."
             )
         codes = np.empty(accesses, np.int32)
         done = 0

@@ -39,12 +39,12 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
                 num_rows = sum(not line.isspace() for line in lines)
                 if columns and len(ids) != num_rows * len(columns):
                     raise DataError(
-                        f"{path}: {num_rows:,} lines have {len(ids):,} ids, and --columns names "
-                        f"{len(columns)}: {', '.join(columns)}"
+                        f"{path}: {num_rows:,} lines have {len(ids):,} ids, but --columns lists "
+                        f"{len(columns)} per line. Name every column of the file in --columns."
                     )
                 yield ids.reshape(-1, max(1, len(columns)))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as ids: {error}") from error
+        raise DataError(f"{path}: the file cannot be read as integer ids: {error}") from error
 
 
 def text_pieces(
@@ -88,7 +88,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
             near = text_utils.did_you_mean(pattern, list(tables))
-            raise DataError(f"--tables {pattern} matches no table{near}")
+            raise DataError(f"--tables {pattern!r} matches no table{near}")
     return [
         table for table in tables if not patterns or any(fnmatchcase(table, p) for p in patterns)
     ]
@@ -118,7 +118,10 @@ def profile_pieces(
         rows += num_rows
         progress(num_rows)
     if empty := [name for name, distances in found.items() if not distances.accesses]:
-        raise DataError(f"{source}: feature {empty[0]} has no ids in {rows:,} rows")
+        raise DataError(
+            f"{source}: feature {empty[0]!r} has no ids in {rows:,} rows. Exclude its table with "
+            "--tables."
+        )
     traces = [distances.trace(name, rows) for name, distances in found.items()]
     return TraceProfile({trace.table: trace for trace in traces}, source)
 
@@ -167,13 +170,13 @@ def read_profile(path: Path) -> TraceProfile:
             head = json.loads((file.schema_arrow.metadata or {}).get(_KEY, "{}"))
             if head.get("version") != _VERSION:
                 raise DataError(
-                    f"{path}: no trace profile of version {_VERSION}; make one with recd trace "
-                    "profile SOURCE -o FILE"
+                    f"{path}: the file is not a trace profile of version {_VERSION}. Create one "
+                    "with recd trace profile SOURCE -o FILE."
                 )
             groups = range(file.metadata.num_row_groups)
             traces = [_trace(file.read_row_group(group)) for group in groups]
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+        raise DataError(f"{path}: the file cannot be read as Parquet: {error}") from error
     return TraceProfile({trace.table: trace for trace in traces}, head["source"], path)
 
 

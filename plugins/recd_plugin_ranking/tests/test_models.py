@@ -123,8 +123,11 @@ def test_a_history_sees_nothing_behind_a_place():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"item": ["itm"]}, "no sparse feature 'itm', only user, item"),
-        ({"item": ["item"], "tables": {"t_itme": 9}}, "'t_itme' matches none of t_user"),
+        ({"item": ["itm"]}, "no sparse feature 'itm'. Use one of user, item"),
+        (
+            {"item": ["item"], "tables": {"t_itme": 9}},
+            "'t_itme' matches no table. Use one of t_user",
+        ),
     ],
 )
 def test_options_that_fit_no_feature_are_named(options, message):
@@ -133,5 +136,5 @@ def test_options_that_fit_no_feature_are_named(options, message):
 
 
 def test_without_data_no_popularity():
-    with pytest.raises(RecdError, match="how popular items are; set correct"):
+    with pytest.raises(RecdError, match=r"popularity of items is unknown.*correct: false"):
         TwoTower(TwoTower.Options(item=["item"])).build(ModelFeatures(0, ("user", "item")))

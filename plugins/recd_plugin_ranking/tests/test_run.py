@@ -278,5 +278,5 @@ def test_a_score_that_ranks_nothing_is_refused(tmp_path):
     scores = np.zeros((len(rows), len(items)))
     _check_scores(rows, scores, items)
     scores[1, 2] = np.inf
-    with pytest.raises(DataError, match=r"row 1 \(from 0\): its score of item 2 is inf, wh"):
+    with pytest.raises(DataError, match=r"row 1 \(from 0\): the score of item 2 is inf"):
         _check_scores(rows, scores, items)

@@ -129,10 +129,10 @@ def test_what_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("file_format", "message"),
     [
-        ("npy", "is npy; this command converts TSV, and dlrm.criteo reads the other formats"),
-        ("tsv", "day_0:51: expected 40 columns separated by tabs"),
-        ("truncated", "day_1.gz: the file is cut off or damaged"),
-        ("none", "src: no such file or folder"),
+        ("npy", "the format is npy, but this command converts only TSV"),
+        ("tsv", "day_0:51: the line is malformed"),
+        ("truncated", "day_1.gz: the file is truncated"),
+        ("none", "src: the file or folder does not exist"),
     ],
 )
 def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, message):
@@ -155,8 +155,8 @@ def test_targets_that_are_left_alone(tmp_path, monkeypatch):
     write_source(Path("src"), "gz")
     Path("dst").mkdir()
     Path("dst/mine").touch()
-    refused(tmp_path, "dst is there already; name another folder, or add --force")
-    refused(tmp_path, "dst was not written by recd criteo convert, it holds mine", "--force")
+    refused(tmp_path, "dst: the folder already exists. Use another folder or --force.")
+    refused(tmp_path, "dst: the folder contains 'mine'", "--force")
     Path("dst/mine").unlink()
     convert(ConvertOptions(Path("src"), Path("dst/parquet")))
     Path("dst/.recd-criteo").mkdir()
@@ -164,7 +164,7 @@ def test_targets_that_are_left_alone(tmp_path, monkeypatch):
     convert(ConvertOptions(Path("src"), Path("dst")), force=True)
     assert sorted(path.name for path in Path("dst").iterdir()) == ["day_0", "day_1"]
     write_source(Path("dst"), "gz")
-    refused(tmp_path, "dst/day_0.gz lies in dst", "--force", source="dst/day_0.gz")
+    refused(tmp_path, "delete the source dst/day_0.gz", "--force", source="dst/day_0.gz")
 
 
 def refused(folder: Path, message: str, *options: str, source: str = "src") -> None:
@@ -194,5 +194,5 @@ def test_a_file_that_grows_is_noticed(tmp_path):
         (tmp_path / "day_0").write_bytes(text + text[: text.index(b"\n") + 1])
 
     options = ConvertOptions(tmp_path / "day_0", tmp_path / "dst")
-    with pytest.raises(DataError, match="day_0 changes while it is read"):
+    with pytest.raises(DataError, match="day_0: the source changed"):
         convert(options, start=lambda *_: grow)

@@ -93,9 +93,9 @@ def test_dense_features_can_stay_as_they_are(write_days):
 @pytest.mark.parametrize(
     ("word", "array", "message"),
     [
-        ("dense", np.zeros((60, 12), np.float32), r"dense.npy has shape \[60, 12\]"),
-        ("dense", np.zeros((59, 13), np.int32), r"dense.npy has shape \[59, 13\], not \[60, 13\]"),
-        ("labels", np.full((60, 1), 2), "train_sparse.npy: label 2 is neither 0 nor 1"),
+        ("dense", np.zeros((60, 12), np.float32), r"dense.npy: the array has shape \[60, 12\]"),
+        ("dense", np.zeros((59, 13), np.int32), r"shape \[59, 13\]. .* shape \[60, 13\]"),
+        ("labels", np.full((60, 1), 2), "train_sparse.npy: a label is 2"),
     ],
 )
 def test_npy_files_that_do_not_fit(tmp_path, word, array, message):
@@ -110,12 +110,12 @@ def test_parquet_without_a_column(tmp_path):
     convert(ConvertOptions(tmp_path / "train", tmp_path / "new"))
     (path,) = (tmp_path / "new").rglob("*.parquet")
     pq.write_table(pq.ParquetFile(path).read().drop_columns(["cat_3"]), path)
-    with pytest.raises(DataError, match="no column cat_3; columns are label, int_0"):
+    with pytest.raises(DataError, match="column 'cat_3' is missing"):
         batches(tmp_path / "new")
 
 
 def test_compressed_files_are_not_shuffled(write_days):
-    with pytest.raises(DataError, match="cannot be shuffled; convert them first: recd criteo"):
+    with pytest.raises(DataError, match="cannot be shuffled"):
         batches(write_days("gz", 60, 30), shuffle=True)
 
 
@@ -124,5 +124,5 @@ def test_a_file_that_is_replaced_is_noticed(write_days):
     dataset = make(folder)
     dataset.prepare()
     write_day(folder, "day_0", "gz", sample_rows(50, seed=7))
-    with pytest.raises(DataError, match=r"day_0.* was replaced while it was in use"):
+    with pytest.raises(DataError, match=r"day_0.*: the file was replaced"):
         list(dataset.reader(rank=0, world_size=1, batch_size=4, split="train"))

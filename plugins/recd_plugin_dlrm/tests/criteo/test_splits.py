@@ -54,7 +54,7 @@ def test_everything_can_be_trained_on(write_days):
     assert len(rows_of(folder, "train", evaluate="nothing")) == 25
     dataset = make(folder, evaluate="nothing")
     assert dataset.splits() == ("train",)
-    with pytest.raises(DataError, match=r"option evaluate of dlrm.criteo is nothing"):
+    with pytest.raises(DataError, match=r"no test split with evaluate: nothing"):
         dataset.reader(rank=0, world_size=1, batch_size=1, split="test")
 
 
@@ -72,11 +72,11 @@ def test_other_names_of_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "no file of Criteo's in this folder"),
-        (["day_0", "day_2"], "days are missing or there twice"),
-        (["day_0", "day_0.gz"], r"day_0 \(TSV\), day_0 \(TSV, gzip\): days are missing or there"),
-        (["day_0", "train.txt"], r"name one file in path"),
-        (["train.tsv", "train.txt"], r"name one file in path"),
+        ([], "the folder has no Criteo data"),
+        (["day_0", "day_2"], "days are missing or duplicated"),
+        (["day_0", "day_0.gz"], r"duplicated among day_0 \(TSV\), day_0 \(TSV, gzip\)"),
+        (["day_0", "train.txt"], r"Set path to a single file"),
+        (["train.tsv", "train.txt"], r"Set path to a single file"),
     ],
 )
 def test_folders_that_are_refused(tmp_path, names, message):
@@ -87,8 +87,8 @@ def test_folders_that_are_refused(tmp_path, names, message):
 
 
 def test_no_such_place(tmp_path):
-    with pytest.raises(DataError, match="data: no such file or folder"):
+    with pytest.raises(DataError, match="data: the file or folder does not exist"):
         make(tmp_path / "data").prepare()
     (tmp_path / "day_0_dense.npy").touch()
-    with pytest.raises(DataError, match="npy files come in threes; name their folder"):
+    with pytest.raises(DataError, match="a day has three npy files"):
         make(tmp_path / "day_0_dense.npy").prepare()
