@@ -18,29 +18,28 @@ _TEXT = """\
 # docs/configuration.md describes every key; `recd validate` checks a file without a run.
 version: 1
 
-# The table of user sessions; the first run generates it.
+# A synthetic table of user sessions. The first run generates it.
 dataset:
   use: recd.session_parquet
   options:
     path: {path}
     generate: {{{generate}}}
 
-# Keeps each value once. `auto` finds, in the first rows, the features that change together; those
-# that hardly repeat stay as they are.
+# Stores each value once. `auto` groups features that change together in the first rows. Features
+# that hardly repeat stay plain.
 converter: {{use: recd.ikjt, options: {{groups: auto, min_dedupe_factor: 1.5}}}}
 
-# 63-bit ids to rows of tables, on what the converter left.
+# Hashes 63-bit ids to table rows, on unique values only.
 preprocessing:
   - {{use: recd.sigrid_hash, features: ["seq_*"], options: {{buckets: {sequence_rows}}}}}
   - {{use: recd.sigrid_hash, features: ["usr_*", "item_*"], options: {{buckets: {other_rows}}}}}
 
-# Sequence features: looked up and pooled once a unique row. All others are pooled element-wise, in
-# bags.
+# Sequence features are looked up and pooled once per unique row. Other features are averaged.
 pooling:
   - {{use: {pooling}, features: ["seq_*"], options: {{{pooling_options}}}}}
 
-# Where the rows of tables live, and what is sent: `auto` takes, of what installed plugins offer,
-# what the shortest step is predicted for.
+# Placement of table rows. `auto` picks the plan with the shortest predicted step from what the
+# installed plugins offer.
 sharding:
   - {{use: auto, tables: ["t_*"]}}
 
@@ -57,14 +56,14 @@ model:
   bottom_mlp: {bottom_mlp}
   top_mlp: {top_mlp}
   bag_pooling: mean
-  pool_rows: unique # unique, or all: duplicates are made again before pooling
+  pool_rows: unique # unique, or all to expand duplicates before pooling
 
 training:
-  batch_size: {batch_size} # rows in a batch of one rank
+  batch_size: {batch_size} # rows per batch and rank
   ranks: {ranks}
   optimizer: rowwise_adagrad
-  # A row's gradients are far below eps, so that it learns at about learning_rate / eps; an eps as
-  # small as they are amplifies rounding, and losses of --compare drift apart.
+  # Gradients of a row are far below eps, so its effective rate is learning_rate / eps. A smaller
+  # eps amplifies rounding errors, so losses of --compare differ more.
   learning_rate: {learning_rate}
   dense_learning_rate: {dense_learning_rate}
   eps: 1.0e-3

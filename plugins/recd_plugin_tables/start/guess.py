@@ -42,7 +42,7 @@ from recd_plugins.api import DataError, text_utils
 
 # A list with at least this many ids on average is a history and gets its own pooling.
 _HISTORY = 8
-# Maximum width of lists of numbers used as dense inputs. Wider ones are left out.
+# Maximum length of lists of numbers used as dense inputs. Longer lists are unused.
 _MOST_NUMBERS = 512
 # Texts with more characters are not ids.
 _LONG_TEXT = 80
@@ -92,7 +92,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     for seen in survey.seen:
         name = seen.leaf.name
         if name in left_out:
-            columns.append(Guess(seen, ("unused",), "left out by --unused"))
+            columns.append(Guess(seen, ("unused",), "set by --unused"))
         elif label is not None and name == label.name:
             columns.append(label)
         else:
@@ -139,7 +139,7 @@ def _check(survey: Survey, wanted: Wanted) -> None:
 
 def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     if wanted.label is not None:
-        return _as_label(survey, survey[wanted.label], wanted, "named by --label")
+        return _as_label(survey, survey[wanted.label], wanted, "set by --label")
     binary = [seen for seen in free if seen.binary and not seen.is_list]
     named = named_so(binary, LABEL, "label")
     inside = [seen.leaf.exploded for seen in binary if named_so([seen], LABEL, "label")]
@@ -151,13 +151,13 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
         and (named is None or not _is_named(survey[named], LABEL))
     )
     if named is not None and len(set(inside)) < 2 and not is_rating:
-        return _as_label(survey, survey[named], wanted, "by its name and its two values")
+        return _as_label(survey, survey[named], wanted, "known by its name and two values")
     if rated is not None and (not binary or (named is not None and is_rating)):
-        return _as_label(survey, survey[rated], wanted, "by its name")
+        return _as_label(survey, survey[rated], wanted, "known by its name")
     texts = [seen for seen in free if seen.is_text and seen.distinct == 2]
     likely = [*binary, *texts, *([survey[rated]] if rated else [])]
     if len(likely) == 1 and binary:
-        return _as_label(survey, binary[0], wanted, "the one column of two values, 0 and 1")
+        return _as_label(survey, binary[0], wanted, "the only column with values 0 and 1")
     could = ""
     if likely:
         could = f" Candidates: {', '.join(seen.leaf.name for seen in likely)}."
@@ -176,7 +176,7 @@ def _is_named(seen: Seen, words: tuple[str, ...]) -> bool:
 
 def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     if seen.binary or (seen.whole and {seen.least, seen.largest} <= {0, 1}):
-        return Guess(seen, ("label",), why)  # in what was looked at, it may be 0 everywhere
+        return Guess(seen, ("label",), why)  # the sample may contain only 0
     name = seen.leaf.name
     if seen.largest is None:
         raise DataError(
@@ -187,7 +187,7 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     return Guess(
         seen,
         ("label",),
-        f"{why}; from {start:g} on it is positive (values from {seen.least:g} to {seen.largest:g})",
+        f"{why}; positive from {start:g} (values are {seen.least:g} to {seen.largest:g})",
         {"positive_from": start},
     )
 
@@ -208,10 +208,10 @@ def _column(seen: Seen, given: Mapping[str, bool], outcome: str) -> Guess:
     by = "weekday" if seen.daily else "hour"
     part = "day of the week" if seen.daily else "hour of the day in UTC"
     if given["time"] and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or seen.unit):
-        return Guess(seen, tuple(keys), "which rows come first; of no known unit, so no feature")
+        return Guess(seen, tuple(keys), "orders the rows; not a feature, as its unit is unknown")
     if given["time"]:
         options = {"unit": seen.unit, "by": by} if seen.unit else {"by": by}
-        return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
+        return Guess(seen, (*keys, "id"), f"time of the row; its {part} is a feature", options)
     why_unused = _why_unused(seen)
     feature = Guess(seen, ("unused",), why_unused) if why_unused else _feature(seen)
     (role,) = feature.roles
@@ -224,16 +224,16 @@ def _column(seen: Seen, given: Mapping[str, bool], outcome: str) -> Guess:
         return Guess(seen, ("unused",), why_unused)
     if keys:
         if given["request"] and not given["session"]:
-            return Guess(seen, tuple(keys), "which rows were shown together")
+            return Guess(seen, tuple(keys), "groups the rows shown together")
         if seen.is_list or role not in ("id", "number"):
             return Guess(seen, tuple(keys), " and ".join(keys))
-        why = "whose rows belong together"
+        why = "groups the rows of a session"
         if given["session"] and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), why)
-        return Guess(seen, (*keys, "id"), f"{why}, and a feature", feature.options)
+        return Guess(seen, (*keys, "id"), f"{why}, and is a feature", feature.options)
     stored = {"unit": seen.unit} if is_stored_time(seen) else {}
     if pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or stored:
-        what = f"a {'date' if seen.daily else 'time'}; its {part}"
+        what = f"a {'date' if seen.daily else 'time'}; its {part} is a feature"
         return Guess(seen, ("id",), what, {**stored, "by": by})
     return feature
 
@@ -255,20 +255,20 @@ def _with_dominant_value(found: Guess) -> Guess:
 def _why_unused(seen: Seen) -> str:
     kind = plain(seen.leaf.type)
     if holds_nothing(kind) or seen.values == 0:
-        return "holds nothing in the sample"
+        return "no values in the sample"
     roles = possible_roles(kind)
     if roles == ("unused",) or not set(roles) - {"unused", "key"}:
-        return f"{seen.leaf.type}: no feature"
+        return f"type {seen.leaf.type} cannot be a feature"
     if seen.is_text and seen.example.startswith(("{", "[")):
-        return f"JSON in a text, as {seen.example!r}; write its fields as columns"
+        return f"JSON text such as {seen.example!r}; write its fields as columns"
     if seen.characters > _LONG_TEXT:
-        return f"text of {seen.characters:.0f} characters"
+        return f"text with {seen.characters:.0f} characters on average"
     if seen.distinct == 1 and not seen.nulls:
         return f"always {seen.example!r} in the sample"
     if _holds_numbers(seen) and seen.width is None:
         return "lists of numbers of different lengths"
     if seen.is_list and seen.width is not None and seen.width > _MOST_NUMBERS and not seen.whole:
-        return f"{seen.width} numbers a row, more than {_MOST_NUMBERS}"
+        return f"{seen.width} numbers per row, more than {_MOST_NUMBERS}"
     return ""
 
 
@@ -277,9 +277,9 @@ def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -
     reasons = {}
     for seen in free:
         if seen.leaf.name in suspicious and is_later_event(seen):
-            reasons[seen.leaf.name] = "an outcome, by its name and values"
+            reasons[seen.leaf.name] = "named like an outcome, with values like one"
         elif is_outcome(survey, seen):
-            reasons[seen.leaf.name] = "an outcome, by its name"
+            reasons[seen.leaf.name] = "named like an outcome"
     return reasons
 
 
@@ -303,37 +303,37 @@ def _feature(seen: Seen) -> Guess:
 
     if seen.is_list:
         if _holds_numbers(seen):
-            return found("numbers", f"{seen.width} numbers a row")
-        return found("ids", f"lists of {seen.length:.1f} ids", history=is_history)
+            return found("numbers", f"{seen.width} numbers per row")
+        return found("ids", f"lists of {seen.length:.1f} ids on average", history=is_history)
     if seen.is_text:
         if is_unique:
-            return found("key", "every row has one of its own")
+            return found("key", "a different value in every row")
         if seen.separator is not None:
             options = {"separator": seen.separator} | ({"integers": True} if seen.integers else {})
-            why = f"{seen.length:.1f} ids in a text"
+            why = f"texts with {seen.length:.1f} ids on average"
             return found("ids", why, options=options, history=is_history)
-        return found("id", f"{seen.distinct:,} texts")
+        return found("id", f"{seen.distinct:,} distinct texts")
     if pt.is_boolean(kind):
-        return found("id", "yes or no")
+        return found("id", "true or false")
     if is_span(kind):
-        return found("number", "seconds")
+        return found("number", "a duration in seconds")
     if seen.largest is None or seen.least is None:
-        return found("id", f"{seen.distinct:,} values")
+        return found("id", f"{seen.distinct:,} distinct values")
     span = f"{seen.least:g} to {seen.largest:g}"
     long_tail = seen.least >= 0 and seen.largest > 1000
     rounded = pt.is_floating(kind) and max(seen.largest, -seen.least) > largest_whole(kind)
     if not seen.whole or (rounded and not ID_WORDS.search(name)):
         return found("number", span, long_tail=long_tail)
     if is_unique and not NUMBER_WORDS.search(name):
-        return found("key", "every row has one of its own")
+        return found("key", "a different value in every row")
     if ID_WORDS.search(name):
-        return found("id", f"{seen.distinct:,} values, and its name")
+        return found("id", f"{seen.distinct:,} distinct values; named like an id")
     if NUMBER_WORDS.search(name):
-        return found("number", f"{span}, and its name", long_tail=long_tail)
+        return found("number", f"{span}; named like a number", long_tail=long_tail)
     if seen.distinct <= _FEW_VALUES or seen.distinct > _MANY_VALUES * seen.values:
-        return found("id", f"{seen.distinct:,} whole numbers")
+        return found("id", f"{seen.distinct:,} distinct integers")
     if seen.largest - seen.least <= 2 * seen.distinct and seen.least in (0, 1):
-        return found("id", f"{seen.distinct:,} whole numbers without gaps")
+        return found("id", f"{seen.distinct:,} distinct integers without gaps")
     return found("number", span, long_tail=long_tail)
 
 

@@ -245,7 +245,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
         return ""
     values = survey.values(seen.leaf.name)
     if len(values) != len(label):
-        return ""  # one of the two has a value for each candidate of a request
+        return ""  # either the column or the label is exploded, so rows do not match
     rows = np.flatnonzero(~np.isnan(label))
     rows = rows[:: max(1, len(rows) // _COMPARED)]
     values, positive = values.take(pa.array(rows)), label[rows] > 0
@@ -260,7 +260,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
         given = ~(np.isneginf(scores) | (scores == 0) | (scores == -1))
     unlikely = given.sum() * np.log(positive.mean()) < _UNLIKELY
     if not given.all() and positive[given].all() and unlikely:
-        return "missing or 0 in every row of label 0"
+        return "always missing or 0 if the label is 0"
     if seen.distinct <= _FEW_VALUES:
         codes = np.unique(scores, return_inverse=True)[1]
         scores = (np.bincount(codes, positive) / np.bincount(codes))[codes]
@@ -268,7 +268,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
         return ""
     area = _auc(scores, positive)
     found = max(area, 1 - area)
-    return f"its AUC alone is {found:.3f}" if found > _SUSPICIOUS_AUC else ""
+    return f"AUC {found:.3f} as the only feature" if found > _SUSPICIOUS_AUC else ""
 
 
 def _numbers(values: pa.Array) -> NDArray[np.float64]:

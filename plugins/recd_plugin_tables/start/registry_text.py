@@ -25,7 +25,7 @@ from recd_plugin_tables.start.guesses import (
 _WIDTH = 100
 # Minimum number of sessions in a test split.
 _SESSIONS = 20
-# Of a row, where there is no label; batches are multiples of one more.
+# Negatives per row of a table without labels. The batch size is a multiple of one more.
 _NEGATIVES = 4
 # Maximum number of items in a history that is built.
 _LAST = 20
@@ -35,21 +35,21 @@ _TEXT = """\
 {head}
 version: 1
 
-# The table, imported once into the folder `cache` (.recd/tables) and read from there.
+# The table. The first run imports it into the folder of option `cache` (default .recd/tables).
 dataset:
   use: tables.table
   options:
     path: {path}
-{source}{explode}{implicit}    # What each column is used for, guessed from its name, its type and
-    # {sample}. Change what is wrong; a use is
-    # id, ids, number, numbers, session, time, request, key, label or unused.
+{source}{explode}{implicit}    # Role of each column, guessed from its name, its type and
+    # {sample}. Correct wrong guesses. The roles are
+    # id, ids, number, numbers, session, time, request, key, label and unused.
     columns:
 {columns}
 {histories}{infinite}{split}{negatives}
 {converter}
 {preprocessing}{pooling}{sharding}{model}training:
-  batch_size: {batch_size} # rows in a batch of one rank
-  ranks: 1 # processes; more of them, or torchrun, share the work
+  batch_size: {batch_size} # rows per batch and rank
+  ranks: 1 # number of processes; torchrun sets its own number
   epochs: 1
   optimizer: rowwise_adagrad
   learning_rate: 0.05
@@ -59,27 +59,27 @@ dataset:
 """
 
 _SHARDING = """\
-# Where the rows of tables live, by the shortest predicted step.
+# Placement of table rows. `auto` picks the plan with the shortest predicted step.
 sharding:
   - {use: auto, tables: ["t_*"]}
 
 """
 
 _IKJT = """\
-# Keeps each value once: rows of a {group} repeat most of their features.
+# Deduplicates features, because rows of a {group} repeat most of their values.
 converter:
   use: recd.ikjt
   options: {{groups: auto, min_dedupe_factor: 1.5}}
 """
 
 _KJT = """\
-# Too few equal rows, or lists too short: deduplication (recd.ikjt) would be slower on one machine.
+# No deduplication (recd.ikjt), because rows repeat too little or lists are too short.
 converter:
   use: recd.kjt
 """
 
 _MODEL = """\
-# Rows of each feature's table: the ids that were seen, and room for others.
+# num_embeddings is the number of distinct ids in the sample, plus room for new ids.
 model:
   architecture: dlrm # or dcn
   embedding_dim: 16
@@ -91,15 +91,15 @@ model:
 """
 
 _TWO_TOWER = """\
-# A tower of what is known of the user, one of the item: `recd rank` ranks all items by them. What
-# neither names is not used: as a feature of the row it would tell which item it is.
+# Scores a row from a user tower and an item tower, so `recd rank` can rank all items. Features in
+# neither tower are not used, because they could reveal the item.
 model:
   use: ranking.two_tower
   options:
     item: {item}
     user: {user}
 {dense}    embedding_dim: 32
-    # Rows of each feature's table: the ids that were seen, and room for others.
+    # Rows of each table: the number of distinct ids in the sample, plus room for new ids.
     tables:
 {tables}    hidden: [64]
     loss: binary
@@ -147,13 +147,13 @@ def registry_text(
         path=_word(location),
         source=f"    source: {_flow(source)}\n" if source else "",
         explode=(
-            f"    # Each element of these lists is a row; the rest is stored once a request.\n"
+            f"    # Each element of these lists becomes a row. Other columns are stored once.\n"
             f"    explode: {_flow(survey.explode)}\n"
             if survey.explode
             else ""
         ),
         implicit=(
-            "    # Every row is something that a user did: label 1.\n    implicit: true\n"
+            "    # Every row is a positive interaction with label 1.\n    implicit: true\n"
             if guesses.implicit
             else ""
         ),
@@ -170,7 +170,7 @@ def registry_text(
         pooling=_pooling(histories),
         sharding=_SHARDING if rows else "",
         model=_sasrec(items, rows) if items else _model(rows, sides),
-        evaluate="  evaluate: false # recd rank measures\n" if items or sides else "",
+        evaluate="  evaluate: false # use recd rank instead\n" if items or sides else "",
         batch_size=rows_of_batch,
         checkpoints=_word(f"checkpoints/{file.stem}"),
     )
@@ -228,7 +228,7 @@ def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
         why = each.why
         if each.seen.nulls:
             why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
-            why += ": they become the median" if _is_number(each) else ""
+            why += ", replaced by the median" if _is_number(each) else ""
         if each.suspicious:
             yield f"{_INDENT}# May leak the label ({each.suspicious})."
             yield f"{_INDENT}# Mark it unused if it is known only after the label."
@@ -244,12 +244,12 @@ def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
 
 def _histories(items: ItemSequence, time: Guess | None) -> str:
     options: dict[str, Any] = {"of": items.item, "last": _LAST}
-    order = "by time" if time else "in the order of the table"
+    order = "sorted by time" if time else "in the order of the table"
     if items.ties == "stored":
         options["ties"] = "stored"
-        order = "in the order of the table where times are equal"
+        order = "sorted by time, then by the order of the table"
     return (
-        f"    # The items before in the session, {order}.\n"
+        f"    # Earlier items of the session, {order}.\n"
         f"    histories:\n      {items.history}: {_flow(options)}\n"
     )
 
@@ -269,7 +269,7 @@ def _sasrec(items: ItemSequence, rows: Mapping[str, int]) -> str:
 
 
 _INFINITE = """\
-    # No feature is infinite: rows where a number is are not trained on.
+    # Drop rows with infinite numbers.
     on_nan: drop
 """
 
@@ -303,11 +303,11 @@ def _split(guesses: Guesses, test: float, *, whole_sessions: bool) -> str:
     whole = whole_sessions or (session is not None and session.seen.distinct * test >= _SESSIONS)
     by = "time" if guesses.the("time") else "session" if whole else "row"
     what = {
-        "time": "The last rows by time",
-        "session": "Whole sessions",
-        "row": "Rows drawn by a hash",
+        "time": "The latest rows",
+        "session": "Randomly chosen sessions",
+        "row": "Randomly chosen rows",
     }[by]
-    return f"    # {what} are kept for the test.\n    split: {{by: {by}, test: {test:g}}}\n"
+    return f"    # {what} are the test split.\n    split: {{by: {by}, test: {test:g}}}\n"
 
 
 def _negatives(item: Guess | None, sides: Towers | None) -> str:
@@ -318,7 +318,7 @@ def _negatives(item: Guess | None, sides: Towers | None) -> str:
         options["with_item"] = with_item
     options |= {"negatives": _NEGATIVES, "by": "popularity"}
     return (
-        "  # Each row is followed by rows of other items, label 0: what was not chosen.\n"
+        "  # Adds negatives after each row: copies with other items and label 0.\n"
         f"  wrap:\n    - use: ranking.negatives\n      options: {_flow(options)}\n"
     )
 
@@ -343,7 +343,7 @@ def _preprocessing(
         return ""
     lines = []
     if rows:
-        lines = ["# Ids to rows of tables: those of training are numbered, new ones share rows."]
+        lines = ["# Maps ids to table rows. Ids that are not in the training data share rows."]
     lines.append("preprocessing:")
     by_rows: dict[int, list[str]] = {}
     together = [[feature_name(name) for name in each.names] for each in alike]
@@ -353,7 +353,7 @@ def _preprocessing(
     for size, names in by_rows.items():
         lines += _entry("tables.vocabulary", names, {"rows": size})
     for names in together:
-        lines.append("  # Most ids of the lists occur in the column, so they share a vocabulary.")
+        lines.append("  # These features have the same ids, so they share a vocabulary.")
         lines += _entry("tables.vocabulary", names, {"rows": rows[names[0]], "shared": True})
     tails = [each for each in numbers if each.long_tail]
     for use, of in (("tables.log1p", tails), ("tables.standardise", numbers)):
@@ -370,7 +370,7 @@ def _pooling(histories: Sequence[str]) -> str:
     if not histories:
         return ""
     lines = [
-        "# Histories: looked up and pooled once for all rows that share one; others are averaged.",
+        "# Histories are looked up and pooled once per unique row. Other lists are averaged.",
         "pooling:",
         *_entry("recd.attention", histories, {"heads": 2}),
     ]

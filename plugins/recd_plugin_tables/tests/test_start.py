@@ -209,7 +209,7 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
     found = guesses(path, label="is_click")
     assert [name for name in OUTCOMES if not found[name].unused] == []
     assert [name for name in FEATURES if found[name].unused] == []
-    kept = "an outcome, by its name; set `as: id` if it is known before the label"
+    kept = "named like an outcome; set `as: id` if it is known before the label"
     assert found["is_like"].why == kept
     assert "`as: number` if it is known" in found["play_time_ms"].why
     assert roles(path, label="is_like")["is_click"] == "unused"
@@ -218,9 +218,9 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (lambda y, noise: y + noise, "its AUC alone is 1.000"),
-        (lambda y, noise: np.where(y, 4, noise * 3 // 1), "its AUC alone is 1.000"),
-        (lambda y, noise: y * (noise < 0.2), "missing or 0 in every row of label 0"),
+        (lambda y, noise: y + noise, "AUC 1.000 as the only feature"),
+        (lambda y, noise: np.where(y, 4, noise * 3 // 1), "AUC 1.000 as the only feature"),
+        (lambda y, noise: y * (noise < 0.2), "always missing or 0 if the label is 0"),
         (lambda y, noise: y + 2 * noise, ""),
     ],
 )
