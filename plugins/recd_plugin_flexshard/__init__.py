@@ -1,4 +1,4 @@
-"""FlexShard (arXiv 2301.02959): tiers for rows of sequence tables, by access frequency."""
+"""FlexShard (arXiv 2301.02959): shards tables row-wise and copies frequent rows to more ranks."""
 
 from __future__ import annotations
 

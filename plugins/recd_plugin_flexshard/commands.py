@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and the tier plans of its sharding entries, keyed by ``sharding[N]``."""
+    """A prepared model, and a dict from sharding entry (``sharding[N]``) to its tier plan."""
 
     candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]
 
 
 def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> PlannedTiers:
-    """Prepare data and model for the ranks of ``spec``, and plan the tiers of each entry.
+    """Load data and model, and choose the rows to copy for each flexshard sharding entry.
 
     Raises:
         RecdError: no sharding entry uses a flexshard plugin.
@@ -47,7 +47,7 @@ def planned_tiers(registry: RunConfig, spec: topologies.TopologySpec) -> Planned
 
 
 class TiersPlan(plan_modes.PlanMode):
-    """Implements ``recd plan --tiers``."""
+    """Implements ``recd plan --tiers``, which shows the rows that flexshard plugins would copy."""
 
     flag = "--tiers"
     help = (
@@ -66,7 +66,7 @@ class TiersPlan(plan_modes.PlanMode):
         entries = []
         for entry in registry.sharding:
             if (plan := planned.get(entry.field)) is not None:
-                question.say(f"planning tiers of {entry.field}")
+                question.say(f"choosing the rows to copy for {entry.field}")
                 with at_entry(registry.path, entry):
                     entries.append(study_entry(entry.field, entry.plugin.name, plan))
         report = TiersReport(
@@ -113,7 +113,7 @@ def simulate(
     data: bool,
     json_path: Path | None,
 ) -> None:
-    """Simulate the communication of tiered tables on any number of ranks, without starting them.
+    """Simulate the communication of tables sharded by a flexshard plugin, without starting ranks.
 
     REGISTRY is a registry file with a flexshard entry. The report shows bytes sent per rank,
     estimated times and balance, compared with plain row-wise tables.

@@ -1,4 +1,4 @@
-"""Options of the tier plugins."""
+"""Options of the flexshard plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 
 
 def read_budget(budget: Any) -> dict[str, float]:
-    """Parse the option ``budget`` into ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
+    """Parse the option ``budget``, such as ``1.5x`` or ``2GiB``.
+
+    Returns a dict with one entry, ``memory_ratio`` or ``memory_bytes``.
+    """
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
     if isinstance(budget, str) and (multiple := _MULTIPLE.fullmatch(budget.strip())):
@@ -32,7 +35,7 @@ def read_budget(budget: Any) -> dict[str, float]:
 
 
 class OtherCluster(BaseModel):
-    """The option ``plan_for``: a cluster to plan for, instead of the cluster that trains."""
+    """Option ``plan_for``: the cluster to plan for, if it differs from the training cluster."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,14 +55,13 @@ class OtherCluster(BaseModel):
 
 
 class TierOptions(AccessOptions):
-    """Options shared by all three tier plugins."""
+    """Options of the three flexshard plugins."""
 
     budget: str | Annotated[StrictInt, Field(gt=0)] = Field(
         default="memory_neutral",
         description=(
-            "Memory budget of a rank for these tables: memory_neutral (as much as plain "
-            "row-wise sharding), a multiple of row-wise memory such as 1.5x, or bytes such "
-            "as 2GiB."
+            "Memory budget of a rank for these tables. memory_neutral: as much as TorchRec's "
+            "row-wise sharding. Or a multiple of that memory such as 1.5x, or bytes such as 2GiB."
         ),
     )
     memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
@@ -69,37 +71,34 @@ class TierOptions(AccessOptions):
     saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
         default=1.0,
         description=(
-            "c: number of embeddings that a rank saves in memory for each lookup of a row with a "
-            "copy on every rank."
+            "c: embeddings that a rank does not need to store, per lookup of a row with a copy "
+            "on every rank."
         ),
     )
     dedupe: Literal["data", "none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default="data",
         description=(
-            "Deduplication factors to plan with: data measures them, none assumes 1, and a number "
-            "is used for all tables."
+            "Deduplication factor of the tables in cost estimates. data: measure the factor of "
+            "each table. none: assume 1. A number: use this factor for all tables."
         ),
     )
     minimise: Literal["time", "bytes"] = Field(
         default="time",
         description=(
-            "Quantity to minimise. time: the time of all collectives; a row gets a copy only "
-            "if that saves time. bytes: the bytes of the all-to-all between all ranks."
+            "Quantity to minimise. time: the time of all collectives, with copies only where "
+            "they save time. bytes: the bytes of the all-to-all between all ranks."
         ),
     )
     sync: Literal["auto", "dense", "sparse"] = Field(
         default="auto",
         description=(
-            "How gradients of copies are summed: for all rows (dense), only for "
-            "rows that a step touches (sparse), or whichever is cheaper for each "
-            "tier."
+            "How gradients of copies are summed over ranks. dense: for all copied rows. sparse: "
+            "only for rows that a step looks up. auto: the cheaper one."
         ),
     )
     coalesce: bool = Field(
         default=False,
-        description=(
-            "Send each distinct id of a table once per batch and rank, and plan accordingly."
-        ),
+        description=("Send each distinct id of a table once per batch and rank."),
     )
     overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         default=0.0,
@@ -111,13 +110,13 @@ class TierOptions(AccessOptions):
     retier_every: Count | None = Field(
         default=None,
         description=(
-            "Number of steps after which rows are assigned to tiers again, based on recent "
-            "lookups. null never changes the assignment."
+            "Number of steps after which the rows to copy are chosen again, based on recent "
+            "lookups. null keeps the rows."
         ),
     )
     plan_for: OtherCluster | None = Field(
         default=None,
-        description="Plan the tiers for this cluster. null uses the cluster that trains.",
+        description="Choose the rows to copy for this cluster. null uses the training cluster.",
     )
 
     @field_validator("budget", mode="before")
@@ -127,7 +126,7 @@ class TierOptions(AccessOptions):
         return value
 
     def cost_options(self) -> dict[str, Any]:
-        """Return these options as keyword arguments of ``CostOptions``."""
+        """Return the options of the cost model as keyword arguments of ``CostOptions``."""
         return {
             **read_budget(self.budget),
             "minimise": self.minimise,

@@ -1,4 +1,4 @@
-"""Report of ``recd plan --tiers``: the tiers of each sharding entry, and alternative plans."""
+"""Report of ``recd plan --tiers``: hot, flex and cold rows of tables, and alternative plans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINES = 16
 
 @dataclass(frozen=True)
 class TierRows:
-    """Number of rows and fraction of accesses by tier, for one table or several."""
+    """Number of hot, flex and cold rows of one or more tables, and their shares of accesses."""
 
     name: str
     rows: int
@@ -62,7 +62,7 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The plan of one sharding entry, and the plans that all strategies would give."""
+    """The tier plan of one sharding entry, and alternative plans of the other flexshard plugins."""
 
     field: str
     plugin: str
@@ -91,7 +91,7 @@ class EntryTiers:
 
 @dataclass(frozen=True)
 class TiersReport:
-    """Report on all sharding entries that use a flexshard plugin."""
+    """Report of ``recd plan --tiers`` on all sharding entries that use a flexshard plugin."""
 
     topology: str
     spec: topologies.TopologySpec
@@ -99,7 +99,7 @@ class TiersReport:
     entries: Sequence[EntryTiers]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report of ``recd plan --tiers --json``."""
+        """Return the report as JSON values, for ``recd plan --tiers --json``."""
         return {
             "topology": topology_json(self.topology, self.spec),
             "batch_size": self.batch_size,
@@ -108,7 +108,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
-    """Plan the other strategies with the same budget, and return all plans."""
+    """Plan with the other strategies and the same budget, and return all plans of the entry."""
     alternatives: dict[Strategy, TierPlan] = {}
     for strategy in _STRATEGY_NAMES:
         if strategy == plan.strategy:
@@ -122,7 +122,7 @@ def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
 
 
 def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
-    """Return a topology as JSON values, with the collectives used for planning."""
+    """Return a topology as JSON values, including the speed of its collectives."""
     return {
         "name": name,
         **spec.model_dump(),
@@ -133,7 +133,7 @@ def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
 
 
 def rows_by_tier(plan: TierPlan) -> dict[str, dict[str, int]]:
-    """Return the number of rows per tier for each table."""
+    """Return a dict from table name to its number of hot, flex and cold rows."""
     return {t.name: {"hot": t.hot, "flex": t.flex, "cold": t.cold} for t in plan.tables}
 
 
@@ -153,7 +153,7 @@ def _seconds_json(seconds: CollectiveSeconds, overlap: float) -> dict[str, float
 
 
 def render(report: TiersReport) -> RenderableType:
-    """Return the terminal report: the topology, then the tables of each entry."""
+    """Return the report for the terminal: the topology, then the plan of each entry."""
     spec = report.spec
     rates = "as measured" if spec.collectives else "estimated from bandwidths"
     parts: list[RenderableType] = [
@@ -185,7 +185,7 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
 
 
 def _tables(entry: EntryTiers) -> Table:
-    """Return the tables' tiers as in table 5 of FlexShard."""
+    """Return a table of the rows in each tier, like table 5 of the FlexShard paper."""
     table = text_table(
         "Rows and fraction of ids by tier (DP: data-parallel)",
         ["table"],
@@ -228,7 +228,7 @@ def _strategies(entry: EntryTiers) -> Table:
 
 
 def _times(entry: EntryTiers) -> Table:
-    """Return the collective times as in table 6 of FlexShard."""
+    """Return a table of the predicted time of collectives, like table 6 of the FlexShard paper."""
     columns = {"row-wise": entry.plan.row_wise_seconds} | {
         _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
     }

@@ -1,4 +1,4 @@
-"""The section ``tiers`` of a run report: observed and predicted bytes by tier."""
+"""The section ``tiers`` of a run report: bytes sent for hot, flex and cold rows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that one tier sends per step, summed over ranks.
+    """Bytes sent per step for hot, flex or cold rows or flex gradients, summed over ranks.
 
-    ``observed`` is None if the run was too short to count.
+    ``observed`` is None if the run was too short to measure.
     """
 
     tier: Tier
@@ -48,9 +48,9 @@ class TierBytes:
 
 
 class OtherTables(NamedTuple):
-    """Tables without tiers in the same EmbeddingCollections as tables with tiers.
+    """Tables without row copies in the same EmbeddingCollections as tables with row copies.
 
-    ``predicted`` and ``plain`` are their bytes per step, with and without deduplication.
+    ``predicted`` and ``plain`` are predicted bytes per step, with and without deduplication.
     """
 
     names: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ NO_OTHERS = OtherTables()
 
 @dataclass(frozen=True)
 class TierReport(Section):
-    """Bytes that the tiers of a run sent, compared with row-wise sharding.
+    """Bytes that a run sent for hot, flex and cold rows, compared with row-wise sharding.
 
-    The cold tier includes tables without tiers in the same EmbeddingCollections. ``row_wise`` and
+    Cold rows include tables without row copies in the same EmbeddingCollections. ``row_wise`` and
     ``plain_row_wise`` are predicted bytes of row-wise sharding, with and without deduplication.
     """
 
@@ -104,7 +104,10 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """Return the observed and the predicted fraction saved relative to ``plain_row_wise``."""
+        """Return the observed and the predicted fraction of bytes saved in the global all-to-all.
+
+        Both are relative to row-wise sharding without deduplication.
+        """
         cold = self.tiers[TIERS.index("cold")]
         if not self.plain_row_wise:
             return None, 0.0
@@ -165,7 +168,7 @@ class TierReport(Section):
 
 
 def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
-    """Return the bytes that all ranks send per step with row-wise sharding of all rows."""
+    """Return the predicted bytes per step of all ranks with TorchRec's row-wise sharding."""
     demands, options = plan.demands, plan.options
     if not deduplicated:
         demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
@@ -175,7 +178,7 @@ def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
 
 
 def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
-    """Return the tier report of a training run."""
+    """Return the report on bytes sent for hot, flex and cold rows in a training run."""
     planned = {table.name for plan in plans for table in plan.tables}
     modules = tiered_modules(run.model)
     retierings = [report for module in modules.values() for report in module.retier_reports]
@@ -207,7 +210,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
 
 
 def tiered_modules(model: nn.Module) -> dict[str, ShardedTieredEmbeddingCollection]:
-    """Return the sharded modules with tiers, keyed by their path in the model."""
+    """Return a dict from module path to sharded EmbeddingCollection with row copies."""
     return {
         path: module
         for path, module in model.named_modules()

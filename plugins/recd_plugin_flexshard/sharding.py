@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class TieredSharding(Sharding):
-    """Base of the flexshard plugins: shards tables row-wise and adds copies of frequent rows."""
+    """Base class of the flexshard plugins, which shard tables row-wise and copy frequent rows."""
 
     tier_strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
 
     class Options(TierOptions):
-        """Options of all flexshard plugins."""
+        """Options of the three flexshard plugins."""
 
     options: TierOptions
     _planned: tuple[tuple[Sequence[Table], PlanContext], TierPlan] | None = None
@@ -48,7 +48,7 @@ class TieredSharding(Sharding):
         return None if plan is None else TieredStrategy(plan)
 
     def _plan(self, tables: Sequence[Table], context: PlanContext) -> TierPlan | None:
-        """Plan the tiers, once per context."""
+        """Choose the rows to copy, and cache the plan of the last tables and context."""
         if not tables:
             return None
         if pooled := [table for table in tables if table.pooled]:
@@ -97,14 +97,14 @@ class TwoTier(TieredSharding):
 
 
 class ThreeTier(TieredSharding):
-    """Shards sequence tables row-wise; copies frequent rows to every rank or node (FlexShard)."""
+    """Shards sequence tables row-wise and copies frequent rows to every rank or every node."""
 
     name = "flexshard.three_tier"
     tier_strategy: ClassVar[Literal["three_tier"]] = "three_tier"
 
 
 class Joint(TieredSharding):
-    """Chooses between two and three tiers of rows, whichever is best for topology and data."""
+    """Copies frequent rows to ranks or nodes, whichever is faster for this topology and data."""
 
     name = "flexshard.joint"
     tier_strategy: ClassVar[Literal["joint"]] = "joint"
@@ -115,6 +115,6 @@ class Joint(TieredSharding):
             return []
         offers: list[dict[str, Any]] = [{}, {"coalesce": True}]
         if context.nodes > 1:
-            # A coalesced table may need more memory than a plain one even without copied rows.
+            # Coalescing may need more memory, even without row copies.
             offers += [{**each, "budget": "2x"} for each in offers]
         return offers

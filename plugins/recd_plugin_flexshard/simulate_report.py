@@ -26,7 +26,7 @@ _NAMES: dict[Tier, str] = {
 def as_json(
     topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
 ) -> dict[str, Any]:
-    """Return the report as JSON values. Bytes and seconds are per step.
+    """Return the report of ``recd simulate`` as JSON values. Bytes and seconds are per step.
 
     Args:
         topology: name of the topology.
@@ -71,14 +71,14 @@ def _side_json(side: PlayedSide) -> dict[str, Any]:
 
 
 def _spread(by_rank: Counts) -> dict[str, float]:
-    """Return the mean and the maximum over ranks, each averaged over steps."""
+    """Return the mean and the maximum of ``by_rank`` over ranks, each averaged over steps."""
     return {"mean": float(by_rank.mean()), "max": float(by_rank.max(1).mean())}
 
 
 def render(
     topology: str, spec: topologies.TopologySpec, entries: Mapping[str, Simulation]
 ) -> RenderableType:
-    """Return the report for a terminal; see ``as_json`` for the arguments."""
+    """Return the report of ``recd simulate`` for a terminal, with the arguments of ``as_json``."""
     parts: list[RenderableType] = [topology_line(topology, spec)]
     for field, played in entries.items():
         plan = played.plan

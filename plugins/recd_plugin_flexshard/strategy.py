@@ -1,4 +1,4 @@
-"""Cost estimates and reports of tables with tiers of rows (FlexShard, arXiv 2301.02959)."""
+"""Cost estimates and reports of row-wise tables with row copies (FlexShard, arXiv 2301.02959)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import stage_costs
 
-# Only touched-row gradients use the last two collectives.
+# Sparse syncs of gradients use all-gather and all-to-all.
 _GRADIENTS: tuple[stage_costs.CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
 _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
     "cold": ("all_to_all",),
@@ -27,7 +27,7 @@ _COLLECTIVES: dict[str, tuple[stage_costs.CollectiveKind, ...]] = {
 
 
 class TieredStrategy(TableStrategy):
-    """Table strategy of row-wise tables with copies of frequently accessed rows."""
+    """Memory, costs and report of row-wise tables with copies of frequently accessed rows."""
 
     def __init__(self, plan: TierPlan) -> None:
         self.plan = plan
@@ -41,12 +41,12 @@ class TieredStrategy(TableStrategy):
         return dict.fromkeys(self._tables, why)
 
     def sharded_share(self, table: str) -> float:
-        """Return the fraction of the table's looked-up ids that belong to cold rows."""
+        """Return the fraction of the table's lookups that use the row-wise shards, not copies."""
         tiers = self._tables.get(table)
         return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return the bytes per rank for copies, their optimizer state and their gradients."""
+        """Return the bytes per rank for row copies, with optimizer state and gradients."""
         from recd_plugin_flexshard.runtime.collection import overlay_bytes
 
         hot, flex = Counter[int](), Counter[int]()
@@ -61,7 +61,7 @@ class TieredStrategy(TableStrategy):
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the bytes of embeddings in memory: one per hot id and two per flex id."""
+        """Return the bytes of stored embeddings: one vector per hot id and two per flex id."""
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
@@ -74,9 +74,9 @@ class TieredStrategy(TableStrategy):
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Yield the cost of hot and flex rows on every rank (FlexShard, table 2).
+        """Yield the cost per step of row copies, equal on all ranks (FlexShard, table 2).
 
-        Ids of flex rows are assumed to be spread evenly over the ranks of a node.
+        Assumes that flex ids are spread evenly over the ranks of a node.
         """
         from recd_plugins.api import stage_costs, step_costs
 
@@ -118,7 +118,7 @@ class TieredStrategy(TableStrategy):
         )
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Return the number of collectives per step for flex rows and for sparse syncs."""
+        """Return the number of collectives per step for flex rows and sparse gradient syncs."""
         from recd_plugins.api import step_costs
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]

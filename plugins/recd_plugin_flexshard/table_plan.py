@@ -1,4 +1,4 @@
-"""Tier plans for the tables of a model, based on its data and the topology."""
+"""Chooses the hot, flex and cold rows of a model's tables for its data and topology."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def cluster_of(context: PlanContext) -> ClusterShape:
 def plan_tables(
     strategy: Strategy, options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> TierPlan:
-    """Plan the tiers of ``tables`` with one memory budget.
+    """Choose the hot, flex and cold rows of ``tables``, with one memory budget for all tables.
 
     Raises:
-        SetupError: the tables do not fit into the budget, three tiers are planned for one node, or
-            the option ``plan_for`` has no such topology.
+        SetupError: the tables do not fit into the budget, ``three_tier`` is planned for one node,
+            or the topology in the option ``plan_for`` does not exist.
     """
     here, other = cluster_of(context), options.plan_for
     cluster = here if other is None else _other(other, context)
@@ -75,7 +75,7 @@ def _other(other: OtherCluster, context: PlanContext) -> ClusterShape:
             ranks=context.ranks_per_node,
             device=context.device_type,
         )
-    except RecdError as error:  # without the file's line numbers, which are not the entry's
+    except RecdError as error:  # drop the line number, which refers to the topology file
         raise SetupError(f"option plan_for: {error}") from error
     batch_size = other.batch_size or context.batch_size
     rates = collectives_of(spec.collective_rates)
@@ -96,14 +96,14 @@ def _demands(
         else:  # counted after deduplication
             factor = access.dedupe_factor
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
-        # A distribution has no samples to count, and a profile may cover other features.
+        # Distinct ids are unknown if accesses come from a distribution instead of samples.
         counted = distinct.get(table.name) if access.samples > 1 else None
         demands.append(replace(demand, features=len(table.features), distinct=counted))
     return demands
 
 
 def _dedupe_factor(options: TierOptions, table: Table, context: PlanContext) -> float:
-    """Return the ids of a table's features divided by the ids of unique rows."""
+    """Return the ids looked up in a table divided by the ids left after deduplication."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe
     known = context.data.profile()

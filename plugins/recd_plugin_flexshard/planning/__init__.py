@@ -1,4 +1,4 @@
-"""FlexShard's cost model and tier plans. Uses only NumPy, neither torch nor TorchRec."""
+"""FlexShard's cost model and choice of rows to copy. Does not import torch."""
 
 from recd_plugin_flexshard.planning.costs import (
     PAPER,

@@ -1,4 +1,7 @@
-"""Cost model of a row in each tier (FlexShard, arXiv 2301.02959, sections 3 and 4)."""
+"""Cost model of hot, flex and cold rows (FlexShard, arXiv 2301.02959, sections 3 and 4).
+
+Hot rows have a copy on every rank, flex rows a copy in every node, and cold rows no copies.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,28 @@ Sync = Literal["dense", "sparse"]
 
 @dataclass(frozen=True)
 class Collective:
-    """Latency in seconds and bandwidth of a collective.
+    """Latency in seconds and bandwidth in bytes per second of a collective.
 
-    Bytes are the input tensor of one rank, including the part that stays on the rank. For an
-    all-to-all of embeddings they include the forward and the backward pass.
+    A rank's bytes are the size of its input tensor. For an all-to-all of embeddings, forward and
+    backward pass are added.
     """
 
     bytes_per_second: float
     seconds: float = 0.0
 
     def seconds_for(self, num_bytes: float) -> float:
-        """Return the seconds for ``num_bytes``; 0 without bytes."""
+        """Return the seconds that the collective takes for ``num_bytes``, or 0 for 0 bytes."""
         return self.seconds + num_bytes / self.bytes_per_second if num_bytes > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Speed of the four collectives that tiers use.
+    """Speed of the four collectives for hot, flex and cold rows.
 
-    - ``a2a_global``: embeddings of cold rows, between all ranks.
-    - ``a2a_intra``: embeddings of flex rows, inside a node.
-    - ``ar_global``: gradients of hot rows, over all ranks.
-    - ``ar_cross``: gradients of flex rows, over one rank of each node.
+    - ``a2a_global``: all-to-all of cold rows' embeddings, between all ranks.
+    - ``a2a_intra``: all-to-all of flex rows' embeddings, inside a node.
+    - ``ar_global``: all-reduce of hot rows' gradients, over all ranks.
+    - ``ar_cross``: all-reduce of flex rows' gradients, over one rank of each node.
     """
 
     a2a_global: Collective
@@ -86,7 +89,7 @@ class ClusterShape:
 
 @dataclass(frozen=True)
 class CollectiveSeconds:
-    """Seconds of each collective in a step, forward and backward (FlexShard, table 6)."""
+    """Seconds per training step in each collective (FlexShard, table 6)."""
 
     a2a_global: float
     a2a_intra: float
@@ -94,30 +97,29 @@ class CollectiveSeconds:
     ar_cross: float
 
     def exposed(self, overlap: float = 0.0) -> float:
-        """Return the seconds that compute does not hide.
+        """Return the communication seconds that do not overlap with compute.
 
-        The fraction ``overlap`` of all collectives except the global all-to-all is hidden.
+        ``overlap`` is the overlapped fraction of all collectives except the global all-to-all.
         """
         return self.a2a_global + (1 - overlap) * (self.a2a_intra + self.ar_global + self.ar_cross)
 
 
 @dataclass(frozen=True)
 class CostOptions:
-    """Parameters of the cost model, and the goal and budget of a plan.
+    """Parameters of the cost model, the quantity to minimise, and the memory budget.
 
     Attributes:
         memory_multiplier: M, memory of a copied row divided by the memory of its weights. 6 fits
-            FlexShard's table 5: the row itself, twice as much for the optimizer and three times for
-            DDP.
-        saved_activations: c, number of embeddings that a rank saves in memory for each access to a
-            hot row.
-        wire_bytes: bytes per scalar in all-to-alls and in the sparse sync.
+            FlexShard's table 5: 1 for the weights, 2 for the optimizer and 3 for DDP.
+        saved_activations: c, embeddings that a rank does not need to store per access to a hot row.
+        wire_bytes: bytes per scalar in all-to-alls and in the sparse sync of gradients.
         coalesce: whether a row that a batch accesses several times is sent once.
-        overlap: fraction of communication time that compute hides, for all collectives except the
-            global all-to-all.
-        minimise: ``time``: a row gets a copy only if that saves time. ``bytes``: as many copies as
+        overlap: fraction of communication time that overlaps with compute, for all collectives
+            except the global all-to-all.
+        minimise: ``time`` copies a row only if that saves time. ``bytes`` copies as many rows as
             memory allows, for the fewest bytes in the global all-to-all.
-        sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
+        sync: how gradients of copies are summed. ``dense`` all-reduces the gradients of all copies,
+            ``sparse`` exchanges those of accessed rows only, ``auto`` uses the cheaper one.
         memory_ratio: budget as a multiple of the memory of plain row-wise sharding.
         memory_bytes: budget in bytes per rank, instead of ``memory_ratio``.
     """
@@ -134,37 +136,40 @@ class CostOptions:
 
     @property
     def plain(self) -> CostOptions:
-        """Return these options without coalescing."""
+        """Return a copy of these options with ``coalesce=False``."""
         return replace(self, coalesce=False)
 
     @property
     def row_wise_bytes(self) -> float:
-        """Return the bytes per scalar in the global all-to-all, forward and backward."""
+        """Return the bytes per scalar in the all-to-all over all ranks, forward plus backward."""
         return 2 * self.wire_bytes
 
     @property
     def flex_bytes(self) -> float:
-        """Return the bytes per scalar in the all-to-all within a node, forward and backward."""
+        """Return the bytes per scalar in the all-to-all within a node, forward plus backward."""
         return 2 * self.wire_bytes
 
     @property
     def exposed(self) -> float:
-        """Return the weight of communication times, except for the global all-to-all.
+        """Return the weight of other collectives relative to the global all-to-all.
 
-        Never 0, so that equal plans are compared by these times.
+        ``1 - overlap`` to minimise time. A tiny number to minimise bytes, so that plans with equal
+        all-to-all bytes are compared by the other collectives.
         """
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
     def activation_bytes(self, lookups: float, sent: float) -> float:
-        """Return the bytes of embeddings in memory on the sending and the receiving rank.
+        """Return the bytes of embeddings in memory, on the sending plus the receiving rank.
 
-        ``lookups`` and ``sent`` are the scalars that a batch looks up and sends.
+        Args:
+            lookups: scalars that a batch looks up.
+            sent: scalars that are sent for the batch.
         """
         return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 
 def log_unread(probabilities: Floats) -> Floats:
-    """Return the log of the probability that a sample does not access a row."""
+    """Return ``log(1 - p)``, the log of the probability that a sample does not access a row."""
     with np.errstate(divide="ignore"):
         return np.log1p(-np.minimum(probabilities, 1.0))
 
@@ -172,9 +177,10 @@ def log_unread(probabilities: Floats) -> Floats:
 def rows_sent(
     probabilities: Floats, batch_size: float, dedupe_factor: float = 1.0, coalesce: bool = False
 ) -> Floats:
-    """Return ``w``, the mean number of times that a batch of one rank sends each row.
+    """Return ``w``, the mean number of times that each row is sent for a batch of one rank.
 
-    ``B p`` with ``B = batch_size / dedupe_factor``; ``1 - (1 - p) ** B`` with coalescing.
+    With ``B = batch_size / dedupe_factor`` and access probability ``p``, ``w`` is ``B * p``, or
+    ``1 - (1 - p) ** B`` if ``coalesce`` sends each row at most once.
     """
     batch = batch_size / dedupe_factor
     if not coalesce:
@@ -184,9 +190,9 @@ def rows_sent(
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Memory in bytes and time in seconds per scalar of a row, by tier.
+    """Memory in bytes and time in seconds per scalar of a cold, flex or hot row.
 
-    For a row that is sent ``w`` times:
+    For a row that is sent ``w`` times in a step:
 
     - cold: ``row_wise_static`` bytes, ``w * a2a_global`` seconds.
     - flex: ``flex_static`` bytes, ``w * a2a_intra + ar_cross`` seconds.
@@ -221,14 +227,14 @@ class RowCosts:
 
 @dataclass(frozen=True)
 class Syncs:
-    """How gradients of hot copies and of flex copies are summed: ``dense`` or ``sparse``."""
+    """Whether gradients of hot and flex copies are summed ``dense`` (all-reduce) or ``sparse``."""
 
     hot: Sync = "dense"
     flex: Sync = "dense"
 
     @property
     def sparse(self) -> tuple[Literal["hot", "flex"], ...]:
-        """Return the tiers with a sparse sync."""
+        """Return the tiers whose gradients are summed ``sparse``."""
         tiers: tuple[Literal["hot", "flex"], ...] = ("hot", "flex")
         return tuple(tier for tier in tiers if getattr(self, tier) == "sparse")
 
@@ -242,8 +248,8 @@ class CopyGroup:
 
     Attributes:
         members: number of ranks in the group.
-        batches: number of batches per step whose gradients each member holds.
-        repeats: how often a batch accesses a row that it accesses at all.
+        batches: number of batches per step whose gradients each member has.
+        repeats: mean number of accesses to a row by a batch that accesses the row.
     """
 
     members: int
@@ -260,16 +266,16 @@ class CopyGroup:
 
     @property
     def sent_of_reduced(self) -> float:
-        """Return the bytes that a rank sends in an all-reduce, per byte of the tensor."""
+        """Return the bytes that a rank sends in an all-reduce, divided by the tensor's bytes."""
         return 2 * (self.members - 1) / self.members
 
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
-        """Return the bytes of a sparse sync divided by the bytes of a dense sync, for each row.
+        """Return the bytes of a sparse sync divided by the bytes of an all-reduce, for each row.
 
-        ``sent`` is ``w`` of each row. A sparse sync over n ranks sends ``t + (n - 2) / n * u``
-        gradients per row. A rank accesses the row in a fraction ``t = 1 - q ** batches`` of the
-        steps, at least one rank in ``u = 1 - q ** (batches * n)``. A batch does not access the row
-        with probability ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing.
+        ``sent`` is ``w``, how often a batch sends each row. A batch does not access the row with
+        probability ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing. One rank accesses the
+        row in a fraction ``t = 1 - q ** batches`` of the steps, and any of the n ranks in
+        ``u = 1 - q ** (batches * n)``. A sparse sync sends ``t + (n - 2) / n * u`` gradients.
         """
         if self.members == 1:
             return np.zeros_like(sent)
@@ -285,14 +291,14 @@ class CopyGroup:
     def sent_sparsely(self, rows: float, exchanged: float) -> float:
         """Return the bytes that a rank sends in a sparse sync of ``rows`` rows.
 
-        ``exchanged`` are the gradient bytes that a dense all-reduce of equal traffic would sum.
+        ``exchanged`` is the size in bytes of a tensor whose all-reduce sends as much.
         """
         return self.sent_of_reduced * exchanged + self.bits(rows)
 
     def calls(self, sync: Sync) -> int:
-        """Return the number of collectives of a sparse sync; 0 for a dense sync.
+        """Return the number of collectives of a sparse sync, or 0 for a dense sync.
 
-        They send bitmaps, gradients and, with 3 or more ranks, sums.
+        A sparse sync sends bitmaps, gradients and, with 3 or more ranks, sums.
         """
         if sync == "dense" or self.members == 1:
             return 0
@@ -301,14 +307,14 @@ class CopyGroup:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one tier on a rank, and the cost to sum their gradients.
+    """The row copies on one rank, either hot or flex, and the cost to sum their gradients.
 
     Attributes:
-        group: ranks that hold the same copies.
+        group: ranks with the same copies.
         collective: speed of the all-reduce.
         rows: number of copies on a rank.
-        reduced: bytes of their gradients.
-        exchanged: gradient bytes whose dense all-reduce would send as much as a sparse sync.
+        reduced: bytes of the copies' gradients.
+        exchanged: size in bytes of a tensor whose all-reduce sends as much as a sparse sync.
     """
 
     group: CopyGroup
@@ -318,13 +324,13 @@ class Copies:
     exchanged: float
 
     def sent(self, sync: Sync) -> float:
-        """Return the bytes that a rank sends to sum gradients, averaged over ranks."""
+        """Return the bytes that a rank sends to sum the copies' gradients, averaged over ranks."""
         if sync == "dense":
             return self.group.sent_of_reduced * self.reduced
         return self.group.sent_sparsely(self.rows, self.exchanged)
 
     def seconds(self, sync: Sync) -> float:
-        """Return the seconds to sum gradients, at the bandwidth of an all-reduce."""
+        """Return the seconds to sum the copies' gradients, at the bandwidth of an all-reduce."""
         calls = self.group.calls(sync)
         if not calls or not self.rows:
             return self.collective.seconds_for(self.reduced)
@@ -332,7 +338,7 @@ class Copies:
         return (calls - 1) * self.collective.seconds + self.collective.seconds_for(num_bytes)
 
     def cheapest(self, minimise: Literal["time", "bytes"]) -> Sync:
-        """Return the cheaper sync, or the dense one if both cost the same."""
+        """Return ``sparse`` if it needs less time or fewer bytes than ``dense``, else ``dense``."""
         cost = self.sent if minimise == "bytes" else self.seconds
         return "sparse" if cost("sparse") < cost("dense") else "dense"
 
@@ -343,7 +349,7 @@ _BISECTIONS = 16
 
 @dataclass(frozen=True, eq=False)
 class TableDemand:
-    """A table and the access frequencies of its rows.
+    """An embedding table and the access frequencies of its rows.
 
     Attributes:
         name: name of the table.
@@ -352,12 +358,13 @@ class TableDemand:
         probabilities: float64 ``[n]``, mean accesses per sample to each row, non-increasing; above
             1 if samples access the row several times.
         rows: int64 ``[n]``, the rows in the order of ``probabilities``; None means 0, 1, 2, ...
-        repeats: int64 ``[n]``, number of rows with each probability; None means one each.
+        repeats: int64 ``[n]``, number of rows with each probability; None means one row each.
         tail_rows: number of rarely accessed rows that are not in ``probabilities``.
         tail_probability: mean accesses per sample to each of the tail rows.
-        dedupe_factor: rows of a batch divided by the distinct rows that are looked up.
+        dedupe_factor: samples of a batch divided by the samples left after deduplication.
         features: number of features that are looked up in the table.
-        distinct: counted distinct ids per batch, by batch size; None assumes independent accesses.
+        distinct: measured number of distinct ids for several batch sizes; None assumes
+            independent accesses.
     """
 
     name: str
@@ -376,9 +383,10 @@ class TableDemand:
     def from_access(
         cls, access: TableAccess, embedding_dim: int, dedupe_factor: float = 1.0
     ) -> TableDemand:
-        """Build the demand of a table from its access profile.
+        """Build a TableDemand from an access profile (access counts of the most accessed rows).
 
-        Rows with fewer accesses than the mean row that is not in the profile join the tail.
+        The tail contains the rows that are not in the profile, and profiled rows with fewer
+        accesses than the mean of these.
         """
         probabilities = access.probabilities()
         kept = len(probabilities)
@@ -403,7 +411,7 @@ class TableDemand:
         """Group rows with equal access frequency into bins, most accessed first.
 
         Returns:
-            Accesses per sample to each row of a bin, and the number of rows, ``[num_bins]`` each.
+            The accesses per sample to one row, and the number of rows, of each bin: ``[num_bins]``.
         """
         repeats = self.repeats
         if repeats is None:
@@ -423,14 +431,14 @@ class TableDemand:
 
     @cached_property
     def length(self) -> float:
-        """Return L, the mean accesses per sample to all rows."""
+        """Return L, the mean number of lookups per sample in this table."""
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Return the batch size at which independent accesses give the counted distinct ids.
+        """Return the batch size at which independent accesses give the measured distinct ids.
 
-        Real accesses repeat more often than independent ones, so the result is smaller than
-        ``batch_size``.
+        Real accesses repeat rows more often than independent accesses, so the result is smaller
+        than ``batch_size``.
         """
         counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
         if counted <= 0:
@@ -446,7 +454,7 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the ids of rows ``start`` to ``stop`` in order of access, most accessed first."""
+        """Return the ids at ranks ``start`` to ``stop`` when sorted by accesses, most first."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
         known = len(self.rows)

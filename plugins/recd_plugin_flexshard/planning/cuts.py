@@ -1,4 +1,8 @@
-"""Search for the boundaries between hot, flex and cold rows (FlexShard, 2301.02959, section 4)."""
+"""Search for the number of hot and flex rows (FlexShard, arXiv 2301.02959, section 4).
+
+Rows are sorted by access frequency: hot rows (copied to every rank) first, then flex rows (copied
+to every node), then cold rows (not copied).
+"""
 
 from __future__ import annotations
 
@@ -29,21 +33,21 @@ from recd_plugins.api import SetupError
 
 # Relative rounding of sums over all rows.
 _ROUNDING = 1e-10
-# Maximum accesses per row and batch that are distinguished.
+# Upper bound on the estimated mean accesses to a row per batch.
 _MOST_REPEATS = 1e4
-# Rounding to whole rows may shift the best cut: cuts on both sides are tried, and one of all rows.
+# Rounding to integers may shift the optimum, so numbers of hot rows near it are tried, too.
 _TRIED, _SPREAD = 12, 16
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The ``num_rows`` most often sent rows of a ``Ranking``, and sums over these rows.
+    """The first ``num_rows`` rows of a ``Ranking`` (rows sorted by frequency), and their costs.
 
     Attributes:
         num_rows: number of rows.
-        scalars: sum of their embedding dimensions.
-        sent: scalars that a batch of one rank sends for these rows.
-        exchanged: scalars that a sparse sync of hot and of flex copies would send.
+        scalars: sum of the rows' embedding dimensions.
+        sent: scalars that are sent for these rows in a batch of one rank.
+        exchanged: scalars that a sparse sync sends if the rows are hot, and if they are flex.
     """
 
     num_rows: int
@@ -53,10 +57,10 @@ class Prefix:
 
 
 class Ranking:
-    """Rows of several tables, sorted by how often a batch sends each row, most often first.
+    """Rows of several tables, sorted by ``w``, largest first.
 
-    ``w`` is the number of times that a batch of one rank sends a row. A bin groups the rows of a
-    table with equal ``w``.
+    ``w`` is the mean number of times that a row is sent in a batch of one rank. Rows of one table
+    with equal ``w`` form a bin.
     """
 
     def __init__(
@@ -100,11 +104,11 @@ class Ranking:
         self.everything = self.first(int(self._ends[-1]))
 
     def exchanged(self, group: CopyGroup) -> Floats:
-        """Return ``CopyGroup.exchanged`` for the rows of each bin, float64 ``[num_bins]``."""
+        """Return ``CopyGroup.exchanged`` for one row of each bin, float64 ``[num_bins]``."""
         return group.exchanged(self.keys, self._coalesce)
 
     def first(self, num_rows: int) -> Prefix:
-        """Return the first ``num_rows`` rows, or all rows if there are fewer."""
+        """Return the first ``num_rows`` rows of the ranking, or all rows if there are fewer."""
         num_rows = min(num_rows, int(self._ends[-1]))
         bins, rest = self._place(num_rows)
         sums = [float(total[bins]) for total in self._sums]
@@ -116,21 +120,22 @@ class Ranking:
         return Prefix(num_rows, scalars, sent, tuple(exchanged) or (0.0, 0.0))  # type: ignore[arg-type]
 
     def _place(self, num_rows: int) -> tuple[int, int]:
-        """Return the number of complete bins in the first ``num_rows`` rows, and the rows left."""
+        """Return the number of full bins in the first ``num_rows`` rows, and the remaining rows."""
         bins = int(np.searchsorted(self._ends, num_rows, side="right"))
         return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
 
     def key(self, row: int) -> float:
-        """Return ``w`` of the row at this place in the ranking, or 0 past the last row."""
+        """Return how often the row at index ``row`` of the ranking is sent; 0 past the last row."""
         bins, _ = self._place(row)
         return float(self.keys[bins]) if bins < len(self.keys) else 0.0
 
     def by_table(self, values: Floats, stop: Prefix, start: Prefix | None = None) -> list[float]:
-        """Sum ``values`` over the rows between ``start`` and ``stop``, separately for each table.
+        """Return the sum of ``values`` over the rows between ``start`` and ``stop`` in each table.
 
         Args:
-            values: value of each row in a bin, float64 ``[num_bins]``.
-            stop, start: end and begin of the range of rows; None starts at the first row.
+            values: value of one row of each bin, float64 ``[num_bins]``.
+            stop: end of the range of rows.
+            start: begin of the range of rows; None starts at the first row.
         """
         first = start.num_rows if start else 0
         before = self._ends - self.rows
@@ -144,15 +149,18 @@ class Ranking:
         return sums
 
     def while_true(self, holds: NDArray[np.bool_]) -> Prefix:
-        """Return the rows before the first bin with False in ``holds``, bool ``[num_bins]``."""
+        """Return the rows before the first bin whose element of ``holds`` is False.
+
+        ``holds`` is bool ``[num_bins]``.
+        """
         bins = len(holds) if holds.all() else int(np.argmin(holds))
         return self.first(int(self._ends[bins - 1]) if bins else 0)
 
     def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
         """Return the longest prefix for which ``holds`` is True, by bisection.
 
-        ``holds`` must be True up to a number of rows and False afterwards. It is known to be True
-        for ``beyond``.
+        ``holds`` must be True up to some number of rows, and False for all longer prefixes. It must
+        be True for ``beyond``, where the search starts.
         """
         if holds(self.everything):
             return self.everything
@@ -164,9 +172,9 @@ class Ranking:
 
 
 def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
-    """Return how often a batch accesses a row that it accesses at all, from counts of distinct ids.
+    """Estimate the mean number of accesses to a row by a batch that accesses the row.
 
-    Returns 1 if no table has counts.
+    Uses the measured numbers of distinct ids per batch. Returns 1 if no table has them.
     """
     known = [
         (table, w, table.bins()[1])
@@ -193,7 +201,7 @@ def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floa
 
 @dataclass(frozen=True)
 class Cuts:
-    """Tier boundaries: hot rows end at ``hot``, flex rows at ``flex``; the rest is cold."""
+    """A choice of hot and flex rows. ``hot`` are the hot rows, ``flex`` the hot and flex rows."""
 
     hot: Prefix
     flex: Prefix
@@ -201,10 +209,10 @@ class Cuts:
 
 @dataclass(frozen=True)
 class CutModel:
-    """Estimates the time and memory of tier boundaries, and finds the best within the budget.
+    """Finds the best numbers of hot and flex rows within the memory budget.
 
-    The costs of a row are proportional to its embedding dimension. Rows of different tables are
-    therefore compared by how often they are sent.
+    Time and memory of a row are proportional to its embedding dimension. Therefore, rows of
+    different tables can be compared by how often they are sent.
     """
 
     ranking: Ranking
@@ -218,20 +226,20 @@ class CutModel:
 
     @cached_property
     def budget(self) -> float:
-        """Return the bytes that a rank may use for the tables and their activations."""
+        """Return the memory budget of a rank for tables and activations, in bytes."""
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
         return self.options.memory_ratio * self.plain_memory
 
     @cached_property
     def plain_memory(self) -> float:
-        """Return the bytes per rank with all rows row-wise, not deduplicated or coalesced."""
+        """Return the bytes per rank with TorchRec's row-wise sharding, without deduplication."""
         lookups = self.ranking.plain_lookups
         static = self.costs.row_wise_static * self.ranking.everything.scalars
         return static + self.options.plain.activation_bytes(lookups, lookups)
 
     def memory(self, cuts: Cuts) -> float:
-        """Return the bytes per rank for the rows of all tiers and for activations."""
+        """Return the bytes per rank for tables, row copies and activations."""
         costs, hot, everything = self.costs, cuts.hot, self.ranking.everything
         return (
             costs.row_wise_static * everything.scalars
@@ -245,7 +253,7 @@ class CutModel:
         return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + _ROUNDING)
 
     def seconds(self, cuts: Cuts) -> CollectiveSeconds:
-        """Return the seconds of the collectives (FlexShard, table 6)."""
+        """Return the seconds per step in each collective (FlexShard, table 6)."""
         by, options = self.cluster.collectives, self.options
         cold = options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
         hot, flex = self.copies(cuts)
@@ -258,7 +266,7 @@ class CutModel:
         )
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
-        """Return the hot copies and the flex copies of a rank."""
+        """Return the hot copies and the flex copies of a rank, with the cost to sum gradients."""
         by, node, wire = (
             self.cluster.collectives,
             self.cluster.ranks_per_node,
@@ -275,11 +283,11 @@ class CutModel:
 
     @cached_property
     def groups(self) -> tuple[CopyGroup, CopyGroup]:
-        """Return the groups of ranks that hold hot and flex copies."""
+        """Return the groups of ranks that sum the gradients of hot copies and of flex copies."""
         return self.ranking.groups or (CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster))
 
     def syncs_of(self, cuts: Cuts) -> Syncs:
-        """Return how the gradients of copies are summed."""
+        """Return whether gradients of hot and flex copies are summed ``dense`` or ``sparse``."""
         sync = self.options.sync
         if self.syncs is not None:
             return self.syncs
@@ -290,16 +298,21 @@ class CutModel:
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """Return a copy of this model for each allowed combination of dense and sparse syncs."""
+        """Return a copy of this model for each allowed pair of hot and flex sync."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
         return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
 
     def gradient_seconds(self, tier: Literal["hot", "flex"], sent: Floats) -> Floats:
-        """Return the seconds to sum one gradient element of a tier's copies.
+        """Return the seconds to sum the gradient of one scalar of a hot or flex row.
 
-        ``sent`` and the result are float64 ``[num_bins]``: ``w`` of each bin, and its seconds.
+        Args:
+            tier: whether the row is hot or flex.
+            sent: how often a row of each bin is sent, float64 ``[num_bins]``.
+
+        Returns:
+            Seconds for each bin, float64 ``[num_bins]``.
         """
         group = self.groups[tier == "flex"]
         dense = self.costs.ar_global if tier == "hot" else self.costs.ar_cross
@@ -323,26 +336,26 @@ class CutModel:
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows that take less memory as hot rows than ``under`` bytes per element."""
+        """Return the rows that need less than ``under`` bytes per scalar as hot rows."""
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
 
     @property
     def plain_seconds(self) -> CollectiveSeconds:
-        """Return the seconds with all rows row-wise, neither deduplicated nor coalesced."""
+        """Return the seconds with TorchRec's row-wise sharding, without deduplication."""
         num_bytes = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         a2a = self.cluster.collectives.a2a_global.seconds_for(num_bytes)
         return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
 
     def a2a_reduction(self, cuts: Cuts) -> float:
-        """Return the fraction of embedding bytes that the tiers save in the global all-to-all."""
+        """Return the fraction of bytes that row copies save in the all-to-all over all ranks."""
         plain = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         saved = plain - self.options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
         return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """Return the smallest and the largest set of hot rows within the budget, without flex rows.
+        """Return the fewest and the most hot rows that fit into the budget without flex rows.
 
         Raises:
             SetupError: no number of hot rows fits into the budget.
@@ -353,7 +366,7 @@ class CutModel:
             coalesced = "set coalesce: false, " if self.options.coalesce else ""
             raise SetupError(
                 f"the tables need at least {needed:,.0f} bytes on each rank, but the budget is "
-                f"{self.budget:,.0f} bytes (plain row-wise sharding: {self.plain_memory:,.0f}). "
+                f"{self.budget:,.0f} bytes (row-wise sharding needs {self.plain_memory:,.0f}). "
                 f"Raise the option budget, {coalesced}use more ranks or a smaller batch size."
             )
         return self._fitting(least, self.fits)
@@ -361,7 +374,7 @@ class CutModel:
     def _fitting(self, least: Prefix, fits: Callable[[Prefix], bool]) -> tuple[Prefix, Prefix]:
         """Return the shortest and the longest prefix for which ``fits`` is True.
 
-        ``least`` is the prefix that needs the least memory.
+        ``fits`` must be True for ``least``, the prefix that needs the least memory.
         """
         most = self.ranking.longest(fits, beyond=least)
         nothing = self.ranking.first(0)
@@ -373,7 +386,7 @@ class CutModel:
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """Return ``hot`` with as many flex rows as the budget allows, at most up to ``last``."""
+        """Return ``hot`` with as many flex rows as the budget allows, but none after ``last``."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)
@@ -381,7 +394,7 @@ class CutModel:
         return Cuts(hot, self.ranking.longest(allowed, beyond=hot))
 
     def best(self, each: Iterable[Cuts]) -> Cuts:
-        """Return the cuts with the least time, and among equal times the least memory."""
+        """Return the fastest of these cuts, or the one with less memory if two are equally fast."""
         overlap = 1 - self.options.exposed
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
@@ -395,10 +408,11 @@ class CutModel:
         return self.best(Cuts(each, each) for each in hot)
 
     def three_tier(self) -> Cuts:
-        """Return FlexShard's plan: hot rows that save memory, then all flex rows that fit.
+        """Return the cuts with all hot rows that save memory, then as many flex rows as fit.
 
-        The memory-neutral plan has ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows. Rows that
-        would cost more time than they save stay cold.
+        With the default options, this is FlexShard's memory-neutral plan with
+        ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows. Rows whose copies save no time stay
+        cold.
         """
         hot = _clip(self.hot_in_memory(self.costs.flex_static), self.hot_that_fit)
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
@@ -406,13 +420,13 @@ class CutModel:
     def joint(self) -> Cuts:
         """Return the cuts with the least time or the fewest bytes within the budget.
 
-        The cuts are optimal with a dense sync, up to one row if embedding dimensions differ. With a
-        sparse sync they may not be optimal.
+        They are optimal with a dense sync (within one row if embedding dimensions differ), but not
+        always with a sparse sync.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
     def _candidates(self) -> Iterator[Cuts]:
-        """Yield the best cuts with two and with three tiers. With latencies, either can be best."""
+        """Yield cuts without and with flex rows, one of which is the best."""
         fewest, most = self.hot_that_fit
         for hot in (self.two_tier().hot, fewest, most):
             yield Cuts(hot, hot)
@@ -439,7 +453,7 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the best number of hot rows, if all flex rows up to ``last`` that fit are used."""
+        """Return the best hot rows, if rows up to ``last`` become flex rows while memory lasts."""
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 
@@ -461,7 +475,7 @@ class CutModel:
         return float(self.gradient_seconds(tier, np.array([w]))[0])
 
     def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
-        """Return the seconds that one more byte of memory for flex rows saves."""
+        """Return the seconds per step saved by one more byte of memory for flex rows."""
         if flex.num_rows >= last.num_rows:
             return 0.0
         costs, w = self.costs, self.ranking.key(flex.num_rows)
@@ -470,7 +484,6 @@ class CutModel:
 
 
 def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
-    """Clip ``prefix`` to the range ``within``."""
     shortest, longest = within
     if prefix.num_rows < shortest.num_rows:
         return shortest
@@ -478,9 +491,9 @@ def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Return the elements that a batch sends for the rows from ``start`` to ``stop``.
+    """Return the scalars that are sent in a batch for the rows from ``start`` to ``stop``.
 
-    Differences within rounding count as 0.
+    Returns 0 for differences within rounding.
     """
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

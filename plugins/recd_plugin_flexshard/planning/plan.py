@@ -1,4 +1,4 @@
-"""Tier plans: the rows of each table in each tier, and the bytes that each tier sends."""
+"""Tier plans: the number of hot, flex and cold rows of each table, and their traffic."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ ID_BYTES, LENGTH_BYTES = 8, 4
 
 @dataclass(frozen=True)
 class TableTiers:
-    """The tiers of one table.
+    """The number of hot, flex and cold rows of one table, and their accesses.
 
     Attributes:
         demand: the table and its access frequencies.
-        hot: number of hot rows, the most accessed ones, with a copy on every rank.
-        flex: number of flex rows, the next most accessed ones, with a copy in every node. All
-            other rows are cold.
-        hot_share, flex_share: fractions of the table's accesses that go to hot and flex rows.
-        hot_sent, flex_sent, cold_sent: rows of each tier that a batch of one rank looks up
-            (``rows_sent``).
-        hot_exchanged, flex_exchanged: traffic of a sparse sync of each tier, in rows: a dense
-            all-reduce of this many rows would send as many bytes.
+        hot: number of hot rows, which are the most accessed and have a copy on every rank.
+        flex: number of flex rows, the next most accessed, with a copy in every node. All other
+            rows are cold.
+        hot_share, flex_share: fractions of the table's accesses to hot and to flex rows.
+        hot_sent, flex_sent, cold_sent: number of hot, flex and cold rows that a batch of one rank
+            looks up.
+        hot_exchanged, flex_exchanged: number of rows whose all-reduce would send as many bytes as
+            the sparse sync of hot and of flex gradients.
     """
 
     demand: TableDemand
@@ -70,7 +70,7 @@ class TableTiers:
 
     @property
     def shares_sent(self) -> tuple[float, float, float]:
-        """Return the fractions of looked-up ids that belong to hot, flex and cold rows."""
+        """Return the fractions of looked-up ids that belong to hot, to flex and to cold rows."""
         sent = (self.hot_sent, self.flex_sent, self.cold_sent)
         total = sum(sent)
         return (sent[0] / total, sent[1] / total, sent[2] / total) if total else (0.0, 0.0, 1.0)
@@ -86,17 +86,16 @@ class TableTiers:
 
 @dataclass(frozen=True)
 class TierPlan:
-    """Tiers of tables, and their estimated cost on a cluster.
+    """The number of hot, flex and cold rows of tables, and their estimated cost on a cluster.
 
     Attributes:
-        a2a_reduction: fraction of embedding bytes saved in the global all-to-all, compared with
-            plain row-wise sharding.
+        a2a_reduction: fraction of embedding bytes saved in the all-to-all over all ranks, compared
+            with TorchRec's row-wise sharding.
         memory_bytes: bytes per rank for these tables and their activations.
-        row_wise_memory_bytes: bytes per rank with plain row-wise sharding, without deduplication
-            and coalescing.
-        seconds: seconds per step in collectives.
-        row_wise_seconds: seconds per step in collectives with plain row-wise sharding.
-        syncs: how gradients of copies are summed.
+        row_wise_memory_bytes: bytes per rank with TorchRec's row-wise sharding.
+        seconds: seconds per step in each collective.
+        row_wise_seconds: seconds per step in each collective with TorchRec's row-wise sharding.
+        syncs: whether gradients of copies are summed ``dense`` (all-reduce) or ``sparse``.
     """
 
     tables: tuple[TableTiers, ...]
@@ -116,7 +115,7 @@ class TierPlan:
 
     @property
     def memory_ratio(self) -> float:
-        """Return the memory as a multiple of plain row-wise sharding."""
+        """Return the memory per rank divided by that of TorchRec's row-wise sharding."""
         return self.memory_bytes / self.row_wise_memory_bytes
 
 
@@ -126,10 +125,10 @@ def plan_tiers(
     strategy: Strategy,
     options: CostOptions | None = None,
 ) -> TierPlan:
-    """Assign the rows of ``tables`` to tiers, with one memory budget for all tables.
+    """Choose the hot, flex and cold rows of ``tables``, with one memory budget for all tables.
 
-    See FlexShard, arXiv 2301.02959, section 4. The strategy ``row_wise`` ignores the budget in
-    ``options``. ``three_tier`` needs several nodes.
+    See FlexShard, arXiv 2301.02959, section 4. The strategy ``row_wise`` makes all rows cold and
+    ignores the budget in ``options``. ``three_tier`` needs several nodes.
 
     Raises:
         SetupError: the tables do not fit into the budget.
@@ -144,7 +143,7 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
-    """Return the same tiers with their costs estimated for another cluster."""
+    """Return a plan with the same hot and flex rows, and costs estimated for ``cluster``."""
     model = _model(plan.demands, cluster, plan.options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
@@ -204,12 +203,12 @@ def _plan(
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """Predicted traffic of one tier in a step: bytes that a rank sends, averaged over ranks.
+    """Predicted bytes that a rank sends per step for hot, flex or cold rows, averaged over ranks.
 
     Attributes:
-        collective: ``sparse`` exchanges only the gradients of rows that the step looked up.
-        group: ``global``: all ranks; ``node``: the ranks of a node; ``cross``: one rank of each
-            node.
+        collective: kind of collective. ``sparse`` exchanges only gradients of looked-up rows.
+        group: ranks that communicate. ``global`` is all ranks, ``node`` the ranks of a node, and
+            ``cross`` one rank of each node.
         integer_bytes: bytes of ids, lengths, sizes, and bitmaps of looked-up rows.
         float_bytes: bytes of embeddings and gradients, forward and backward.
         seconds: time estimated by the cost model.
@@ -227,12 +226,12 @@ class TierTraffic:
 
 
 def cold_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the sizes that a rank sends to all other ranks before the ids."""
+    """Return the bytes of the tensor sizes that a rank sends to all other ranks before the ids."""
     return 3 * ID_BYTES * (plan.cluster.world_size - 1)
 
 
 def flex_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the sizes that a rank sends within its node before the flex ids."""
+    """Return the bytes of the flex id counts that a rank sends to other ranks of its node."""
     if not any(table.flex for table in plan.tables):
         return 0
     features = sum(demand.features for demand in plan.demands)
@@ -240,11 +239,11 @@ def flex_size_bytes(plan: TierPlan) -> int:
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
-    """Predict the bytes of each tier in a step.
+    """Predict the bytes sent in a step for cold, hot and flex rows and for flex gradients.
 
-    Ids are assumed to be spread evenly, so each of n ranks sends (n - 1) / n of its ids to others.
-    Lengths of all lists go to each rank, or one length per feature with coalescing. All tables are
-    assumed to be in one EmbeddingCollection.
+    Assumes that ids are spread evenly, so each of n ranks sends (n - 1) / n of its ids to other
+    ranks. Assumes that all tables are in one EmbeddingCollection. Each rank gets the lengths of all
+    lists, or one length per feature with coalescing.
     """
     cluster, options, tables, seconds = plan.cluster, plan.options, plan.tables, plan.seconds
     ranks, node = cluster.world_size, cluster.ranks_per_node

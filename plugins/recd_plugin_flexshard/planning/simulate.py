@@ -1,7 +1,7 @@
-"""Simulation of the bytes that ranks send, with tiers and with plain row-wise tables.
+"""Simulates the bytes that ranks send with row copies, and with TorchRec's row-wise sharding.
 
-No rank is started. Ids are counted by tier and owner rank. The bytes follow from these counts and
-are defined as in ``CollectiveBytes``, which counts the bytes of a real run.
+Starts no ranks. Counts the ids of batches by tier (hot, flex, cold) and owner rank, and computes
+the bytes from these counts. Bytes are defined as in ``CollectiveBytes``, which counts real runs.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _CHUNK = 1 << 22  # Rows processed at once, to bound memory.
 
 
 class TableRoute:
-    """Counts the ids of one table by tier and owner rank.
+    """Counts the ids of one table by tier and by rank that owns the row.
 
-    Counts are int64 ``[2 + ranks_per_node, world_size]``. The first dimension is hot rows, the flex
-    rows of each local rank, and cold rows. The second dimension is the rank whose row-wise shard
-    contains the row.
+    Counts are int64 ``[2 + ranks_per_node, world_size]``. Along the first dimension are hot rows,
+    flex rows copied to local rank 0, 1, ..., and cold rows. Along the second dimension are the
+    ranks whose row-wise shard contains the row.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class TableRoute:
         order = np.argsort(rows)
         dealt = 1 + (first_flex + np.arange(tiers.flex)) % node
         lines = np.concatenate([np.zeros(tiers.hot, np.int64), dealt])
-        # The last entry means "no row", for ids past the last chosen one.
+        # The last entry stands for ids above the last hot or flex row.
         self._sorted = np.append(rows[order], np.iinfo(np.int64).max)
         self._lines = np.append(lines[order], node + 1)
 
     def counts(self, ids: Counts, weights: Floats | None = None) -> Any:
-        """Return how many of ``ids`` belong to each tier and owner, or the sums of ``weights``."""
+        """Return the number of ``ids``, or the sum of their ``weights``, by tier and owner."""
         found = np.searchsorted(self._sorted, ids)
         lines = np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
         places = lines * self.shape[1] + ids // self._block
@@ -77,9 +77,9 @@ class StepLookups(NamedTuple):
     """Lookups of one rank in one step.
 
     Attributes:
-        counts: ids of each table, counted by ``TableRoute``; distinct ids with coalescing.
-        length_bytes: bytes of the lengths that are sent: one length per list, or one per feature
-            with coalescing.
+        counts: counts of ``TableRoute`` for each table, of distinct ids if rows are coalesced.
+        length_bytes: bytes of the lengths to send, one per list, or one per feature if rows are
+            coalesced.
     """
 
     counts: list[Counts]
@@ -88,10 +88,10 @@ class StepLookups(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlayedTier:
-    """Simulated traffic of one tier, by step and rank.
+    """Simulated traffic of cold, hot or flex rows, or of flex gradients, per step and rank.
 
     Attributes:
-        sent_integers: bytes of ids, lengths and sizes, int64 ``[steps, world_size]``.
+        sent_integers: bytes of ids, lengths and tensor sizes, int64 ``[steps, world_size]``.
         sent_floats: bytes of embeddings and gradients, int64 ``[steps, world_size]``.
         seconds: seconds of the slowest rank, float64 ``[steps]``.
     """
@@ -107,7 +107,7 @@ class PlayedTier:
 
 @dataclass(frozen=True, eq=False)
 class PlayedSide:
-    """Simulated traffic of one sharding of the tables.
+    """Simulated traffic of one of two compared shardings: with row copies, or without.
 
     Attributes:
         tiers: traffic of each tier that sends bytes.
@@ -132,7 +132,7 @@ class PlayedSide:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Result of ``simulate``: traffic with tiers and with plain row-wise tables."""
+    """Result of ``simulate``: traffic with row copies and with TorchRec's row-wise sharding."""
 
     plan: TierPlan
     source: str
@@ -142,7 +142,7 @@ class Simulation:
 
     @property
     def a2a_reduction(self) -> float:
-        """Return the fraction of embedding bytes that tiers save in the global all-to-all."""
+        """Return the fraction of bytes that row copies save in the all-to-all over all ranks."""
         stock, mine = (
             int(side.tiers["cold"].sent_floats.sum()) for side in (self.row_wise, self.tiered)
         )
@@ -150,7 +150,7 @@ class Simulation:
 
 
 def imbalance(by_rank: Counts) -> float:
-    """Return the maximum over ranks divided by the mean over ranks, averaged over steps.
+    """Return the maximum of a quantity over ranks divided by its mean, averaged over steps.
 
     ``by_rank`` is int64 ``[steps, world_size]``.
     """
@@ -160,7 +160,13 @@ def imbalance(by_rank: Counts) -> float:
 
 
 def simulate(plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int) -> Simulation:
-    """Simulate ``steps`` batches of every rank, with all tables in one EmbeddingCollection."""
+    """Simulate ``steps`` batches of every rank, with all tables in one EmbeddingCollection.
+
+    Args:
+        plan: the cluster, and the hot and flex rows of the tables.
+        source: batches to simulate.
+        steps: number of batches per rank.
+    """
     untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
     plain = replace(plan, tables=untiered, options=plan.options.plain)
     sides = (_play(each, source, steps, each is plain) for each in (plan, plain))
@@ -168,14 +174,15 @@ def simulate(plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int)
 
 
 class _Exchange:
-    """Counts of an all-to-all between groups of ``size`` consecutive ranks.
+    """Counts the ids and scalars of an all-to-all in each group of ``size`` consecutive ranks.
 
-    Ranks send ids to the owners of rows, which send the embeddings back.
+    Ranks send ids to the owners of rows, and owners return the embeddings.
 
     Attributes:
-        out: ids and scalars that each rank requests, int64 ``[2, steps, ranks]``.
-        into: ids and scalars that are requested from each rank, the same shape.
-        own: ids and scalars that each rank requests from itself, the same shape.
+        out: number of ids and scalars that each rank requests, int64 ``[2, steps, ranks]``.
+        into: number of ids and scalars requested from each rank, int64 ``[2, steps, ranks]``.
+        own: number of ids and scalars that each rank requests from itself, int64
+            ``[2, steps, ranks]``.
     """
 
     def __init__(self, steps: int, ranks: int, size: int) -> None:
@@ -191,12 +198,12 @@ class _Exchange:
             self.own[kind, step, rank] += times * wanted[place]
 
     def tier(self, widths: tuple[float, float], by: Collective, sizes: Any) -> PlayedTier:
-        """Return the traffic of a tier.
+        """Return the bytes and seconds of the all-to-all.
 
         Args:
-            widths: bytes per scalar, forward and backward.
+            widths: bytes per scalar in the forward and in the backward pass.
             by: speed of the all-to-all.
-            sizes: bytes of sizes and lengths, a number or int64 ``[steps, ranks]``.
+            sizes: bytes of tensor sizes and lengths, an int or int64 ``[steps, ranks]``.
         """
         forward, back = widths
         ids, out = self.out - self.own
@@ -241,10 +248,10 @@ def _play(
 
 
 class DrawnBatches:
-    """Draws random batches from the access frequencies of the plan.
+    """Generates random lookups from the access frequencies of the plan.
 
-    The accesses to each row follow independent Poisson distributions. Only their sums by tier and
-    owner rank are drawn.
+    Accesses to each row follow independent Poisson distributions. Generates only the number of
+    accesses by tier and owner rank, not the individual ids.
     """
 
     name = "drawn from the planned access frequencies"
@@ -256,7 +263,7 @@ class DrawnBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int, plain: bool
     ) -> Iterator[StepLookups]:
-        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
+        """Yield lookups of ``steps`` random batches of a rank, deduplicated unless ``plain``."""
         coalesced = routes[0].coalesced
         if plain not in self._means:
             self._means[plain] = self._rates(routes, plain)
@@ -271,7 +278,7 @@ class DrawnBatches:
             yield StepLookups(counts, LENGTH_BYTES * lists)
 
     def _rates(self, routes: list[TableRoute], plain: bool) -> list[Floats]:
-        """Return the mean number of rows that a batch sends, by tier and owner, for each table."""
+        """Return the mean rows sent in a batch, by tier and owner rank, for each table."""
         found = []
         for route, demand in zip(routes, self._demands, strict=True):
             coalesced, factor = route.coalesced, 1.0 if plain else demand.dedupe_factor
@@ -285,9 +292,9 @@ class DrawnBatches:
 
 
 class RegistryBatches:
-    """Reads the first batches of the training split, after the registry's converter.
+    """Reads the lookups of the first batches of the training split.
 
-    Each rank reads its own share. Plain and deduplicated batches have the same rows.
+    Uses the converter of the registry file, or a converter without deduplication for comparison.
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
@@ -305,7 +312,7 @@ class RegistryBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int, plain: bool
     ) -> Iterator[StepLookups]:
-        """Yield ``steps`` batches of a rank, plain if ``plain``, else deduplicated."""
+        """Yield the lookups of a rank's first ``steps`` batches, deduplicated unless ``plain``."""
         world_size, batch_size = routes[0].shape[1], self._registry.training.batch_size
         reader = self._dataset.reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split="train"

@@ -1,4 +1,4 @@
-"""Sharded tables with copies of frequently read rows on every rank (hot) or node (flex)."""
+"""Sharded tables with copies of frequent rows on every rank (hot rows) or node (flex rows)."""
 
 from recd_plugin_flexshard.runtime.collection import RowTiers, TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.sharded import (

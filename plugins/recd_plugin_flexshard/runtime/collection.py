@@ -1,4 +1,4 @@
-"""EmbeddingCollections with tiers: rows that get copies when the collection is sharded."""
+"""EmbeddingCollections that list the rows to copy to other ranks when sharded."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding
 
 @dataclass(frozen=True, eq=False)
 class RowTiers:
-    """The rows of one table that have copies (FlexShard, arXiv 2301.02959, section 3).
+    """The rows of one table to copy (FlexShard, arXiv 2301.02959, section 3).
 
     Attributes:
-        hot: rows with a copy on every rank, int64 ``[num_hot]``, most frequently read first.
-        flex: rows with a copy in every node, int64 ``[num_flex]``, most frequently read first. The
-            copies of a node are spread over its ranks. All other rows are cold.
+        hot: rows to copy to every rank, int64 ``[num_hot]``, most frequently read first.
+        flex: rows to copy to every node, int64 ``[num_flex]``, most frequently read first. Each
+            rank of a node has a part of the node's copies. All other rows are cold (not copied).
 
     Raises:
         SetupError: a row number is negative or appears twice.
@@ -56,21 +56,21 @@ class RowTiers:
 
 
 class TieredEmbeddingCollection(EmbeddingCollection):
-    """An EmbeddingCollection whose frequently read rows get copies when it is sharded.
+    """An EmbeddingCollection whose frequently read rows are copied to more ranks when sharded.
 
-    Replaces ``collection`` in a model. ``TieredEmbeddingCollectionSharder`` shards it: it shards
-    the tables row-wise and adds copies of the rows in ``tiers``.
+    Replaces ``collection`` in a model. ``TieredEmbeddingCollectionSharder`` shards the tables
+    row-wise and adds copies of the rows in ``tiers``.
 
     Args:
         collection: collection to replace. Its tables are shared, not copied.
-        tiers: hot and flex rows, keyed by table name. Tables without an entry have no copies.
-        retier_every: number of steps after which rows are assigned to tiers again, based on recent
-            lookups; None never changes the assignment. The sizes of the tiers stay the same.
-        sparse: tiers that exchange gradients only for rows that a step looks up.
+        tiers: hot and flex rows, keyed by table name. Tables without an entry have no row copies.
+        retier_every: number of steps after which the most frequent rows of recent lookups become
+            the new hot and flex rows. Their numbers stay the same. None keeps the rows.
+        sparse: whether ``hot`` and ``flex`` copies exchange gradients only for looked-up rows.
 
     Raises:
-        SetupError: a row number is too large, a table with tiers shares a feature with another
-            table, or a table with tiers is not float32.
+        SetupError: a row number is too large, a table with copies shares a feature with another
+            table, or a table with copies is not float32.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
-        """Return the maximum bytes that copies take on a rank, in addition to the tables.
+        """Return the maximum bytes of the row copies on one rank.
 
         Args:
             ranks_per_node: number of ranks of a node.
@@ -114,21 +114,21 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
             first = looked_up.setdefault(feature, name)
             if first != name and not {first, name}.isdisjoint(tiers):
                 raise SetupError(
-                    f"feature {feature!r} is looked up in tables {first!r} and {name!r} of one "
-                    "EmbeddingCollection, but tables with tiers cannot share features. Put each "
-                    "table into its own EmbeddingCollection."
+                    f"feature {feature!r}: tables {first!r} and {name!r} of one "
+                    "EmbeddingCollection share this feature, but flexshard does not support that. "
+                    "Put each table into its own EmbeddingCollection."
                 )
         if name not in tiers:
             continue
         if config.data_type != DataType.FP32:
             raise SetupError(
-                f"table {name!r} has the data type {config.data_type.value}, but tiers support "
-                "only FP32. Use DataType.FP32, or remove the table from the tiers."
+                f"table {name!r}: flexshard supports only FP32 tables, but the data type is "
+                f"{config.data_type.value}. Use DataType.FP32, or remove the table from tiers."
             )
         last = np.concatenate([tiers[name].hot, tiers[name].flex]).max(initial=0)
         if last >= config.num_embeddings:
             raise SetupError(
-                f"table {name!r}: the tiers contain row {last}, but the table has "
+                f"table {name!r}: row {last} has to be copied, but the table has only "
                 f"{config.num_embeddings} rows. Use an access profile of the current table."
             )
 
@@ -136,10 +136,10 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
 def overlay_bytes(
     num_hot: int, num_flex: int, embedding_dim: int, ranks_per_node: int, optimizer: str
 ) -> int:
-    """Return the maximum bytes that copies of rows take on a rank, in addition to the tables.
+    """Return the maximum bytes of the row copies on one rank.
 
-    Includes the copies, their optimizer state and the index of ids. Excludes the gradients of a
-    step, which are as large as the copies.
+    Includes the copies, their optimizer state and an index from id to copy. Excludes gradients,
+    which are as large as the copies.
     """
     scalars = embedding_dim + (optimizer == "rowwise_adagrad")
     held = num_hot + -(-num_flex // ranks_per_node)
@@ -154,7 +154,7 @@ def with_tiers(
 ) -> nn.Module:
     """Replace each EmbeddingCollection that has a table in ``tiers``, and return the model.
 
-    Module paths and parameters do not change. A collection that already has tiers keeps them.
+    Module paths and parameters stay the same. Replacing a collection again keeps its former tiers.
 
     Raises:
         SetupError: tables of one collection have different ``retier_every``.

@@ -1,4 +1,4 @@
-"""Lookup of flex rows: all-to-all within a node, and merging of embeddings from all tiers."""
+"""Lookup of flex rows (copied to every node), and merging of hot, flex and cold embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recd_plugin_flexshard.runtime.touched import Codec, Wire
 class FlexSizes:
     """Number of flex ids that this rank sends to and receives from each rank of its node.
 
-    Both are ``[ranks_per_node][F]``, counted by feature.
+    Both are nested lists ``[ranks_per_node][F]``, with one count per feature.
     """
 
     sent: list[list[int]]
@@ -31,7 +31,7 @@ class FlexSizes:
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the number of flex ids to the node's ranks. Its result is an awaitable of the ids."""
+    """Sends the number of flex ids to the ranks of the node. Returns an awaitable of the ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
 
 
 class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
-    """Awaitable of the flex rows that the node's ranks request from this rank, in rank order.
+    """Awaitable of the flex rows that the ranks of the node request from this rank.
 
-    The result is a KeyedJaggedTensor with one key, and positions in the flex overlay as values.
+    Returns a KeyedJaggedTensor with one key. Its values are indices of this rank's row copies.
     """
 
     def __init__(self, ids: Tensor, sizes: FlexSizes, group: dist.ProcessGroup) -> None:
@@ -74,7 +74,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """Looks up the flex rows that the node's ranks requested, and sends them the embeddings."""
+    """Looks up the flex rows requested by the ranks of the node, and sends the embeddings."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class FlexLookup:
 
 
 class _Exchange:
-    """All-to-all within a node: sends embeddings (forward) and gradients (backward)."""
+    """All-to-all of embeddings (forward) and gradients (backward) within a node."""
 
     def __init__(
         self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int], wire: Wire
@@ -127,7 +127,7 @@ class _Exchange:
 
 
 class _TierSend(torch.autograd.Function):
-    """Starts to send embeddings. Its backward waits for the gradients and trains the copies."""
+    """Starts to send embeddings. The backward pass waits for gradients and trains the copies."""
 
     @staticmethod
     def forward(
@@ -153,7 +153,7 @@ class _TierSend(torch.autograd.Function):
 
 
 class _TierReceive(torch.autograd.Function):
-    """Waits for the embeddings. Its backward starts to send their gradients."""
+    """Waits for the embeddings. The backward pass starts to send their gradients."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, exchange: _Exchange) -> Tensor:
@@ -187,14 +187,14 @@ def _start(
 
 
 class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Awaitable output of the sharded collection: merges the embeddings of all tiers.
+    """Awaitable output of the sharded collection. Merges hot, flex and cold embeddings.
 
     Args:
-        split: the ids of the batch by tier.
+        split: hot, flex and cold ids of the batch.
         cold: embeddings of cold ids, and of tables without tiers.
         hot: embeddings of hot ids, ``[num_hot, embedding_dim]``; None without hot rows.
         flex: lookup of flex ids; None without flex rows.
-        need_indices: return the ids as weights of the JaggedTensors.
+        need_indices: whether to return the ids as weights of the JaggedTensors.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
 
 class _TierMerge(torch.autograd.Function):
-    """Copies the rows of several matrices into one matrix, to the positions in ``sources``."""
+    """Copies the rows of several matrices into one matrix, at the row indices in ``sources``."""
 
     @staticmethod
     def forward(ctx: Any, sources: list[Tensor], *tiers: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class UpdateRule:
     """Applies the optimizer update of one fused FBGEMM kernel to copies of its rows.
 
     Raises:
-        ExactnessError: copies do not support the kernel's optimizer or one of its options.
+        ExactnessError: row copies do not support the kernel's optimizer or optimizer options.
     """
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
@@ -58,8 +58,8 @@ class UpdateRule:
 
     def _refuse(self, what: str) -> None:
         raise ExactnessError(
-            f"tables {self._tables}: tables with tiers do not support {what}. Use EXACT_SGD or "
-            "EXACT_ROWWISE_ADAGRAD in float32 without further options, or do not use tiers."
+            f"tables {self._tables}: flexshard does not support {what}. Use EXACT_SGD or "
+            "EXACT_ROWWISE_ADAGRAD in float32 without further options, or do not use flexshard."
         )
 
     def _check_options(self) -> None:
@@ -69,7 +69,7 @@ class UpdateRule:
 
     @property
     def has_state(self) -> bool:
-        """Return whether the optimizer has a sum of squared gradients per row."""
+        """Return whether the optimizer stores a sum of squared gradients for each row."""
         return bool(self._kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
     @property
@@ -78,15 +78,15 @@ class UpdateRule:
         return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
 
     def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:
-        """Update rows in place.
+        """Update rows in place with one optimizer step.
 
         SGD computes ``w -= lr * g``. Row-wise Adagrad computes ``s += mean(g * g)`` over the row,
         then ``w -= lr * g / (sqrt(s) + eps)``. Rows with zero gradients do not change.
 
         Args:
             weights: rows to update, float32 ``[n, embedding_dim]``.
-            state: sums of squares of row-wise Adagrad, float32 ``[n]``; None with SGD.
-            gradient: float32 ``[n, embedding_dim]``.
+            state: row-wise Adagrad's sums of squares, float32 ``[n]``; None with SGD.
+            gradient: gradients of the rows, float32 ``[n, embedding_dim]``.
             rates: learning rate and epsilon.
         """
         self._check_options()
@@ -104,7 +104,7 @@ class UpdateRule:
 
 
 def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
-    """Return the update rule of each table with tiers, keyed by table name.
+    """Return a dict from name of a table with row copies to its update rule.
 
     Tables that share a kernel share a rule.
     """
@@ -119,13 +119,13 @@ def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[s
 
 @dataclass(frozen=True)
 class LookedUp:
-    """State that a lookup saves for its backward pass.
+    """State that a lookup of row copies saves for its backward pass.
 
     Attributes:
-        rows: the rows of the overlay at the time of the lookup, keyed by table.
-        touched: positions that each rank looked up; None with a dense sync.
-        rates: hyperparameters of each update rule; None uses those at the time of the backward
-            pass, because the lookup ran before its step began.
+        rows: numbers of the copied rows at the time of the lookup, keyed by table.
+        touched: indices that each rank looked up; None if gradients are all-reduced.
+        rates: hyperparameters of each update rule. None if the lookup ran before its step began;
+            the backward pass then uses the current ones.
     """
 
     rows: Mapping[str, Tensor]
@@ -134,15 +134,15 @@ class LookedUp:
 
 
 class Overlay:
-    """This rank's copies of table rows in one matrix, trained inside the backward pass.
+    """A matrix of copied table rows on this rank, trained inside the backward pass.
 
-    A position is a row index of the matrix. The copies of a table have adjacent positions. The
-    matrix is not a parameter, so optimizers and state dicts do not contain it.
+    A position is a row index of the matrix. Copies of one table have adjacent positions. The matrix
+    is not a parameter, so optimizers and state dicts do not contain it.
 
     Attributes:
         weights: the copies, float32 ``[num_rows, embedding_dim]``.
-        state: sums of squares of row-wise Adagrad, float32 ``[num_rows]``; None with SGD.
-        rows: row numbers of the copies, int64 ``[n]`` for each table.
+        state: row-wise Adagrad's sums of squares, float32 ``[num_rows]``; None with SGD.
+        rows: numbers of the copied rows in their table, int64 ``[n]``, keyed by table.
         num_updates: number of backward passes that trained the copies.
     """
 
@@ -169,7 +169,7 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Set the row numbers of the copies. The total number of rows must stay the same."""
+        """Set the numbers of the copied rows. Their total number must stay the same."""
         self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
@@ -182,12 +182,12 @@ class Overlay:
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
         """Return the copies at ``positions``, float32 ``[n, embedding_dim]``.
 
-        The backward pass trains them. This may be a collective call, so all ranks must call it,
-        even without positions.
+        The backward pass updates the copies. This may be a collective call, so all ranks must call
+        it, even with empty ``positions``.
 
         Args:
-            positions: int64 ``[n]``.
-            ahead: whether the lookup runs before its step begins.
+            positions: row indices of the matrix, int64 ``[n]``.
+            ahead: whether the lookup runs before its training step begins.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
@@ -209,23 +209,23 @@ class Overlay:
     def anchor(self) -> Tensor:
         """Return a zero that requires a gradient, so that autograd always runs the backward pass.
 
-        It is on the device of the copies, because autograd has one thread per device, and
-        collectives need a fixed order.
+        The zero is on the device of the copies: autograd has one thread per device, and collectives
+        need the same order on all ranks.
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
     def train(self, looked_up: LookedUp, positions: Tensor, gradients: Tensor) -> None:
-        """Start to sum ``gradients`` over ranks. The copies are updated when backward has ended.
+        """Start to sum ``gradients`` over ranks, and update the copies at the end of backward.
 
         Args:
             looked_up: state of the lookup.
-            positions: looked-up positions, int64 ``[n]``.
+            positions: looked-up row indices of the matrix, int64 ``[n]``.
             gradients: gradients of this rank's loss, float32 ``[n, embedding_dim]``.
         """
         if looked_up.rows is not self.rows:
             raise ExactnessError(
-                "flexshard: retier_every assigned rows to other tiers between the lookup of a "
-                "batch and its backward pass. Remove retier_every, or use a train pipeline that "
+                "flexshard: retier_every changed the copied rows between the forward and the "
+                "backward pass of a batch. Remove retier_every, or use a train pipeline that "
                 "looks up each batch after the backward pass of the previous batch."
             )
         divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
@@ -265,7 +265,7 @@ class Overlay:
         def pass_on() -> None:
             with record_function(SYNC_REGION):
                 total.pass_on()
-            # Only after those of other overlays have started.
+            # Runs after the sums of other overlays have started.
             _at_end_of_backward(finish)
 
         def finish() -> None:
@@ -297,10 +297,10 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """Split ``touched`` by update rule.
+        """Split the positions ``touched`` by update rule.
 
         Returns:
-            The rule, its positions, and the slice of ``touched`` that contains them.
+            Each rule with its positions and their slice of ``touched``.
         """
         if len(self._updates) == 1:
             return [(self._updates[0][0], touched, slice(None))]

@@ -1,4 +1,4 @@
-"""Re-tiering: assigns rows to tiers again, based on the recent lookups of all ranks."""
+"""Re-tiering: chooses new hot and flex rows from the recent lookups of all ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Keys = NDArray[np.int64]
 class RecentAccesses:
     """Counts how often this rank looked up each row since the last ``take``.
 
-    Rows are identified by their key in ``TierIndex``. Counts are exact for up to ``bound`` rows.
-    With more rows, only the most frequent ones are kept, and a count may be too low by less than
-    ``1 / bound`` of all lookups.
+    A row's key is its index in the concatenation of all tables. Counts are exact for up to
+    ``bound`` rows. With more rows, only the most frequent rows are kept, and a count may be too low
+    by less than ``1 / bound`` of all lookups.
     """
 
     def __init__(self, bound: int = 1 << 20) -> None:
@@ -40,14 +40,14 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one lookup of each of ``keys``, int64 ``[n]``."""
+        """Add 1 to the count of each element of ``keys``, int64 ``[n]``."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
             self._count()
 
     def take(self) -> tuple[Keys, NDArray[np.float64]]:
-        """Return the keys of looked-up rows, ascending, with their counts, and reset the counts."""
+        """Return the keys of looked-up rows, ascending, and their counts. Reset all counts."""
         self._count()
         taken = self._keys, self._counts
         self._forget()
@@ -66,14 +66,14 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """New assignment of rows to tiers.
+    """New choice of hot and flex rows.
 
     Attributes:
-        hot, flex: keys of the new hot and flex rows, int64.
-        moved: number of rows whose tier changes.
+        hot, flex: keys of the new hot and of the new flex rows, int64.
+        moved: number of rows that become hot, flex or cold.
         accesses: number of recent lookups.
-        covered_before, covered_after: recent lookups of hot and flex rows, by the previous and the
-            new assignment.
+        covered_before: number of recent lookups of the previous hot and flex rows.
+        covered_after: number of recent lookups of the new hot and flex rows.
     """
 
     hot: Keys
@@ -87,15 +87,15 @@ class Chosen:
 def choose_rows(
     read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
-    """Assign the most frequently read rows to the hot tier and the next ones to the flex tier.
+    """Choose the most frequently read rows as hot rows, and the next ones as flex rows.
 
-    This is a collective call, with the same result on all ranks. The sizes of the tiers stay the
-    same. Rows with equal counts keep their tier if possible.
+    This is a collective call with the same result on all ranks. The numbers of hot and flex rows
+    stay the same. Rows with equal counts keep their tier if possible.
 
     Args:
-        read: keys and counts of this rank, from ``RecentAccesses.take``.
+        read: keys of the rows read by this rank, and their counts.
         hot, flex: keys of the current hot and flex rows.
-        group: the ranks.
+        group: process group of the ranks.
     """
     of_ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(of_ranks, read, group=group)
@@ -120,12 +120,13 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """Result of one re-tiering, over all tables of a collection.
+    """Result of one re-tiering (new choice of hot and flex rows) of a collection's tables.
 
     Attributes:
-        step: step after which rows were assigned again.
-        moved: number of rows that changed their tier.
-        a2a_share_before, a2a_share_after: fraction of lookups that use the global all-to-all.
+        step: number of steps before the re-tiering.
+        moved: number of rows that became hot, flex or cold.
+        a2a_share_before, a2a_share_after: fraction of recent lookups that needs the all-to-all over
+            all ranks, with the previous and with the new rows.
     """
 
     step: int
@@ -141,13 +142,13 @@ class RetierReport:
 
 
 class Retiering:
-    """Counts lookups during training, and assigns rows to tiers again every ``every`` batches.
+    """Counts lookups during training, and chooses new hot and flex rows every ``every`` batches.
 
-    The total size of each tier stays the same, but the size of each table's part may change.
+    The total numbers of hot and flex rows stay the same, but those of each table may change.
     """
 
     def __init__(self, every: int) -> None:
-        # Not a tier's group: those count only the traffic of steps.
+        # The bytes of other process groups are reported as traffic of training steps.
         world = dist.group.WORLD
         assert world is not None
         self.reports: list[RetierReport] = []
@@ -157,9 +158,9 @@ class Retiering:
         self._recent = RecentAccesses()
 
     def next_index(self, index: TierIndex) -> TierIndex:
-        """Return the index for the next training batch, a new one after every ``every`` batches.
+        """Return the index of hot and flex rows for the next training batch.
 
-        This is a collective call.
+        The index changes after every ``every`` batches. This is a collective call.
         """
         if not self._steps or self._steps % self._every:
             return index
@@ -182,6 +183,6 @@ class Retiering:
 
 
 def _rows_by_table(keys: Keys, first_keys: Keys) -> list[Keys]:
-    """Convert keys to row numbers, separately for each table, in the order of the keys."""
+    """Split keys by table, and convert them to row numbers in the table."""
     tables = np.searchsorted(first_keys, keys, side="right") - 1
     return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]

@@ -1,4 +1,4 @@
-"""Copying of rows between the row-wise shards of tables and the copies in overlays.
+"""Transfer of rows between row-wise shards and the copies of frequent rows on other ranks.
 
 Rows are copied bit for bit, at most ``PIECE_BYTES`` at a time. Checkpoints contain only the tables.
 """
@@ -25,13 +25,13 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TierGroups:
-    """One process group per tier, so that the bytes of each tier can be counted.
+    """Process groups for cold, hot and flex rows, separate so that their bytes can be counted.
 
     Attributes:
-        cold: all ranks, for all-to-alls of the sharded tables.
+        cold: all ranks, for all-to-alls of the row-wise shards.
         hot: all ranks, to sum the gradients of hot rows.
-        flex: the ranks of this node, for all-to-alls of the flex rows.
-        flex_gradients: ranks that hold the same flex rows, to sum their gradients.
+        flex: the ranks of this node, for all-to-alls of flex rows.
+        flex_gradients: ranks with copies of the same flex rows, to sum their gradients.
     """
 
     cold: dist.ProcessGroup
@@ -41,18 +41,19 @@ class TierGroups:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the tier of each process group, keyed by the name of the group."""
+        """Return a dict from process group name to ``cold``, ``hot``, ``flex``, ..."""
         return {getattr(self, each.name).group_name: each.name for each in fields(self)}
 
 
-# Keyed by the default process group, so that these groups end when it is destroyed.
+# Keyed by the default process group, so that an entry ends with its default group.
 _made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
 def tier_groups() -> TierGroups:
-    """Return the tiers' process groups. The first call creates them and is collective.
+    """Return the process groups for cold, hot and flex rows.
 
-    A node consists of ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
+    The first call is collective, because it creates the groups. A node consists of
+    ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
     """
     world = dist.group.WORLD
     assert world is not None, "call torch.distributed.init_process_group first"
@@ -72,18 +73,18 @@ def tier_groups() -> TierGroups:
 
 @dataclass(frozen=True)
 class _Move:
-    """Places of n rows of one table in the shards and in the copies of one tier.
+    """Locations of n rows of one table, in the row-wise shards and among the hot or flex copies.
 
     Index tensors are int64 ``[n]`` on the CPU.
 
     Attributes:
-        shard: this rank's shard of the table: weights, or optimizer state.
-        copies: this rank's copies of the tier: weights, or optimizer state.
+        shard: this rank's shard of the table, either weights or optimizer state.
+        copies: this rank's hot or flex copies, either weights or optimizer state.
         owners: rank whose shard contains each row.
         local: index of each row in the owner's shard.
-        holders: local rank that holds the copy of each row.
-        slots: index of each copy on its holder.
-        node: number of ranks over which a node's copies are spread; 1 for hot rows.
+        holders: local rank that has the copy of each row.
+        slots: index of each row among the copies of its holder.
+        node: ranks per node for flex rows, 1 for hot rows.
     """
 
     shard: Tensor
@@ -104,7 +105,7 @@ class _Move:
         self.copies.index_copy_(0, self.slots[got].to(self.copies.device), received)
 
     def fold(self, group: dist.ProcessGroup) -> None:
-        """Overwrite the rows of the table with copies from the owner's node. Collective."""
+        """Overwrite the rows of the table with the copies. Collective."""
         rank, node = dist.get_rank(), self.node
         sent = (self.owners // node == rank // node) & (self.holders == rank % node)
         to_owner, num_sent = _grouped(self.owners % node, sent, node)
@@ -122,7 +123,7 @@ class _Move:
 
 
 def _grouped(keys: Tensor, chosen: Tensor, num_keys: int) -> tuple[Tensor, list[int]]:
-    """Return the indices where ``chosen`` is True, sorted by key, and their number for each key."""
+    """Return the indices where ``chosen`` is True, sorted by key, and their number per key."""
     positions = chosen.nonzero().squeeze(1)
     keys = keys[positions]
     counts: list[int] = torch.bincount(keys, minlength=num_keys).tolist()
@@ -138,12 +139,12 @@ def _exchange(
 
 
 class CopiedRows:
-    """Copies weights and optimizer state between the tables and the overlays.
+    """Keeps sharded tables and the row copies on other ranks equal, with optimizer state.
 
     All methods except ``ask`` and ``take_back`` are collective calls.
 
     Attributes:
-        index: the rows that the overlays currently contain.
+        index: the rows that currently have copies.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class CopiedRows:
         self._was_asked = False
 
     def _moves(self) -> Iterator[_Move]:
-        """Yield the places of all copied rows in pieces, first for weights, then for state.
+        """Yield the locations of all copied rows in pieces, first for weights, then for state.
 
         All ranks yield the same pieces in the same order.
         """
@@ -198,7 +199,7 @@ class CopiedRows:
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Write the copies into the tables, if the copies were trained since the last call."""
+        """Write the copies into the tables, if training changed the copies since the last call."""
         if self._folded == self._num_updates:
             return
         for move in self._moves():
@@ -206,36 +207,36 @@ class CopiedRows:
         self._folded = self._num_updates
 
     def lend(self) -> None:
-        """Write the copies into the tables, for a state dict that shares the tables' tensors.
+        """Write the copies into the tables before a state dict exposes the tables' tensors.
 
-        The caller may overwrite these tensors in place, so the next lookup reads the copies again
+        The caller may overwrite these tensors in place, so the next lookup refreshes the copies
         from the tables.
         """
         self.fold()
         self._is_out = self._was_asked = True
 
     def take_back(self) -> None:
-        """Cancel ``lend``, because nobody kept the state dict."""
+        """Undo ``lend`` after the caller has dropped the state dict."""
         self._is_out = self._was_asked = False
 
     def ask(self) -> None:
-        """Record that this rank reads or writes tensors of a state dict.
+        """Record that the caller reads or writes tensors of a state dict on this rank.
 
         Raises:
-            ExactnessError: the copies were trained after the state dict was created.
+            ExactnessError: training changed the copies after the state dict was created.
         """
         if self._folded != self._num_updates:
             raise ExactnessError(
-                "this state dict was created before the last backward pass, so the tables "
-                f"{', '.join(self.index.tiers)} lack the updates of their copied rows. Call "
-                "state_dict() on all ranks again before you read or write its tensors."
+                f"state dict: created before the last backward pass, so updates of the tables "
+                f"{', '.join(self.index.tiers)} are missing. Call state_dict() on all ranks again "
+                "before you read or write tensors of a state dict."
             )
         self._was_asked = True
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Overwrite the copies with the current rows of the tables."""
-        # Not the tiers' groups: those count only the traffic of steps.
+        # The bytes of other process groups are reported as traffic of training steps.
         world = dist.group.WORLD
         assert world is not None
         for move in self._moves():
@@ -244,7 +245,7 @@ class CopiedRows:
         self._was_asked = False
 
     def hold(self, index: TierIndex) -> None:
-        """Replace the rows in the overlays by the rows of ``index``, equally many."""
+        """Copy the rows of ``index`` instead of the current rows. Their number must be the same."""
         if index is self.index:
             if self._is_out and self._folded == self._num_updates:
                 # All ranks refresh if one rank needs it.
@@ -265,10 +266,10 @@ class CopiedRows:
 
 
 class FoldingOptimizer(CombinedOptimizer):
-    """TorchRec's fused optimizer of the tables, whose state includes updates of the copies.
+    """TorchRec's fused optimizer of the tables, with the optimizer state of copied rows included.
 
-    Names, shapes and types are the same as in TorchRec. Reading ``state`` is a collective call, and
-    so are ``state_dict`` and ``load_state_dict`` of this optimizer and of its wrappers.
+    Names, shapes and types are the same as in TorchRec. ``state`` is a collective call, and so are
+    ``state_dict`` and ``load_state_dict`` of this optimizer and of optimizers that wrap it.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class FoldingOptimizer(CombinedOptimizer):
         return super().state
 
     def post_load_state_dict(self) -> None:
-        """Overwrite the copies with the loaded tables and state. Collective."""
+        """Overwrite the row copies with the loaded tables and state. Collective."""
         super().post_load_state_dict()
         self._refresh()
 
@@ -303,7 +304,7 @@ def set_group(
 ) -> None:
     """Set the process group of all ShardedTensors in weights and optimizer state.
 
-    Copying a state dict fails unless its tensors have the group of the trainer.
+    ``copy.deepcopy`` of a state dict fails unless its tensors have the default process group.
     """
     states = (tensor for by_name in optimizer.state.values() for tensor in by_name.values())
     for tensor in (*weights.values(), *states):
@@ -312,7 +313,7 @@ def set_group(
 
 
 def _optimizer_state(optimizer: CombinedOptimizer, table: str, weights: Tensor) -> Tensor:
-    """Return this rank's sums of squares of row-wise Adagrad, ``[rows]``; zeros with SGD."""
+    """Return row-wise Adagrad's sums of squares for this rank's shard, ``[rows]``; 0 with SGD."""
     states = optimizer.state[optimizer.params[f"embeddings.{table}.weight"]].values()
     for state in states:
         return _local(state, weights.new_empty(0))

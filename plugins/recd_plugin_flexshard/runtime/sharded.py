@@ -1,4 +1,4 @@
-"""Sharded EmbeddingCollections with copies of frequently read rows."""
+"""Row-wise sharded EmbeddingCollections with copies of frequently read rows on other ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from recd_plugins.api import (
 
 @dataclass
 class TieredContext(batch_forms.ExactSequenceContext):
-    """Context of a batch in the sharded collection, including its ids by tier."""
+    """TorchRec's context of a batch, with the batch's hot, flex and cold ids."""
 
     split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
@@ -57,11 +57,11 @@ class TieredContext(batch_forms.ExactSequenceContext):
 
 
 class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
-    """Sharded EmbeddingCollection with tiers of rows (FlexShard, arXiv 2301.02959).
+    """Sharded EmbeddingCollection with copies of frequent rows (FlexShard, arXiv 2301.02959).
 
     Tables are sharded row-wise. Hot rows also have a copy on every rank, and flex rows in every
-    node. The backward pass updates copies with the optimizer and learning rate of their table, so
-    training gives the same result as without tiers.
+    node. The backward pass updates the copies with the optimizer and learning rate of their table,
+    so training gives the same result as without copies.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         set_group(self._model_parallel_name_to_sharded_tensor, self._optim, env.process_group)
         if self._use_index_dedup:
             raise ExactnessError(
-                f"tables {', '.join(self._tiered)} have tiers, which do not support "
-                "use_index_dedup. Set use_index_dedup=False, or remove the tiers."
+                f"tables {', '.join(self._tiered)}: flexshard does not support use_index_dedup. "
+                "Set use_index_dedup=False, or do not use flexshard."
             )
         self.groups: TierGroups = groups
         rules = update_rules(self._lookups, module.tiers)
@@ -133,10 +133,10 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         super().register_post_odist_tracker_fn(record_fn)
 
     def _refuse_tracker(self) -> None:
-        """Raise an error for delta trackers, because copies change on ranks without the shard."""
+        """Reject ModelDeltaTracker, which would miss updates of copies on other ranks."""
         if self._has_tiers:
             raise SetupError(
-                "ModelDeltaTracker cannot track changes of tables with tiers: "
+                "ModelDeltaTracker cannot track changes of flexshard tables: "
                 f"{', '.join(self._tiered)}. Add these tables to fqns_to_skip."
             )
 
@@ -146,7 +146,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Split ids by tier, and start to send cold ids to all ranks and flex ids in the node."""
+        """Start to send cold ids to all ranks, and flex ids to the ranks of this node."""
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
@@ -198,7 +198,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
 
     def _count(self, positions: Tensor, per_feature: Tensor) -> None:
-        """Pass the looked-up positions of copies to the tracker function, counted by feature."""
+        """Pass the indices of looked-up copies to TorchRec's post-lookup tracker function."""
         assert self.post_lookup_tracker_fn is not None
         lengths = per_feature.to(positions.device)
         ids = KeyedJaggedTensor(self.index.features, positions, lengths=lengths)
@@ -210,7 +210,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if not self._has_tiers:
             return super().output_dist(ctx, output)
         raise ExactnessError(
-            "output_dist of an EmbeddingCollection with tiers would omit the hot and flex rows. "
+            "output_dist of a sharded TieredEmbeddingCollection would omit the copied rows. "
             "Call compute_and_output_dist instead."
         )
 
@@ -221,21 +221,21 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """Return the fused optimizer of the tables. Its state includes updates of the copies."""
+        """Return the fused optimizer of the tables. Its state includes updates of row copies."""
         return self._folding_optimizer if self._has_tiers else self._optim
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """Return the reports of all re-tierings so far, in order."""
+        """Return a report for each time that new hot and flex rows were chosen, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
-        """Write updates of the copies into the tables. Collective over all ranks."""
+        """Write trained row copies into the tables. Collective over all ranks."""
         if self._has_tiers:
             self._copies.fold()
 
     def refresh(self) -> None:
-        """Overwrite the copies with rows of the tables. Collective over all ranks."""
+        """Overwrite the row copies with the rows of the tables. Collective over all ranks."""
         if self._has_tiers:
             self._copies.refresh()
 
@@ -244,7 +244,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self._copies.lend()
 
     def _register_folding(self) -> None:
-        """Register hooks so that state dicts equal those of tables without tiers."""
+        """Register hooks so that state dicts equal those of tables without row copies."""
         self._folding_optimizer = FoldingOptimizer(self._optim, self._lend, self.refresh)
         self.register_state_dict_pre_hook(lambda module, *_: module._lend())
         # If a state dict lacks the optimizer state, keep the state of the copies.
@@ -255,13 +255,13 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
     if isinstance(env, ShardingEnv2D) or env.world_size != groups.cold.size():
         raise SetupError(
-            f"a TieredEmbeddingCollection cannot be sharded over {env.world_size} of "
-            f"{groups.cold.size()} ranks, or with 2D parallelism. Shard it over all ranks of the "
-            "default process group."
+            f"TieredEmbeddingCollection: cannot be sharded over {env.world_size} of "
+            f"{groups.cold.size()} ranks or with 2D parallelism. Shard the module over all ranks "
+            "of the default process group."
         )
     if getattr(env, "output_dtensor", False):
         raise SetupError(
-            "a TieredEmbeddingCollection does not support DTensors in state dicts. "
+            "TieredEmbeddingCollection does not support DTensors in state dicts. "
             "Set output_dtensor=False in the ShardingEnv."
         )
     env = copy.copy(env)
@@ -277,18 +277,18 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
             EmbeddingComputeKernel.FUSED.value,
         ):
             raise SetupError(
-                f"table {table!r} has tiers, but the sharding plan uses {sharding.sharding_type} "
-                f"with the compute kernel {sharding.compute_kernel}. Plan the table with "
+                f"table {table!r}: the sharding plan uses {sharding.sharding_type} with the "
+                f"compute kernel {sharding.compute_kernel}, which flexshard does not support. Use "
                 "ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused'])."
             )
 
 
 class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
-    """Sharder of TieredEmbeddingCollection: tables with tiers row-wise, other tables in any way.
+    """Sharder of TieredEmbeddingCollection. Other tables may use any sharding type.
 
-    ``shard`` raises SetupError if a table with tiers is not planned row-wise with the fused kernel,
-    or if nodes have different numbers of ranks. It raises ExactnessError if copies do not support
-    the optimizer.
+    ``shard`` raises SetupError if a table with row copies is not planned row-wise with the fused
+    kernel, or if nodes have different numbers of ranks. It raises ExactnessError if row copies do
+    not support the optimizer.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Splitting of a batch's ids into hot, flex and cold ids."""
+"""Splits the ids of a batch into hot, flex and cold ids (copied to ranks, to nodes, or not)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NO_KEY = np.iinfo(np.int64).min
 
 
 class Places:
-    """Hash table that maps int64 keys to their index in a list.
+    """Hash table from int64 keys to their index in ``keys``.
 
     On CPU, a lookup is about five times as fast as a binary search. Keys are sorted by bucket, and
-    a lookup compares only the few keys from the start of a bucket.
+    a lookup compares only the few keys of one bucket.
 
     Args:
         keys: distinct keys, int64 ``[num_keys]``. The smallest int64 is not allowed.
@@ -44,7 +44,7 @@ class Places:
         self._starts = (sizes.cumsum(0) - sizes).int().to(device)
 
     def find(self, keys: Tensor) -> Tensor:
-        """Return the index of each of ``keys`` in the list, int64; -1 if it is missing."""
+        """Return the index of each key in the hash table's list, int64; -1 if it is missing."""
         at = self._starts.index_select(0, self._bucket(keys))
         for _ in range(self._most - 1):
             at = at + (self._keys.index_select(0, at) != keys)
@@ -57,17 +57,17 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class TierSplit:
-    """The ids of one batch by tier.
+    """The ids of one batch, split into hot, flex and cold ids.
 
-    F is the number of features of tables with tiers, and n the number of their ids.
+    F is the number of features of tables with row copies, and n the number of their ids.
 
     Attributes:
         index: the index that split the batch.
-        cold: ids of all features; for tables with tiers, only ids without a copy.
-        hot: positions of hot ids in the hot overlay, int64 ``[num_hot]``.
-        flex: positions of flex ids in the flex overlay of their owner, int64 ``[num_flex]``, sorted
-            by owner and then by feature.
-        flex_sizes: number of flex ids by owner and feature, int64 ``[ranks_per_node, F]``.
+        cold: ids without a copy, and all ids of tables without row copies.
+        hot: index of each hot id among this rank's hot copies, int64 ``[num_hot]``.
+        flex: index of each flex id among the flex copies of the rank that has its copy, int64
+            ``[num_flex]``, sorted by rank and then by feature.
+        flex_sizes: number of flex ids by rank and feature, int64 ``[ranks_per_node, F]``.
         cold_source: index of each cold id in ``ids``, int64 ``[num_cold]``.
         hot_source: index of each hot id in ``ids``, int64 ``[num_hot]``.
         flex_source: index of each flex id in ``ids``, int64 ``[num_flex]``.
@@ -89,7 +89,7 @@ class TierSplit:
     ids_per_feature: list[int]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Call ``Tensor.record_stream`` for all tensors."""
+        """Call ``Tensor.record_stream`` for all tensors of the split."""
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 value.record_stream(stream)
@@ -97,14 +97,14 @@ class TierSplit:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Index of all hot and flex rows, which splits the ids of a batch by tier.
+    """Index of all hot and flex rows, used to split the ids of a batch.
 
-    The key of a row is its index in the concatenation of all tables with tiers.
+    The key of a row is its index in the concatenation of all tables with row copies.
 
     Attributes:
-        features: features of the tables with tiers, table by table.
-        first_keys: key of the first row of each table with tiers, int64 ``[num_tables]``.
-        places: maps the key of a hot or flex row to its position: hot rows first, then flex rows.
+        features: features of the tables with row copies, table by table.
+        first_keys: key of the first row of each table with row copies, int64 ``[num_tables]``.
+        places: maps the key of a hot or flex row to its index in the list of hot, then flex rows.
         num_hot: number of hot rows of all tables.
         num_flex: number of flex rows of all tables.
     """
@@ -137,7 +137,7 @@ class TierIndex:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
 
     def chosen_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the keys of all hot rows and of all flex rows, int64, in overlay order."""
+        """Return the keys of all hot rows and of all flex rows, int64, in the order of copies."""
         tables = list(zip(self.first_keys, self.tiers.values(), strict=True))
         none = np.empty(0, np.int64)
         return (
@@ -146,11 +146,11 @@ class TierIndex:
         )
 
     def hot_rows(self) -> dict[str, Tensor]:
-        """Return the row numbers in the hot overlay, int64, keyed by table, in overlay order."""
+        """Return a dict from table name to its hot rows, int64, in the order of copies."""
         return {name: self._tensor(rows.hot) for name, rows in self.tiers.items()}
 
     def flex_rows(self, local_rank: int) -> dict[str, Tensor]:
-        """Return the row numbers in the flex overlay of one local rank, int64, keyed by table."""
+        """Return a dict from table name to the flex rows copied to ``local_rank``, int64."""
         rows, start = {}, 0
         for name, tiers in self.tiers.items():
             first = (local_rank - start) % self.ranks_per_node
@@ -159,7 +159,7 @@ class TierIndex:
         return rows
 
     def split(self, features: KeyedJaggedTensor) -> TierSplit:
-        """Split the ids of a batch by tier. Features of other modules are ignored."""
+        """Split the ids of a batch into hot, flex and cold ids."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
         per_key, stride = features.length_per_key(), features.stride()
@@ -204,7 +204,7 @@ class TierIndex:
         """Return the keys of looked-up rows, int64 ``[n]``.
 
         Args:
-            ids: ids of the features of tables with tiers, feature by feature, ``[n]``.
+            ids: ids looked up in tables with row copies, feature by feature, ``[n]``.
             ids_per_feature: number of ids of each feature.
 
         Raises:
@@ -225,13 +225,13 @@ class TierIndex:
 
 
 def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
-    """Return the index of the feature of each id, int64, given the ids' positions ``source``."""
+    """Return the feature index, int64, of the ids at positions ``source``."""
     ends = torch.tensor(ids_per_feature, device=source.device).cumsum(0)
     return torch.bucketize(source, ends, right=True)
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:
-    """Return the values of the keys with these numbers, concatenated."""
+    """Return the concatenated values of the keys with these indices."""
     values, offsets = features.values(), features.offset_per_key()
     if numbers == list(range(len(offsets) - 1)):
         return values

@@ -1,7 +1,7 @@
-"""Sparse sync: sums gradients of copies over ranks, only for rows that a rank looked up.
+"""Sparse sync: sums gradients of row copies over ranks, only for rows that a rank looked up.
 
-If only one rank looked up a row, it sends the gradient to all other ranks. If several ranks did,
-one of them, chosen round-robin, sums the gradients and sends the sum. Two ranks exchange all their
+If one rank looked up a row, it sends the gradient to all other ranks. If several ranks did, one of
+them, chosen round-robin, sums the gradients and sends the sum. With two ranks, both send all their
 gradients. A touched row is a row that at least one rank looked up.
 """
 
@@ -24,7 +24,7 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wire:
-    """Quantization of copied rows and their gradients, as TorchRec does for sequence all-to-alls.
+    """Codecs for copied rows and their gradients, as in TorchRec's all-to-all of sequences.
 
     Args:
         codecs: TorchRec's ``qcomm_codecs_registry``; None sends float32.
@@ -38,10 +38,10 @@ class Wire:
 
 
 class Codec:
-    """Encodes rows of ``embedding_dim`` scalars with a TorchRec codec; None leaves them unchanged.
+    """Encodes rows of ``embedding_dim`` scalars with a TorchRec codec. None does not encode.
 
     Raises:
-        SetupError: a quantization block would contain scalars of several rows.
+        SetupError: a quantization block of the codec would span several rows.
     """
 
     def __init__(self, codec: QuantizedCommCodec[Any] | None, embedding_dim: int) -> None:
@@ -52,10 +52,10 @@ class Codec:
             context: Any = codec.create_context()
             if context.row_dim <= 0 or embedding_dim % context.row_dim:
                 raise SetupError(
-                    f"tables with tiers have embedding_dim {embedding_dim}, but the codec of "
+                    f"flexshard: embedding_dim is {embedding_dim}, but the codec of "
                     f"{CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name} ({codec.quantized_dtype}) "
-                    f"quantizes blocks of {context.row_dim}. Use fp32, fp16 or bf16, or set "
-                    "training.wire."
+                    f"quantizes blocks of {context.row_dim} scalars. Use fp32, fp16 or bf16, or "
+                    "set training.wire."
                 )
             self._widths = embedding_dim, codec.calc_quantized_size(embedding_dim, context)
 
@@ -88,7 +88,7 @@ class Hop:
     """Rows to send and receive in one all-to-all.
 
     ``send`` and ``receive`` are int64 indices in ``Routes.rows``, grouped by rank. The sizes are
-    their numbers for each rank.
+    the numbers of rows per rank.
     """
 
     send: Tensor
@@ -99,14 +99,12 @@ class Hop:
 
 @dataclass(frozen=True)
 class Routes:
-    """Ranks that send, sum and receive the gradient of each touched row of a batch.
-
-    All ranks compute matching routes from the same bitmaps.
+    """Communication plan of one sparse sync: which rows this rank sends, sums and receives.
 
     Attributes:
-        rows: positions of all touched rows, ascending, int64 ``[num_rows]``.
+        rows: indices of the copies that any rank looked up, ascending, int64 ``[num_rows]``.
         mine: indices in ``rows`` of the rows that this rank looked up, ascending, int64.
-        summed: whether this rank computes the sum for each row in ``mine``, bool.
+        summed: whether this rank sums the gradients of each row in ``mine``, bool.
         gradients: all-to-all of gradients to the ranks that sum.
         sums: all-to-all of sums to the other ranks; None if every rank sums all its rows.
     """
@@ -119,7 +117,7 @@ class Routes:
 
 
 class TouchedRows:
-    """Exchanges bitmaps of the overlay positions that each rank of a group looked up.
+    """Exchanges bitmaps of the row copies that each rank of a group looked up.
 
     The constructor is a collective call. It starts to send the bitmaps.
     """
@@ -147,8 +145,8 @@ class TouchedRows:
 
         Args:
             gradients: this rank's gradients, float32 ``[n, dim]``.
-            positions: overlay position of each gradient, int64 ``[n]``.
-            by_position: sums gradients with equal positions.
+            positions: index of the row copy of each gradient, int64 ``[n]``.
+            by_position: function that sums gradients with equal positions.
         """
         places = self._touched.cumsum(0)[positions] - 1
         own = by_position(gradients, places, len(self.routes.mine))
@@ -185,10 +183,10 @@ class TouchedRows:
 
 
 class SparseSum:
-    """A sum of gradients over ranks in progress: gradients are sent, summed, and sums are sent.
+    """An asynchronous sum of gradients over ranks.
 
-    ``own`` are this rank's gradients of ``routes.mine``, float32 ``[len(mine), dim]``. Gradients
-    are encoded and decoded before they are summed, also this rank's own.
+    ``own`` contains this rank's gradients for ``routes.mine``, float32 ``[len(mine), dim]``. All
+    gradients are encoded and decoded before the sum, including this rank's own.
     """
 
     def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:
@@ -206,7 +204,7 @@ class SparseSum:
 
     @property
     def rows(self) -> Tensor:
-        """Return the positions of all touched rows, ascending, int64 ``[num_rows]``."""
+        """Return the indices of copies that any rank looked up, ascending, int64 ``[num_rows]``."""
         return self._routes.rows
 
     def pass_on(self) -> None:
@@ -228,7 +226,7 @@ class SparseSum:
             self._under_way = self._exchange(routes.sums, sums)
 
     def result(self) -> Tensor:
-        """Return the sums for ``rows``, ``[num_rows, dim]``, bitwise equal on all ranks."""
+        """Return the sums for ``rows``, float32 ``[num_rows, dim]``, bitwise equal on all ranks."""
         sums = self._routes.sums
         if sums is not None and len(self.rows):
             for rows, gradients in zip(self._split(sums), self._arrived(), strict=True):

@@ -322,9 +322,9 @@ REFUSED = [
     Attempt("plan uses table_wise", sharding="table_wise"),
     Attempt("plan uses data_parallel", sharding="data_parallel"),
     Attempt("kernel dense", sharding="dense"),
-    Attempt("feature 'f' is looked up in tables 't' and 'u'", tables=(table(), table("u"))),
+    Attempt("feature 'f': tables 't' and 'u' of one", tables=(table(), table("u"))),
     Attempt("only FP32", tables=(table(data_type=DataType.FP16),)),
-    Attempt("contain row 9", tiers={"t": RowTiers([], [9])}),
+    Attempt("row 9 has to be copied", tiers={"t": RowTiers([], [9])}),
     Attempt(
         "optimizer exact_adagrad",
         ExactnessError,
@@ -384,7 +384,7 @@ def test_what_is_refused() -> None:
         *((each.message, each.error) for each in REFUSED),
         ("does not support DTensors", SetupError),
         ("Call compute_and_output_dist", ExactnessError),
-        ("ModelDeltaTracker cannot track changes of tables with tiers", SetupError),
+        ("ModelDeltaTracker cannot track changes of flexshard tables", SetupError),
         ("weight_decay=0.1", ExactnessError),
     ]
     *refused, allowed = errors
