@@ -418,5 +418,5 @@ def test_rows_travel_one_by_one(kind: CommType, width: int, num_rows: int) -> No
 
 def test_a_block_of_several_rows_is_refused() -> None:
     """TorchRec's int8 has one scale for 32 scalars, which may be those of two rows."""
-    with pytest.raises(SetupError, match=r"embedding_dim 16, but .* blocks of 32"):
+    with pytest.raises(SetupError, match=r"embedding_dim is 16, but .* blocks of 32"):
         Wire(codecs(CommType.INT8), 16)
