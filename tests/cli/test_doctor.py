@@ -143,7 +143,7 @@ def test_tables_features_and_what_is_left_alone(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Adagrad, in backward" in done.output
     assert "nobody: mine is a Mine, a subclass of EmbeddingBagCollection" in done.output
-    assert "as it comes: history, as an EmbeddingCollection has rows for ids" in done.output
+    assert "not deduplicated: history, because EmbeddingCollection does not pool" in done.output
     lines = json.loads(look("my_trainer:build", "--json", *options).stdout)["tables"]
     default = "exact_sgd, lr 0.01 (FBGEMM's default)"
     found = {line["sharded_by"]: line["optimizer"] for line in lines if line["name"] == "t_clicks"}
@@ -154,7 +154,7 @@ def test_tables_features_and_what_is_left_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("my_trainer", "expected MODULE:FACTORY"),
+        ("my_trainer", "has no function name"),
         ("my_trainr:build", "No module named 'my_trainr'"),
         ("my_trainer:missing", "AttributeError"),
     ],

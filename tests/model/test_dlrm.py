@@ -85,7 +85,7 @@ def registry(tmp_path: Path) -> RunConfig:
 
 
 def test_data_without_features_is_refused(registry: RunConfig) -> None:
-    with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no feature"):
+    with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no features"):
         build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
 
 
@@ -112,8 +112,8 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(RegistryError) as caught:
         build_model(load_registry(path), schema)
     assert str(caught.value).splitlines() == [
-        f"{path}:7 model.tables.t_usr: matches no table. Did you mean t_user?",
-        f"{path}:8 model.tables.ads*: matches no table. Use one of: t_user, t_item",
+        f"{path}:7 model.tables.t_usr: the pattern matches no table. Did you mean t_user?",
+        f"{path}:8 model.tables.ads*: the pattern matches no table. Use one of: t_user, t_item",
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
     assert build_model(load_registry(path), schema).bags is not None

@@ -189,5 +189,7 @@ def test_a_missing_target_is_refused() -> None:
     pooling = SequencePooling("a", 8)
     pooling.put("a", AddsTarget(PluginOptions()))
     batch = group_batch(a=INVERSE)
-    with pytest.raises(RecdError, match=r"test\.adds_target: no vectors of its target item; name"):
+    with pytest.raises(
+        RecdError, match=r"test\.adds_target: the vectors of the target feature 'item'"
+    ):
         pooling(group_embeddings(batch), batch)

@@ -98,7 +98,8 @@ def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
     """Raise DataError if values do not match lengths; kernels would read values of other rows."""
     if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
         raise DataError(
-            f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
+            f"{path}: the lengths add up to {ids}, but {kjt.values().numel()} values exist. "
+            "Pass lengths that match the values."
         )
 
 

@@ -62,8 +62,8 @@ class PooledFeatures:
         sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
         if not modules:
             raise SetupError(
-                "the model has no EmbeddingBagCollection or EmbeddingCollection: take the model "
-                "before DistributedModelParallel has sharded it"
+                "the model has no unsharded EmbeddingBagCollection or EmbeddingCollection. Pass "
+                "the model before DistributedModelParallel shards it."
             )
         for module in modules:
             features = {feature for table in module.tables for feature in table.features}
@@ -72,7 +72,7 @@ class PooledFeatures:
             elif accepts_deduplicated(module.shardable):
                 why, sequences = "", sequences | features
             elif isinstance(module.shardable, EmbeddingCollection):
-                why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
+                why = "because EmbeddingCollection does not pool; use PooledSequences instead"
             else:
                 why = why_plain(module.shardable)
             if why:
@@ -121,14 +121,16 @@ class Decision:
         for path, features in self.features.items():
             total = sum((self.counted[path][name] for name in sorted(features)), _NONE)
             names = shortened(sorted(features))
-            lines.append(f"{path}: {total.factor:.1f} ids per stored id, in {names}")
+            lines.append(f"{path}: dedupe factor {total.factor:.1f} for the features {names}")
             if rest := self.counted[path].keys() - features:
-                lines.append(f"{path}: hardly any duplicates in {shortened(sorted(rest))}")
-        lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
+                lines.append(
+                    f"{path}: not deduplicated, too few duplicates: {shortened(sorted(rest))}"
+                )
+        lines += [f"{path}: not deduplicated, since {why}" for path, why in self.left.items()]
         if not lines:
             return (
-                "deduplication of batches: none; the first batch has no KeyedJaggedTensor in an "
-                "attribute or item"
+                "deduplication of batches: none, since the first batch contains no "
+                "KeyedJaggedTensor"
             )
         return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -208,9 +210,9 @@ class Dedup:
         """
         if get_worker_info() is not None:
             raise SetupError(
-                "dedup is in a worker of a DataLoader and the ranks have not decided yet what to "
-                "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
-                "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
+                "dedup runs in a DataLoader worker, but ranks can only agree on the features to "
+                "deduplicate in the main process. Wrap the DataLoader: ready.dedup(loader). Or "
+                "call ready.dedup.batch(first_batch) on every rank before you use the loader."
             )
         look = _Look(self.pooled.names, self._takes_plain())
         replace_kjts(batch, look)
@@ -316,17 +318,17 @@ class _Look:
     def _why_left(self, kjt: KeyedJaggedTensor, keys: Sequence[str]) -> str:
         weights = kjt.weights_or_none()
         if unique_rows(kjt).inverse_indices_or_none() is not None or kjt.variable_stride_per_key():
-            return "it is deduplicated already"
+            return "it is already deduplicated"
         if weights is not None and weights.requires_grad:
-            return "its weights require a gradient, of which equal rows would share one"
+            return "its weights require a gradient, and equal rows would share one gradient"
         if weights is not None and weights.dtype == torch.float16 and weights.device.type == "cpu":
-            return "its weights are float16, which no CPU kernel permutes by rows"
+            return "its weights are float16, which TorchRec's CPU kernels do not support"
         if type(kjt) is not KeyedJaggedTensor:
-            return f"it is a {type(kjt).__name__}, not a KeyedJaggedTensor itself"
+            return f"its type is {type(kjt).__name__}, a subclass of KeyedJaggedTensor"
         if self.pooled.isdisjoint(keys):
             return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
         if twice := [key for key, count in Counter(keys).items() if count > 1]:
-            return f"its feature {twice[0]} is there twice"
+            return f"it contains the feature {twice[0]} twice"
         reasons = [self.takes_plain.get(key, "") for key in keys if key in self.pooled]
         return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
@@ -361,8 +363,9 @@ def _decide(
         others = {path: list(features) for path, features in theirs.items()}
         if (others, theirs_left) != (made, left):
             raise SetupError(
-                f"the first batch of rank {first} has {made or 'nothing'} to deduplicate, that of "
-                f"rank {rank} {others or 'nothing'}: give all ranks batches of one make"
+                f"the first batches of ranks {first} and {rank} have different features to "
+                f"deduplicate ('{made or 'none'}' and '{others or 'none'}'). Pass batches with the "
+                "same structure on all ranks."
             )
     total = {
         path: {name: sum((look[path][name] for _, (look, _) in seen), _NONE) for name in features}
@@ -373,12 +376,12 @@ def _decide(
         whole = sum(features.values(), _NONE)
         here, ranks = features.keys() <= looked_up, len(seen)
         if whole.factor < WORTHWHILE:
-            left[path] = f"it has {whole.factor:.2f} ids per stored id"
+            left[path] = f"its dedupe factor is only {whole.factor:.2f}"
         elif here and not _pays(whole, ranks):
             per_row = whole.ids / whole.rows if whole.rows else 0
             left[path] = (
-                f"it has {per_row:.1f} ids per row and feature, {whole.factor:.1f} ids per stored "
-                "id: on CPUs of one machine, deduplication costs more than it saves"
+                f"it would cost more than it saves on one machine (dedupe factor "
+                f"{whole.factor:.1f}, {per_row:.1f} ids per row and feature)"
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)

@@ -36,7 +36,7 @@ class PlannedTables:
         lines = [str(self.tables), "", "features"]
         if self.deduplicated:
             lines.append(f"  deduplicated by dedup(loader): {shortened(self.deduplicated)}")
-        lines += [f"  as it comes: {feature}, {why}" for feature, why in self.plain.items()]
+        lines += [f"  not deduplicated: {feature}, {why}" for feature, why in self.plain.items()]
         return "\n".join(lines)
 
 
@@ -86,11 +86,17 @@ def model_of(name: str) -> nn.Module:
     """Import and call ``module:function`` to build a model, also from the current directory."""
     module_name, _, function_name = name.partition(":")
     if not function_name:
-        raise SetupError(f"--model {name}: expected MODULE:FACTORY, as in trainer:build_model")
+        raise SetupError(
+            f"--model {name!r} has no function name. Use MODULE:FUNCTION, such as "
+            "trainer:build_model."
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         model: nn.Module = getattr(importlib.import_module(module_name), function_name)()
     except Exception as error:
-        raise SetupError(f"--model {name}: {type(error).__name__}: {error}") from error
+        raise SetupError(
+            f"--model {name!r}: the model cannot be built ({type(error).__name__}: {error}). Check "
+            "the module and the function."
+        ) from error
     return model

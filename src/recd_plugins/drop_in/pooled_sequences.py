@@ -71,16 +71,16 @@ class PooledSequences(nn.Module):
         super().__init__()
         if type(sequences) is not EmbeddingCollection:
             raise SetupError(
-                f"PooledSequences takes an EmbeddingCollection that is not sharded, not a "
-                f"{type(sequences).__name__}"
+                f"PooledSequences got a {type(sequences).__name__!r}. Pass an unsharded "
+                "EmbeddingCollection, not a subclass."
             )
         looked_up = [name for c in sequences.embedding_configs() for name in c.feature_names]
         pooled = {name for each in poolings for name in ([each] if isinstance(each, str) else each)}
         if {*looked_up} != pooled or len({*looked_up}) < len(looked_up):
             raise SetupError(
-                f"PooledSequences pools {shortened(sorted(pooled))}, and the EmbeddingCollection "
-                f"looks up {shortened(looked_up)}: pool each feature of it, and look each up in "
-                "one table; give others an EmbeddingCollection of their own"
+                f"PooledSequences pools the features {shortened(sorted(pooled))}, but its "
+                f"EmbeddingCollection looks up {shortened(looked_up)}. Pool each feature of this "
+                "EmbeddingCollection, and look up each feature in only one table."
             )
         set_accepts_deduplicated(sequences)
         self.sequences = sequences
@@ -155,8 +155,8 @@ class _RowsPooled(nn.Module):
         num_rows = rows[0].lengths().numel()
         if pooled.dim() < 2 or pooled.shape[0] != num_rows:
             raise ExactnessError(
-                f"the pooling of {each} gave {list(pooled.shape)} for {num_rows} rows; expected "
-                f"[{num_rows}, ...], one vector or more a row"
+                f"the pooling of {each!r} returned the shape {list(pooled.shape)} for {num_rows} "
+                f"rows. Return a tensor [{num_rows}, ...], with one vector or more per row."
             )
         return pooled
 
@@ -167,9 +167,9 @@ def _inverse_of(
     indices = features.inverse_indices_or_none()
     if not stored or indices is None:
         raise ExactnessError(
-            "PooledSequences got a deduplicated batch without inverse_indices, or its "
-            "EmbeddingCollection is sharded by another sharder, which gives no unique rows: shard "
-            "it by ready.sharders(...)"
+            "PooledSequences got a deduplicated batch, but the batch has no inverse_indices, or "
+            "another sharder has sharded the EmbeddingCollection. "
+            "Use the sharders of ready.sharders(...)."
         )
     keep_inverse_indices(features)
     return (
@@ -194,16 +194,16 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
             drops = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout
             if isinstance(module, _BY_ROWS) or drops:
                 logger.warning(
-                    "the pooling of %s has %s, a %s: of a deduplicated batch it sees equal rows "
-                    "once, which is another training; put it behind PooledSequences, or drop it",
-                    *(each, name or "itself", type(module).__name__),
+                    "the pooling of %s contains a %s (%s), which changes training, because it sees "
+                    "equal rows only once. Apply it to the output of PooledSequences instead.",
+                    *(each, type(module).__name__, name or "the pooling itself"),
                 )
         return pooling
     found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
     if issubclass(found, TargetPooling) or not isinstance(each, str):
         raise PluginError(
-            f"{found.name} pools one feature, or needs the item of each row, and cannot pool "
-            f"{each} here: use SequencePooling, or a module of your own"
+            f"{found.name} cannot pool {each!r} in PooledSequences, because it pools only one "
+            "feature or needs a target vector per row. Use SequencePooling, or your own module."
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
     assert isinstance(plugin, Pooling)

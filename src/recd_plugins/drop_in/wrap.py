@@ -121,7 +121,9 @@ def wrap(
         logger.warning(
             "%s%s",
             prepared.chosen,
-            "; the registry has no dataset, so no rows are taken to be equal" if unseen else "",
+            "; the registry file has no dataset, so the plan assumes no duplicate rows"
+            if unseen
+            else "",
         )
     return Wrapped(**vars(prepared), dedup=dedup)
 
@@ -148,7 +150,7 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
     unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in fields)]
     if unused and _speaks():
         logger.warning(
-            "%s: %s: for recd run, or for ready.dataloader and ready.train_pipeline; they change "
-            "nothing in a trainer's own loader and pipeline",
+            "%s: the settings %s have no effect on your own data loader and train pipeline. They "
+            "are used by recd run, ready.dataloader and ready.train_pipeline.",
             *(parsed.path, ", ".join(unused)),
         )

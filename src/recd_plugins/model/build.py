@@ -31,12 +31,13 @@ def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
         return _built(registry, schema, entry)
     if registry.model is None:
         raise RecdError(
-            f"{registry.path}: no model: section; add one, or bring a model of your own"
+            f"{registry.path}: the registry file has no model: section. Add a model: section, or "
+            "pass your own model to prepare()."
         )
     if not schema.sparse and not schema.dense:
         raise RecdError(
-            f"{registry.path}: the dataset has no feature; name columns of ids or numbers in its "
-            "options"
+            f"{registry.path}: the dataset has no features. Name columns of ids or numbers in "
+            "dataset.options."
         )
     _check_tables(registry, [table_name(feature) for feature in schema.sparse])
     num_dense = num_dense_inputs(registry, schema)
@@ -84,7 +85,7 @@ def _check_tables(registry: RunConfig, names: list[str]) -> None:
             [
                 registry.problem(
                     ("model", "tables", pattern),
-                    "matches no table"
+                    "the pattern matches no table"
                     + (did_you_mean(pattern, names) or f". Use one of: {shortened(names)}"),
                 )
                 for pattern in unmatched

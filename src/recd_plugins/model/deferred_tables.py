@@ -159,8 +159,9 @@ class FirstValues:
         """
         if weight._version != self._version:
             raise SetupError(
-                f"table {self.name} was made by deferred_tables() and set before it was sharded, "
-                "where it has no memory: set the sharded model, or make it without"
+                f"table {self.name!r}: values were written before sharding, but a table of "
+                "deferred_tables() has no memory yet. Write to the sharded model, or create the "
+                "table outside of deferred_tables()."
             )
 
     def fill(self, windows: Iterable[Window]) -> None:
@@ -179,9 +180,9 @@ class FirstValues:
                 values = self._whole()
                 if _digest(values) != self._digest:
                     raise SetupError(
-                        f"table {self.name}: its init_fn gives other values when it is called "
-                        "again, as deferred_tables() has to: let it draw from torch's, numpy's or "
-                        "Python's own generator, or make the model without"
+                        f"table {self.name!r}: init_fn returned other values in its second call, "
+                        "which deferred_tables() makes. Use the global generators of torch, numpy "
+                        "or Python in init_fn, or do not use deferred_tables()."
                     )
                 _copy(values, 0, wanted)
                 return
@@ -301,8 +302,8 @@ def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> 
         if config.init_fn is not None:
             if not _is_by_element(config.init_fn):
                 logger.warning(
-                    "table %s is drawn whole, as its init_fn is neither uniform_ nor normal_ of "
-                    "torch.nn.init",
+                    "table %s: each rank allocates the full table, because init_fn is neither "
+                    "uniform_ nor normal_ of torch.nn.init",
                     config.name,
                 )
             first = FirstValues(config.name, weight, config.init_fn)

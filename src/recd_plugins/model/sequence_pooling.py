@@ -116,9 +116,9 @@ class SequencePooling(nn.Module):
         target = vectors.get(plugin.target)
         if target is None:
             raise RecdError(
-                f"{plugin.title}: no vectors of its target {plugin.target}; name a feature that "
-                "the model looks up and that no pooling with a target pools, or pass them to "
-                "SequencePooling as targets={name: [B, embedding_dim]}"
+                f"{plugin.title}: the vectors of the target feature {plugin.target!r} are missing. "
+                "Use a feature that is pooled without a target, or pass targets={name: vectors} "
+                "with [B, embedding_dim] to SequencePooling."
             )
         with plugin_call(plugin, _described([group])):
             return plugin.pool_for(group.modules, group.sequences, target, group.inverse)
@@ -182,6 +182,6 @@ def put_poolings(registry: RunConfig, model: nn.Module) -> None:
                 logger.info("%s pools %s", entry.plugin.name, feature)
             elif feature not in module.pooled_by:
                 raise RecdError(
-                    f"{registry.path}: nothing pools the sequence feature {feature}; "
-                    "name it in a pooling: entry"
+                    f"{registry.path}: the sequence feature {feature!r} has no pooling. Add the "
+                    "feature to a pooling: entry."
                 )

@@ -176,8 +176,8 @@ class RegistryPlanner(ShardingPlanner):
                 options = enumerator.options_of(module, sharders)
             except (PlannerError, ValueError) as error:  # a table cannot be split as constrained
                 raise SetupError(
-                    f"TorchRec's planner cannot shard a table as its entry asks: {error}. Change "
-                    "the sharding entry or the constraints of this table."
+                    f"TorchRec's planner cannot shard a table as its entry requests ({error}). "
+                    "Change the sharding entry or the constraints of this table."
                 ) from error
             found = search(options, FreeRanks(topology, free), rate, fast=fast, first=first)
         if found is None and options:

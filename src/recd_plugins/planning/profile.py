@@ -94,7 +94,7 @@ def _left_out(registry: RunConfig, first: FirstRows) -> str:
     names = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in first.left_out)
     if not first.left_out:
         return ""
-    return f", without {' and '.join(names)}: dedupe factors of training may differ"
+    return f", measured without {' and '.join(names)}, so dedupe factors in training may differ"
 
 
 def _features(batch: Batch) -> Iterator[tuple[str, FeatureProfile]]:

@@ -48,13 +48,15 @@ class TopologySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    device: Literal["cpu", "cuda"] = Field(description="Device that holds and looks up the tables.")
+    device: Literal["cpu", "cuda"] = Field(
+        description="Device that stores and looks up the tables."
+    )
     ranks_per_node: Annotated[StrictInt, Field(gt=0)] = Field(
         description="Number of ranks per node. With device: cuda, each rank has one GPU."
     )
     nodes: Annotated[StrictInt, Field(gt=0)] = Field(default=1, description="Number of nodes.")
-    hbm_bytes: _Bytes | None = Field(default=None, description="GPU memory per rank.")
-    ddr_bytes: _Bytes = Field(description="Host memory per rank.")
+    hbm_bytes: _Bytes | None = Field(default=None, description="GPU memory per rank, in bytes.")
+    ddr_bytes: _Bytes = Field(description="Host memory per rank, in bytes.")
     hbm_bandwidth: _Rate | None = Field(
         default=None, description="Bandwidth of GPU memory, in bytes per second."
     )
@@ -65,14 +67,14 @@ class TopologySpec(BaseModel):
         default=None, description="Bandwidth between a GPU and host memory, in bytes per second."
     )
     intra_node_bandwidth: _Rate = Field(
-        description="One-way bandwidth from a rank to ranks of its node, in bytes per second."
+        description="One-way bandwidth from a rank to ranks on its node, in bytes per second."
     )
     inter_node_bandwidth: _Rate = Field(
         description="One-way bandwidth from a rank to other nodes, in bytes per second."
     )
-    flops: _Rate = Field(description="Dense float32 operations per second and rank.")
+    flops: _Rate = Field(description="Dense float32 operations per second on each rank.")
     costs: step_cost.StageCosts | None = Field(
-        default=None, description="Seconds per unit of work, by stage of a step."
+        default=None, description="Seconds per unit of work, for each stage of a step."
     )
     collectives: CollectiveRates | None = Field(
         default=None,
@@ -334,8 +336,8 @@ def default_topology(
 def costs_source(spec: TopologySpec) -> str:
     """Return text that says whether a topology's costs are measured or assumed."""
     if spec.costs is None:
-        return "lower bounds, by the bandwidths and operations per second of the topology"
-    return "measured, of the topology"
+        return "lower bounds from the bandwidths and operations per second of the topology"
+    return "measured costs of the topology"
 
 
 def read_topology(path: Path) -> TopologySpec:

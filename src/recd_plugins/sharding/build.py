@@ -178,13 +178,13 @@ def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module
         named = [t.name for t in module.tables if any(each.matches(t.name) for each in entries)]
         if module.ours and named:
             logger.warning(
-                "registry entries select the tables %s, but module %s stays unsharded; add a "
-                "sharder of %s to base",
+                "registry entries select the tables %s, but module %s stays unsharded. Add a "
+                "sharder for %s to base.",
                 *(shortened(named), path, kind.__name__),
             )
         if not module.ours and any(type(child) in types for child in module.shardable.modules()):
             logger.warning(
-                "base shards only the tables inside %s (%s), so each rank keeps its own id map or "
-                "weights; add a sharder of %s to base",
+                "base shards only the tables inside %s (%s), so each rank trains its own id map or "
+                "weights. Add a sharder for %s to base.",
                 *(path, kind.__name__, kind.__name__),
             )

@@ -376,7 +376,7 @@ def build_train_pipeline(
         if registry.training.overlap and not overlapped:
             logger.warning(
                 "%s: training.overlap has no effect with a pipeline: entry, with a cache that "
-                "prefetches, or if no module's rows can be looked up ahead",
+                "prefetches, or without a module that can look up rows of the next batch early",
                 registry.path,
             )
         for entry in entries:

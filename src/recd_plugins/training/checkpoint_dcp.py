@@ -283,7 +283,7 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
     if table not in tables:
         raise RecdError(
             f"{checkpoint}: the checkpoint has no table {table!r}"
-            + (did_you_mean(table, tables) or f"; its tables are {shortened(list(tables))}")
+            + (did_you_mean(table, tables) or f". Use one of: {shortened(list(tables))}.")
         )
     wanted = tables[table]
     check_whole(checkpoint)

@@ -59,8 +59,8 @@ def dry_run(registry: RunConfig, world_size: int) -> tuple[dict[str, Any], RichT
     rows = ", ".join(f"{count:,} rows of {split}" for split, count in found["rows"].items())
     table = RichTable(
         title="data columns and their use",
-        caption=f"{rows}; {found['steps']:,} steps; the model's tables take "
-        f"{bytes_text(of_tables)}, its layers {bytes_text(num_bytes - of_tables)}",
+        caption=f"{rows}; {found['steps']:,} steps; size of the tables {bytes_text(of_tables)}, "
+        f"of the dense layers {bytes_text(num_bytes - of_tables)}",
     )
     for heading in Column._fields:
         table.add_column(heading, overflow="fold")
