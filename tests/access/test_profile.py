@@ -68,7 +68,9 @@ def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
     assert (both.samples, both.total, both.batch_size) == (15, 15.0, 64)
     assert both.dedupe_factor == pytest.approx(37 / 15)
     assert both.length == pytest.approx(37 / 15)
-    with pytest.raises(DataError, match=r"one profile counts all rows, the other the unique"):
+    with pytest.raises(
+        DataError, match=r"one profile counts all rows, but the other counts the unique"
+    ):
         all_rows.merge(counted)
     with pytest.raises(DataError, match=r"batches of 64, the other .* of 1,024"):
         counted.merge(all_rows.of_unique_rows(1024, 33))

@@ -1,4 +1,4 @@
-"""The abstract class of each kind of plugin."""
+"""Abstract base classes of all plugin kinds, such as datasets, converters and shardings."""
 
 from recd_plugins.interfaces.callback import (
     Callback as Callback,

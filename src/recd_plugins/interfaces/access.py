@@ -1,6 +1,6 @@
-"""Access profiles: how often each row of a table is read.
+"""Access profiles, which contain how often training looks up each row of a table.
 
-Counts are pairs of arrays: distinct row ids, and the number of reads per row.
+Functions represent counts as two arrays: distinct row ids, and the number of lookups of each row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT = ("features", "num_embeddings", "samples", "total", "error", "dedupe_fact
 
 
 def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Counts]:
-    """Sum several counts per row. Return all rows in ascending order, and their sums."""
+    """Add up several pairs of row ids and counts. Return sorted row ids and summed counts."""
     every = np.concatenate(rows)
     # NumPy's stable sort is fast here: the input consists of sorted parts.
     order = np.argsort(every, kind="stable")
@@ -52,7 +52,7 @@ def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
 
 
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
-    """Keep the ``bound`` most read rows. Return rows, counts and the error of the counts.
+    """Return ids and counts of the ``bound`` most frequent rows, and the error of the counts.
 
     Subtracts the largest dropped count from all counts (Misra-Gries; Agarwal et al., Mergeable
     Summaries, PODS 2012, section 2). Over all calls, the error stays below ``total / (bound + 1)``.
@@ -67,24 +67,24 @@ def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts
 # Compared by identity, as arrays have no single truth value.
 @dataclass(frozen=True, eq=False)
 class TableAccess:
-    """Number of reads of each row of one table.
+    """Number of lookups of each row of one embedding table.
 
-    For deduplicated data, the counts may cover only the unique rows of each batch. Probabilities
+    For deduplicated data, ``accesses`` may count only unique rows of each batch. Probabilities
     always refer to all rows of the data.
 
     Attributes:
         table: name of the table.
-        features: features that look the table up; their accesses are summed.
+        features: features that look up the table. Their accesses are summed.
         num_embeddings: number of rows of the table.
-        samples: number of rows of data; 1 for distributions.
-        rows: int64 ``[known]``, rows with a count, most read first, then by id.
-        accesses: float64 ``[known]``, non-increasing.
-        total: accesses of all rows.
-        error: upper bound of the undercount of each entry of ``accesses``, and of the accesses of
-            each unknown row. If 0, counts are exact and unknown rows are never read.
-        dedupe_factor: ratio of the accesses of all rows of data to the counted accesses.
-        batch_size: size of the batches whose unique rows were counted; None if all rows of the
-            data were counted.
+        samples: number of data rows that were counted; 1 for a theoretical distribution.
+        rows: int64 ``[known]``, ids of table rows with a count, most frequent first.
+        accesses: float64 ``[known]``, number of accesses of each of ``rows``.
+        total: number of accesses of all table rows.
+        error: by how much an element of ``accesses`` may be too small, and upper bound of the
+            accesses of a row without a count. 0 if the counts are exact.
+        dedupe_factor: number of accesses without deduplication, divided by the counted accesses.
+        batch_size: size of the batches whose unique rows were counted; None if all data rows were
+            counted.
     """
 
     table: str
@@ -111,7 +111,7 @@ class TableAccess:
         total: float | None = None,
         error: float = 0.0,
     ) -> Self:
-        """Create a profile from unsorted counts of distinct rows.
+        """Create a profile from counts of distinct table rows in any order.
 
         ``total`` defaults to the sum of ``accesses``.
         """
@@ -121,46 +121,47 @@ class TableAccess:
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
-        """Return a copy marked as counts of unique rows.
+        """Return a copy whose counts are declared as counts of unique rows of batches.
 
         Args:
             batch_size: size of the batches whose unique rows were counted.
-            every_row: number of accesses of all rows, before deduplication.
+            every_row: number of accesses without deduplication.
         """
         factor = max(1.0, every_row / self.total) if self.total else 1.0
         return replace(self, dedupe_factor=factor, batch_size=batch_size)
 
     @property
     def length(self) -> float:
-        """Mean accesses per sample before deduplication: FlexShard's L."""
+        """Mean accesses per sample without deduplication, called L in the FlexShard paper."""
         return self.total * self.dedupe_factor / self.samples
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return accesses per sample for each of ``rows``, float64 ``[known]``, non-increasing.
+        """Return accesses per sample of each of ``rows``, float64 ``[known]``, in descending order.
 
-        FlexShard's p (arXiv 2301.02959, section 3); above 1 for rows read twice per sample.
+        Called p in the FlexShard paper (arXiv 2301.02959, section 3). A row that samples look up
+        several times can have a value above 1.
         """
         return self.accesses * self.dedupe_factor / self.samples
 
     @property
     def tail_rows(self) -> int:
-        """Number of unknown rows."""
+        """Number of table rows that are not in ``rows``."""
         return self.num_embeddings - len(self.rows)
 
     @cached_property
     def tail_accesses(self) -> float:
-        """Accesses of unknown rows."""
+        """Total accesses of table rows that are not in ``rows``."""
         return max(0.0, self.total - float(self.accesses.sum()))
 
     @property
     def tail_probability(self) -> float:
-        """Mean accesses per sample of an unknown row; 0 for exact counts."""
+        """Mean accesses per sample of a table row that is not in ``rows``; 0 for exact counts."""
         if not self.tail_rows:
             return 0.0
         return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows
 
     def covered(self, num_rows: int) -> float:
-        """Return the share of accesses that go to the ``num_rows`` most read rows."""
+        """Return the fraction of accesses that go to the ``num_rows`` most frequent rows."""
         known = min(num_rows, len(self.rows))
         accesses = float(self.accesses[:known].sum())
         if self.tail_rows:
@@ -168,7 +169,7 @@ class TableAccess:
         return accesses / self.total if self.total else 0.0
 
     def merge(self, other: TableAccess) -> TableAccess:
-        """Return the sum of two profiles of one table.
+        """Return a profile with the summed counts of two profiles of the same table.
 
         Raises:
             DataError: the tables differ, or only one of the profiles counts unique rows.
@@ -182,8 +183,8 @@ class TableAccess:
                 )
         if self.batch_size != other.batch_size:
             raise DataError(
-                f"table {self.table}: one profile counts {self.counted}, the other "
-                f"{other.counted}. Create both with recd profile registry --all-rows"
+                f"table {self.table}: one profile counts {self.counted}, but the "
+                f"other counts {other.counted}. Create both with recd profile registry --all-rows"
             )
         rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
         merged = TableAccess.from_counts(
@@ -203,7 +204,7 @@ class TableAccess:
 
     @property
     def counted(self) -> str:
-        """Description of the counted rows, for messages."""
+        """Description of the counted data rows, for error messages."""
         if self.batch_size is None:
             return "all rows"
         return f"the unique rows of batches of {self.batch_size:,}"
@@ -213,8 +214,8 @@ class TableCounter:
     """Counts ids: exactly up to ``bound`` distinct rows, then with a Misra-Gries sketch.
 
     Args:
-        bound: largest number of distinct rows to keep. A row takes 16 bytes, and up to 64 bytes
-            while counts are merged.
+        bound: maximum number of distinct rows to count. A row needs 16 bytes of memory, and up to
+            64 bytes while counts are merged.
 
     Attributes:
         total: number of added ids.
@@ -241,7 +242,7 @@ class TableCounter:
     def access(
         self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
     ) -> TableAccess:
-        """Return the counts of ``samples`` rows of data as the profile of a table."""
+        """Return the counted ids of ``samples`` data rows as a table's profile."""
         self._add_up()
         return TableAccess.from_counts(
             table,
@@ -269,8 +270,8 @@ class AccessProfile:
     """Access counts of the rows of several tables.
 
     Attributes:
-        tables: maps the table name to its accesses.
-        source: origin of the counts, for messages.
+        tables: maps the table name to its access counts.
+        source: description of the counted data, for messages.
         path: file of a loaded profile, otherwise None.
     """
 
@@ -280,7 +281,7 @@ class AccessProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> AccessProfile:
-        """Read the Parquet file of a profile.
+        """Read an access profile from a Parquet file.
 
         Raises:
             DataError: the file is missing or damaged, or is not an access profile.
@@ -298,8 +299,8 @@ class AccessProfile:
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{path}: the file is damaged or not Parquet: {error}. Create an access profile "
-                "with recd profile registry"
+                f"{path}: the file is damaged or not Parquet: {' '.join(str(error).split())}. "
+                "Create an access profile with recd profile registry"
             ) from error
         head = json.loads((lines.schema.metadata or {}).get(_KEY, "{}"))
         if head.get("version") != _VERSION:
@@ -319,7 +320,7 @@ class AccessProfile:
         return cls(tables, head["source"], path)
 
     def save(self, path: str | Path) -> None:
-        """Write a Parquet file with one line per known row, sorted by table, and JSON metadata.
+        """Write a Parquet file with one record per counted table row, and JSON metadata.
 
         Raises:
             RecdError: ``path`` cannot be written.
@@ -349,11 +350,11 @@ class AccessProfile:
             )
 
     def merge(self, other: AccessProfile) -> AccessProfile:
-        """Return the sum of two profiles.
+        """Return a profile with the summed counts of two profiles.
 
         Raises:
-            DataError: a table has other features, another number of rows, or counts of unique rows
-                in only one of the profiles.
+            DataError: a table has different features or sizes in the two profiles, or only one
+                profile counts unique rows.
         """
         tables = dict(self.tables)
         for name, table in other.tables.items():
@@ -361,7 +362,7 @@ class AccessProfile:
         return AccessProfile(tables, f"{self.source}; {other.source}")
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
-        """Return a table's accesses.
+        """Return the access counts of a table with ``num_embeddings`` rows.
 
         Raises:
             DataError: the table is not in the profile, or has another number of rows.

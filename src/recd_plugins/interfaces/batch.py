@@ -1,4 +1,4 @@
-"""Batches: the output of converters, and the input of models."""
+"""``Batch``, the output of converters, and ``ModelInput``, the input of models."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class MakingTimes:
         fill: reading, decompressing, decoding and joining rows.
         convert: the converter and the check of its result.
         preprocess: preprocessing and the check of ids.
-        transfer: building the ``ModelInput``, packing, pinning, and ``arrival``.
-        arrival: the part of ``transfer`` in the trainer: unpacking and pinning. The first batch of
-            a block includes the arrival time of the whole block.
+        transfer: building the ``ModelInput``, serialization, pinning, and ``arrival``.
+        arrival: the part of ``transfer`` in the training process, for deserialization and pinning.
+            Batches arrive in blocks, and the first batch includes the time of the block.
     """
 
     fill: float = 0.0
@@ -41,7 +41,7 @@ class MakingTimes:
 
     @property
     def total(self) -> float:
-        """Seconds in the reader and trainer processes together."""
+        """Sum of the seconds in the reader process and in the training process."""
         return self.fill + self.convert + self.preprocess + self.transfer
 
     @property
@@ -50,17 +50,18 @@ class MakingTimes:
         return self.total - self.arrival
 
     def transferred(self, seconds: float) -> MakingTimes:
-        """Return the times with ``seconds`` of transfer added in the reader process."""
+        """Return a copy with ``seconds`` of the reader process added to ``transfer``."""
         return replace(self, transfer=self.transfer + seconds)
 
     def arrived(self, seconds: float) -> MakingTimes:
-        """Return the times with ``seconds`` of transfer added in the trainer process."""
+        """Return a copy with ``seconds`` of the training process added to ``transfer``."""
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Split the seconds that the trainer waited for this batch into ``STALL_CAUSES``.
+        """Divide the time that the trainer waited for this batch among ``STALL_CAUSES``.
 
-        ``arrival`` counts as transfer. The rest is split in proportion to the parts.
+        ``arrival`` counts as transfer. The remaining time is divided in proportion to the times of
+        the stages.
         """
         arrival = min(self.arrival, waited)
         rest = waited - arrival
@@ -102,7 +103,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Placement:
-    """Features of each input of the model, in the order of its KeyedJaggedTensor."""
+    """Names of the features in each KeyedJaggedTensor of a ModelInput, in order."""
 
     pooled: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ class Placement:
 
 
 class _Noting(dict[str, Tensor]):
-    """A dict that records the keys that were read."""
+    """A dict that records which keys were read."""
 
     def __init__(self, items: Mapping[str, Tensor], asked: set[str]) -> None:
         super().__init__(items)
@@ -154,9 +155,9 @@ class ModelInput(Pipelineable):
             row, int64 ``[B]``.
         segments: maps each sequence feature of a partial IKJT to the position of its unique rows
             among the stored ids.
-        making: seconds to produce the batch.
-        sessions: int64 ``[B]``, equal for rows of one session, if requested.
-        taken: sequence features whose unique rows or ``inverse_lookup`` were read.
+        making: seconds to produce the batch, per stage.
+        sessions: int64 ``[B]``, session id of each row, if requested.
+        taken: sequence features for which the model read unique rows or ``inverse_lookup``.
     """
 
     dense_features: Tensor
@@ -176,7 +177,7 @@ class ModelInput(Pipelineable):
         object.__setattr__(self, "inverse_lookup", noting)
 
     def check_taken(self) -> None:
-        """Check after a forward pass that the model mapped unique rows back to batch rows.
+        """Check after a forward pass that the model expanded unique rows to batch rows.
 
         Raises:
             ExactnessError: the model did not read the unique rows of some features.
@@ -189,15 +190,15 @@ class ModelInput(Pipelineable):
         ]
         if forgotten:
             raise ExactnessError(
-                f"the model ignores deduplication of {', '.join(forgotten)}: it pools the output "
-                "of the EmbeddingCollection directly. "
+                f"the model ignores deduplication of {', '.join(forgotten)} and pools the "
+                "output of the EmbeddingCollection directly. "
                 "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
                 "index_select(0, batch.inverse_lookup[feature]). Or use SequencePooling, or remove "
                 "the features from the converter"
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
-        """Return the embeddings of a sequence feature for its ``num_unique[feature]`` unique rows.
+        """Return a sequence feature's embeddings without padding, for its unique rows only.
 
         Args:
             feature: name of the feature.
@@ -225,7 +226,7 @@ class ModelInput(Pipelineable):
                 inverse_indices[1].record_stream(stream)
 
     def _map(self, function: Callable[[Any], Any]) -> Self:
-        """Apply ``function`` once to every tensor."""
+        """Return a copy with ``function`` applied to every tensor."""
         done: dict[int, Any] = {}
 
         def once(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Plugin kinds ``callback``, ``metric`` and ``pipeline``, and reports of a run."""
+"""Base classes of callback, metric and train pipeline plugins, and of run reports."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RunStart:
         rank: rank of this process.
         world_size: number of ranks.
         step: number of finished optimizer steps; above 0 in a resumed run.
-        expected_steps: value of ``step`` at the end of the run.
+        expected_steps: number of optimizer steps at the end of the run.
         tables: tables of the model.
-        claimed: features or tables that the plugin's entry matches; empty for plugin kinds without
-            patterns.
-        step_samples: rows that all ranks together train per step.
+        claimed: features or tables that match the patterns of the plugin's registry.yaml entry;
+            empty for plugin kinds without patterns.
+        step_samples: number of rows per step, summed over all ranks.
         registry: text of the registry file.
-        settings: ``KEY=VALUE`` overrides of ``recd run``, and ``--sharding NAME``.
+        settings: ``KEY=VALUE`` and ``--sharding NAME`` arguments of ``recd run``.
     """
 
     rank: int
@@ -52,7 +52,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Base class of events on ``rank`` after ``step`` optimizer steps."""
+    """Base class of events, with the rank and the number of finished optimizer steps."""
 
     rank: int
     step: int
@@ -60,7 +60,7 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class RunBatch(RunEvent):
-    """Batch of step ``step`` on this rank, in host memory."""
+    """Event with the batch that this rank trained, in host memory."""
 
     batch: ModelInput
 
@@ -78,7 +78,7 @@ class RunBatch(RunEvent):
 
 @dataclass(frozen=True)
 class RunStep(RunEvent):
-    """Event after a finished optimizer step.
+    """Event after an optimizer step.
 
     Attributes:
         loss: loss of this rank's batch, a scalar on the model's device; reading it synchronizes.
@@ -92,7 +92,7 @@ class RunStep(RunEvent):
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality metrics of predictions. Metrics that need both labels are NaN if all are equal.
+    """Quality metrics of predictions. Some are NaN if all labels are equal.
 
     Attributes:
         normalized_entropy: log loss divided by the log loss of predicting the mean label.
@@ -111,7 +111,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class RunEvaluation(RunEvent):
-    """Result of evaluating ``split`` on all ranks; ``metrics`` has the values of metric plugins."""
+    """Event with the result of an evaluation on all ranks.
+
+    ``metrics`` contains the values of metric plugins.
+    """
 
     split: Split
     quality: Quality
@@ -120,20 +123,23 @@ class RunEvaluation(RunEvent):
 
 @dataclass(frozen=True)
 class RunInterruption(RunEvent):
-    """End of a run by a signal: ``SIGINT``, ``SIGTERM`` or ``SIGHUP``."""
+    """Event when ``SIGINT``, ``SIGTERM`` or ``SIGHUP`` ends the run."""
 
     by: str
 
 
 @dataclass(frozen=True)
 class RunEnd(RunEvent):
-    """Regular end of a run; ``losses`` has the mean over ranks of each step, NaN if unknown."""
+    """Event at the regular end of a run.
+
+    ``losses`` contains the mean loss over ranks of each step, NaN if unknown.
+    """
 
     losses: tuple[float, ...]
 
 
 class Callback(Plugin, ABC):
-    """Observes training on every rank without changing it. Every method is optional.
+    """Observes training on every rank, without effect on results. Every method is optional.
 
     Plugins of other kinds may also derive from this class.
     """
@@ -144,7 +150,7 @@ class Callback(Plugin, ABC):
         """Observe the start of training."""
 
     def on_batch(self, batch: RunBatch) -> None:
-        """Observe a trained batch, before ``on_step``."""
+        """Observe the batch of a finished step. Called before ``on_step``."""
 
     def on_step(self, step: RunStep) -> None:
         """Observe a finished step."""
@@ -153,7 +159,7 @@ class Callback(Plugin, ABC):
         """Observe an evaluation or validation."""
 
     def on_interrupt(self, interruption: RunInterruption) -> None:
-        """Observe a run that a signal ends. ``on_end`` is not called then."""
+        """Observe that a signal ends the run. ``on_end`` is not called in this case."""
 
     def on_end(self, end: RunEnd) -> None:
         """Observe the regular end of the run."""
@@ -166,26 +172,26 @@ class Callback(Plugin, ABC):
         """Restore the state from a checkpoint. Called after ``on_start``.
 
         Args:
-            states: results of ``state_dict``, one per rank of the run that wrote the checkpoint.
-                That run may have had another number of ranks.
+            states: results of ``state_dict`` on each rank that wrote the checkpoint. The number of
+                ranks may have changed since then.
 
         Raises:
-            RecdError: the states do not fit this plugin.
+            RecdError: the plugin cannot restore these states.
         """
         raise RecdError(
-            f"{self.name} has no state, but the checkpoint contains its state of {len(states)} "
-            f"ranks. Resume with the version of {self.name} that wrote the checkpoint"
+            f"{self.name} cannot load a state, but the checkpoint contains a state of "
+            f"{len(states)} ranks. Resume with the version of {self.name} that wrote the checkpoint"
         )
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """Evaluated batch of one rank, in host memory.
+    """Predictions and labels of an evaluated batch of one rank, in host memory.
 
     Attributes:
         logits: float32 ``[B]``.
         labels: float32 ``[B]``.
-        sessions: int64 ``[B]``, equal for samples of one session; None if unknown.
+        sessions: int64 ``[B]``, session id of each sample; None if unknown.
     """
 
     logits: Tensor
@@ -199,7 +205,7 @@ class ScoredBatch:
 
 
 class Metric(Plugin, ABC):
-    """Computes metrics from the predictions of a split.
+    """Computes metrics from the predictions of an evaluated split.
 
     Each rank updates its own state, of any picklable type. Rank 0 receives all states and calls
     ``results``.
@@ -217,7 +223,9 @@ class Metric(Plugin, ABC):
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Return metric values by name. They must not depend on which rank scored a sample.
+        """Return a dict from metric name to value.
+
+        The values must not depend on which rank evaluated a sample.
 
         Args:
             states: states of all ranks; some ranks may have no samples.
@@ -225,9 +233,9 @@ class Metric(Plugin, ABC):
 
 
 class RunReport(ABC):
-    """Writes a report file of ``recd run``. Packages add one with the hook ``register_reports``.
+    """Writes a report file of ``recd run``. Packages register it with ``register_reports``.
 
-    Its module must not import torch or torchrec at the top level.
+    The module of a subclass must not import torch or torchrec at the top level.
 
     Attributes:
         flag: command-line option for the file path, such as ``--markdown``.
@@ -239,7 +247,7 @@ class RunReport(ABC):
 
     @abstractmethod
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        """Write ``report``, the content of ``--json``, to ``path`` on rank 0."""
+        """Write ``report``, the JSON report of ``recd run``, to ``path``. Called on rank 0."""
 
 
 class TrainPipeline(Protocol):
@@ -248,13 +256,13 @@ class TrainPipeline(Protocol):
     def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
         """Run one step: ``zero_grad``, forward, backward, ``optimizer.step``.
 
-        Call ``zero_grad`` before the backward pass: it sets the learning rate of the tables for
-        this step. If ``model.training`` is false, run only the forward pass. Batches may be
-        prefetched, but each must be trained with the weights after the previous one. Later calls
-        may pass another iterator.
+        Call ``zero_grad`` before the backward pass, because this call sets the learning rate of the
+        tables. If ``model.training`` is false, run only the forward pass. Batches may be
+        prefetched, but each step must use the weights after the previous step. Later calls may
+        pass another iterator.
 
         Returns:
-            The model's output without its loss.
+            The second element of the model's output, which follows the loss.
 
         Raises:
             StopIteration: no batch is left to train.
@@ -262,7 +270,7 @@ class TrainPipeline(Protocol):
 
 
 class Pipeline(Plugin, ABC):
-    """Builds the train pipeline of the sharded model. It may change timing, but not results."""
+    """Builds the train pipeline. A pipeline may change the timing of steps, but not results."""
 
     kind: ClassVar[str] = "pipeline"
 
@@ -271,9 +279,9 @@ class Pipeline(Plugin, ABC):
         """Return this rank's pipeline.
 
         Args:
-            model: a ``DistributedModelParallel`` that returns its loss and an output.
+            model: a ``DistributedModelParallel`` that returns ``(loss, output)``.
             optimizer: optimizer of all parameters.
-            device: device of this rank; batches come in host memory.
+            device: device of this rank. Batches are in host memory.
 
         Raises:
             RecdError: the pipeline does not support the model or the device.

@@ -1,7 +1,7 @@
-"""Properties of data for planning: lengths of features, duplication and distinct ids.
+"""Statistics of training data for sharding planners, such as lengths and duplication.
 
-``TableStatistics`` implements the data characterization of the RecD paper (section 3). It holds
-sums over rows, so the statistics of several files add up to those of the table.
+``TableStatistics`` implements the data characterization of the RecD paper (section 3). The fields
+are sums over rows, so statistics of several files can be added.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from recd_plugins.interfaces.rows import Table
 
 @dataclass(frozen=True)
 class DistinctIds:
-    """Mean number of distinct ids of a table in a batch, for several batch sizes.
+    """Mean number of distinct ids that a batch looks up in a table, for several batch sizes.
 
     Attributes:
         batch_sizes: numbers of rows per batch, ascending.
-        ids: mean number of distinct ids of all features of the table, one per batch size.
+        ids: mean number of distinct ids for each batch size, over all features of the table.
     """
 
     batch_sizes: tuple[int, ...]
     ids: tuple[float, ...]
 
     def of(self, batch_size: int) -> float:
-        """Return the distinct ids for ``batch_size``, interpolated by Heaps' power law."""
+        """Return the distinct ids for ``batch_size``, interpolated with Heaps' power law."""
         known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
         if not known:
             return 0.0
@@ -48,9 +48,9 @@ class FeatureProfile:
     Attributes:
         length: mean number of ids per row.
         deduplicated: whether the converter deduplicates the feature.
-        repeated_rows: probability that a row after the first repeats a stored row.
-        repeated_ids: probability that an id is not stored because its row repeats a stored row.
-        shared_ids: probability that an id of a sequence feature is not stored; above
+        repeated_rows: probability that a row of a batch is a duplicate of an earlier row.
+        repeated_ids: fraction of ids that exact deduplication of rows removes from a batch.
+        shared_ids: fraction of ids of a sequence feature that deduplication removes. Above
             ``repeated_ids`` with partial deduplication.
     """
 
@@ -65,29 +65,30 @@ class FeatureProfile:
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the expected number of ids that a batch sends and looks up."""
+        """Return the expected number of ids that a batch looks up after deduplication."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 
     def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
-        """Return the ratio of all ids of a batch to its stored ids."""
+        """Return the expected number of ids in a batch before, divided by after, deduplication."""
         ids = self.ids(batch_size, pooled=pooled)
         return self.length * batch_size / ids if ids else 1.0
 
     def plain(self) -> FeatureProfile:
-        """Return the profile of the feature without deduplication."""
+        """Return the profile that the feature would have without deduplication."""
         return FeatureProfile(self.length)
 
 
 @dataclass(frozen=True)
 class DataProfile:
-    """Profiles of a dataset's features.
+    """Lengths and duplication of all features of a dataset.
 
     Attributes:
         features: maps the feature name to its profile.
-        source: origin of the numbers, for messages.
-        distinct: maps the name of a coalesced table to its distinct ids.
-        read: maps the table name to the distinct rows that a batch reads.
+        source: description of the measured data, for messages.
+        distinct: distinct ids per batch of coalesced tables, which send each distinct id once.
+            Keyed by table name.
+        read: distinct rows that a batch reads from a table, keyed by table name.
     """
 
     features: Mapping[str, FeatureProfile]
@@ -96,23 +97,23 @@ class DataProfile:
     read: Mapping[str, DistinctIds] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
-        """Return a feature's profile. Unknown features get a profile with one id per row."""
+        """Return the profile of a feature; for an unknown feature, one id per row."""
         return self.features.get(feature, FeatureProfile())
 
     def ids(self, table: Table, batch_size: int) -> float:
         """Return the number of ids that a rank's batch looks up in a table.
 
-        A coalesced table counts only distinct ids.
+        For a coalesced table, return the number of distinct ids.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size)
         return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
     def rows(self, table: Table, batch_size: int) -> float:
-        """Return the number of lengths sent for a rank's batch.
+        """Return the number of lengths that a rank sends for the KeyedJaggedTensor of a table.
 
-        A pooled table returns one vector per length. In a coalesced pooled table, each id counts
-        as a row. A coalesced sequence table sends no lengths.
+        A pooled table returns one vector per length. For a coalesced table, which sends each
+        distinct id once, the result is the number of distinct ids if pooled, else 0.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size) if table.pooled else 0.0
@@ -130,7 +131,7 @@ _VERSION = 1
 
 
 def least_ids_saved(*, sequence: bool) -> float:
-    """Return how many ids per row deduplication must save to be faster on one rank.
+    """Return how many ids per row deduplication must remove to be faster on a single rank.
 
     Args:
         sequence: whether the feature has a pooling entry. Pooling runs once per unique row.
@@ -139,28 +140,28 @@ def least_ids_saved(*, sequence: bool) -> float:
 
 
 def dedupe_factor(samples_per_session: float, stays: float) -> float:
-    """Return the ratio of ids before and after deduplication: DedupeFactor (RecD, section 4.3).
+    """Return the number of ids before, divided by after, deduplication (RecD, section 4.3).
 
     Args:
-        samples_per_session: S, mean rows of a session in the batch.
-        stays: d, the probability that the next row of a session has the same list.
+        samples_per_session: S, the mean number of rows of a session in a batch.
+        stays: d, the probability that the next row of a session has the same list of ids.
     """
     return _ratio(samples_per_session, samples_per_session - (samples_per_session - 1) * stays)
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Sums over a feature's rows. Each row is compared with the previous row of its session.
+    """Duplication counts of a feature. Each row is compared with its session's previous row.
 
     Attributes:
         rows: number of rows.
-        sessions: runs of neighbouring rows of one session.
+        sessions: number of runs of adjacent rows with the same session.
         ids: number of ids in all rows.
-        unchanged_rows: number of rows that equal the previous row.
-        unchanged_ids: number of ids in unchanged rows.
-        shifted_ids: ``unchanged_ids`` plus the ids that rows share with the previous row after a
-            shift by up to ``MAX_SHIFT``.
-        shared_ids: number of ids that occur anywhere in the previous row.
+        unchanged_rows: number of rows that are equal to the previous row.
+        unchanged_ids: number of ids in these rows.
+        shifted_ids: ``unchanged_ids``, plus the ids in common with the previous row after a shift
+            by up to ``MAX_SHIFT`` positions.
+        shared_ids: number of ids that the previous row also contains, at any position.
     """
 
     rows: int = 0
@@ -177,48 +178,48 @@ class FeatureStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean number of rows per session."""
+        """Mean number of rows per session (S in the RecD paper)."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def stays(self) -> float:
-        """d, the probability that the next row of a session is equal."""
+        """Probability that a session's next row is equal (d in the RecD paper)."""
         return _share(self.unchanged_rows, self.rows - self.sessions)
 
     @property
     def length(self) -> float:
-        """l, the mean number of ids per row."""
+        """Mean number of ids per row (l in the RecD paper)."""
         return _share(self.ids, self.rows)
 
     @property
     def exact_duplication(self) -> float:
-        """Share of the ids whose row equals the previous row."""
+        """Fraction of ids in rows that are equal to the previous row."""
         return _share(self.unchanged_ids, self.ids)
 
     @property
     def partial_duplication(self) -> float:
-        """Share of the ids that also occur in the previous row (RecD, figure 4, partial)."""
+        """Fraction of ids that the previous row also contains (RecD, figure 4, partial)."""
         return _share(self.shared_ids, self.ids)
 
     @property
     def dedupe_factor(self) -> float:
-        """Ratio of ids to stored ids with exact deduplication."""
+        """Number of ids before, divided by after, exact deduplication."""
         return _ratio(self.ids, self.ids - self.unchanged_ids)
 
     @property
     def partial_dedupe_factor(self) -> float:
-        """Ratio of ids to stored ids with partial deduplication (RecD, section 7)."""
+        """Number of ids before, divided by after, partial deduplication (RecD, section 7)."""
         return _ratio(self.ids, self.ids - self.shifted_ids)
 
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """Statistics of a table's rows, in stored order.
+    """Duplication statistics of all features of a table.
 
     Attributes:
         rows: number of rows.
-        sessions: runs of neighbouring rows of one session.
-        features: maps the feature name to its sums.
+        sessions: number of runs of adjacent rows with the same session.
+        features: maps the feature name to its statistics.
     """
 
     rows: int
@@ -227,12 +228,12 @@ class TableStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean number of rows per session; 1 without rows."""
+        """Mean number of rows per session (S in the RecD paper); 1 without rows."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def total(self) -> FeatureStatistics:
-        """Sum of the statistics of all features."""
+        """Return the sum of the statistics of all features."""
         return sum(self.features.values(), FeatureStatistics())
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Plugin kind ``dataset``: resumable readers of Arrow record batches, split over ranks."""
+"""Base classes of dataset plugins, which read Arrow record batches on each rank."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True, eq=False)
 class FeatureLookups:
-    """Ids that rows look up by one feature, with equal lists stored once.
+    """Ids of one feature that a batch of rows looks up, with equal lists stored once.
 
     Attributes:
         ids: int64 ``[num_ids]``, after preprocessing; not checked against the table size.
-        offsets: bounds of the lists in ``ids``, int64 ``[num_lists + 1]``.
-        inverse: index of each row's list, int64 ``[num_rows]``; None if row i has list i.
+        offsets: offsets of the lists in ``ids``, int64 ``[num_lists + 1]``.
+        inverse: index of the list of each row, int64 ``[num_rows]``; None if row i has list i.
     """
 
     ids: NDArray[np.int64]
@@ -37,7 +37,7 @@ class FeatureLookups:
 
 
 class Lookups(ABC):
-    """Tables of the prepared model, and the ids that rows look up in them."""
+    """Tables of the prepared model, and the ids that rows look up in the tables."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class Lookups(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[TableStrategy]:
-        """Return the strategies of the ``sharding`` and ``cache`` entries.
+        """Return the table strategies (kernels and costs) of ``sharding`` and ``cache`` entries.
 
         Raises:
             SetupError: no model is prepared.
@@ -55,15 +55,15 @@ class Lookups(ABC):
 
     @abstractmethod
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """Return the lookups of ``rows`` for each feature. Raises DataError for invalid values."""
+        """Return the ids of ``rows``, keyed by feature. Raises DataError for invalid values."""
 
 
 class Reader(ABC):
     """Iterates over one epoch of one rank's batches.
 
     Every batch has ``batch_size`` rows, and every rank gets the same number of batches. Training
-    skips the last rows if they do not fill a batch on every rank. Evaluation reads those rows with
-    one rank and ``batch_size`` 1.
+    skips the last rows if there are too few for a batch on every rank. Evaluation reads the last
+    rows with one rank and ``batch_size`` 1.
 
     A ``state_dict`` taken after batch i continues at batch i + 1 in a new reader, even if later
     batches were prefetched. With another number of ranks, the remaining rows are split over the
@@ -72,17 +72,17 @@ class Reader(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch. It is the same on every rank."""
+        """Return the number of batches in an epoch, which is the same on every rank."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Rows]:
-        """Yield batches up to the end of the epoch, then return to its start."""
+        """Yield batches up to the end of the epoch, then move to the start of the next epoch."""
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterable[Rows]]:
         """Yield every ``num_workers``-th block of adjacent batches, from block ``worker`` on.
 
-        The caller exhausts each block before it requests the next. ``state_dict`` is the position
-        after the last yielded batch, counting the batches of all workers.
+        The caller exhausts each block before requesting the next block. ``state_dict`` is the
+        position after the last yielded batch, counting the batches of all workers.
 
         By default each batch is a block, and every worker reads all batches. Override this method
         to skip the batches of other workers without reading them, for example with one block per
@@ -93,14 +93,14 @@ class Reader(ABC):
                 yield (rows,)
 
     def num_blocks(self) -> int | None:
-        """Return the number of blocks; None if unknown. Override it together with ``blocks``."""
+        """Return the number of blocks; None if unknown. Override this method with ``blocks``."""
         return None
 
     def skip(self, num_batches: int) -> int:
         """Skip batches without reading them, and return the number of skipped batches.
 
-        Fewer than ``num_batches`` are skipped if the epoch ends. The position then returns to the
-        start.
+        Fewer than ``num_batches`` are skipped if the epoch ends. The position is then the start of
+        the next epoch.
         """
         return sum(1 for _ in islice(self, num_batches))
 
@@ -110,26 +110,27 @@ class Reader(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as JSON values, equal on every rank."""
+        """Return the position as a JSON object, which is equal on every rank."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Move to a position from ``state_dict``.
+        """Move to a position that ``state_dict`` returned.
 
         Raises:
-            DataError: the position belongs to other data or another batch size.
+            DataError: the position was saved with other data or another batch size.
         """
 
 
 class Dataset(Plugin, ABC):
-    """Table of training rows.
+    """Source of training rows, such as a Parquet table.
 
     Attributes:
-        row_options: names of options that only select and order rows. They may change when a
-            checkpoint is scored, but not when a run is resumed.
+        row_options: names of options that only select and order rows. These options may change
+            before scoring with a checkpoint, but not before resuming a run.
         trained_schema: ``schema`` from the checkpoint, set before ``to_score`` if the training data
             is missing.
-        trained_kinds: ``kinds`` from the checkpoint, set likewise; empty for old checkpoints.
+        trained_kinds: ``kinds`` from the checkpoint, set together with ``trained_schema``; empty
+            for old checkpoints.
     """
 
     kind: ClassVar[str] = "dataset"
@@ -144,7 +145,7 @@ class Dataset(Plugin, ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Check the location and create missing files, once and before any rank reads.
+        """Check the location and create missing files. Called once, before any rank reads.
 
         Raises:
             DataError: the location is missing or does not match the options.
@@ -152,10 +153,10 @@ class Dataset(Plugin, ABC):
 
     @abstractmethod
     def schema(self) -> FeatureSchema:
-        """Return the columns of ``reader``."""
+        """Return the names and roles of the columns that ``reader`` yields."""
 
     def left_out(self) -> Mapping[str, str]:
-        """Return the unused columns of the data. Maps each column to a short reason.
+        """Return a dict from each unused column of the data to the reason why it is unused.
 
         Raises:
             DataError: the data is missing or wrong.
@@ -163,17 +164,18 @@ class Dataset(Plugin, ABC):
         return {}
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """Return options that contradict the columns of the data. Reads no rows.
+        """Return errors of options that contradict the columns of the data. Reads no rows.
 
-        Each item is a path of keys, such as ``("columns", "devise")``, and a message. Do not
-        report missing data: ``prepare`` does.
+        Each error is a pair of a path of keys, such as ``("columns", "devise")``, and a message. Do
+        not report missing data here, but in ``prepare``.
         """
         return ()
 
     def identity(self) -> dict[str, Any]:
         """Return JSON values that identify the rows, such as names, sizes and digests of files.
 
-        They must not depend on the location. Resuming requires the same identity on each rank.
+        The values must not depend on the location of the files. Resuming a run requires the same
+        identity on each rank.
 
         Raises:
             DataError: the data is missing or wrong.
@@ -181,7 +183,7 @@ class Dataset(Plugin, ABC):
         return {}
 
     def splits(self) -> tuple[Split, ...]:
-        """Return the splits that ``reader`` can read."""
+        """Return the names of the splits that ``reader`` can read, such as ``train``."""
         return ("train",)
 
     @abstractmethod
@@ -195,31 +197,31 @@ class Dataset(Plugin, ABC):
     def session_reader(
         self, *, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        """Return a ``reader`` with the same states that also yields the session column.
+        """Return a reader like ``reader`` whose rows also contain the session column.
 
         Raises:
-            DataError: ``reader`` would raise it, or the dataset has no sessions.
+            DataError: the dataset has no sessions, or ``reader`` raises DataError.
         """
         raise DataError(
             f"{self.name} has no session column in the {split} split. Use a dataset with sessions, "
-            "or remove what needs sessions"
+            "or remove the plugins that need sessions"
         )
 
     def label_mean(self) -> float | None:
         """Return the mean label of the training split, for the initial bias of the model.
 
-        None if the data does not store it.
+        Return None if the data does not contain the mean label.
         """
         return None
 
     def session_keys(self) -> SessionKeys | None:
-        """Return the session and time columns of ``scan``; None for a dataset without ``scan``."""
+        """Return the session and time columns that ``scan`` yields; None without ``scan``."""
         return None
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Yield every row of a split once, in stored order and batches of any size.
+        """Yield every row of a split once, in stored order, in batches of any size.
 
-        Yields the columns of ``schema`` and of ``session_keys``.
+        Rows have the columns of ``schema`` and ``session_keys``.
 
         Raises:
             DataError: the split does not exist, or the dataset has no sessions.
@@ -230,34 +232,34 @@ class Dataset(Plugin, ABC):
         )
 
     def keys(self) -> Mapping[str, str]:
-        """Return the key columns of predictions. Maps each column to its name in the output."""
+        """Return the columns to copy to prediction files, as a dict from column to output name."""
         keys = self.session_keys()
         names = () if keys is None else (keys.session, keys.timestamp)
         return {name: name for name in names}
 
     def texts(self, feature: str) -> Mapping[int, str]:
-        """Return the text of each id of a text feature."""
+        """Return a dict from each id of a text feature to its text."""
         return {}
 
     def kinds(self) -> Mapping[str, str]:
-        """Return a short description of each column's values, such as their type.
+        """Return a dict from column name to a short description of its values, such as the type.
 
-        Checkpoints store it. Scoring rejects data with other descriptions, because its ids would
-        have another meaning.
+        Checkpoints store the descriptions. Scoring rejects data with other descriptions, because
+        ids would have another meaning.
         """
         return {}
 
     def storage(self) -> Storage | None:
-        """Return the option ``storage``; None if the dataset has no such option."""
+        """Return the object store options of the dataset; None if it has no such options."""
         option = getattr(self.options, "storage", None)
         return option if isinstance(option, Storage) else None
 
     def to_score(self, location: str) -> Dataset:
         """Return a dataset that reads another table with the same columns and options, for scoring.
 
-        Its ``scan("train")`` yields every row in stored order, without row filters, with the
-        columns of ``schema`` and ``keys``. A missing label is 0. If the training data is missing,
-        ``trained_schema`` defines the columns.
+        ``scan("train")`` of the result yields every row in stored order, without row filters, with
+        the columns of ``schema`` and ``keys``. A missing label is 0. If the training data is
+        missing, ``trained_schema`` defines the columns.
 
         Args:
             location: path or URL of the table.
@@ -265,19 +267,19 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: the dataset cannot score other tables, or a column is missing.
         """
-        raise DataError(f"dataset {self.name} cannot read other tables to score them")
+        raise DataError(f"dataset {self.name} does not support scoring of other tables")
 
 
 class DatasetWrapper(Dataset):
-    """Wrapper around a dataset that reorders its rows, configured in ``dataset.wrap``.
+    """Wrapper that reorders the rows of a dataset, configured in ``dataset.wrap``.
 
-    A wrapper overrides ``reader``. Training and the planner's sample use the wrapper; evaluation,
-    profiles and ``recd analyze`` read the inner dataset. The wrapper must yield each row exactly
-    once with all columns, unless ``rows_together`` is above 1.
+    A wrapper overrides ``reader``. Training reads from the wrapper, but evaluation, profiles and
+    ``recd analyze`` read from the inner dataset. The wrapper must yield each row exactly once with
+    all columns, unless ``rows_together`` is above 1.
 
     Attributes:
         inner: the wrapped dataset.
-        lookups: tables and lookups of the prepared model.
+        lookups: tables of the prepared model, and the ids that rows look up.
     """
 
     inner: Dataset
@@ -285,7 +287,7 @@ class DatasetWrapper(Dataset):
 
     @property
     def rows_together(self) -> int:
-        """Number of training rows per row of ``inner``. Batch sizes must be multiples of it."""
+        """Number of training rows per row of ``inner``, which must divide batch sizes."""
         return 1
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:
@@ -299,7 +301,7 @@ class DatasetWrapper(Dataset):
         """Check the setup before training starts. ``lookups`` is already set.
 
         Raises:
-            RecdError: the wrapper cannot run. The caller adds the line of its entry.
+            RecdError: the wrapper cannot run. The caller adds the line of the registry.yaml entry.
         """
 
     def session_reader(
@@ -350,7 +352,7 @@ class DatasetWrapper(Dataset):
 
 
 class WithSessions(DatasetWrapper):
-    """A dataset whose ``reader`` is its ``session_reader``."""
+    """Dataset wrapper that adds the session column to the rows of ``reader``."""
 
     name = "dataset.with_sessions"
 

@@ -1,4 +1,4 @@
-"""Access profiles computed from distributions, in accesses per sample."""
+"""Access profiles of tables computed from theoretical distributions, such as Zipf's law."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def zipf(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Return Zipf's law: the k-th most read row has ``C * (k + shift)^-exponent`` accesses.
+    """Return the access counts of a table whose rows are accessed according to Zipf's law.
 
-    With a ``shift`` it is the Zipf-Mandelbrot law. See ``from_weights`` for the other arguments.
+    The k-th most frequent row has accesses proportional to ``(k + shift)^-exponent``. A ``shift``
+    above 0 gives the Zipf-Mandelbrot law. For the other arguments, see ``from_weights``.
     """
     weights = np.arange(1, num_embeddings + 1, dtype=np.float64)
     weights += shift
@@ -39,16 +40,16 @@ def from_weights(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Return accesses in proportion to ``weights``.
+    """Return the access counts of a table whose rows have accesses proportional to ``weights``.
 
     Args:
         table: name of the table.
         weights: float64 ``[known]``, non-increasing.
-        length: L, accesses per sample.
+        length: mean number of accesses per sample.
         num_embeddings: number of rows of the table, by default the number of weights.
-        seed: seed of a random assignment of weights to rows; None keeps the order, so that row 0
-            is read most.
-        features: features that look the table up, by default one with the table's name.
+        seed: seed of a random assignment of weights to row ids; None keeps the order, so that row
+            0 is the most frequent.
+        features: features that look up the table, by default one with the table's name.
     """
     if num_embeddings is None:
         num_embeddings = len(weights)

@@ -1,4 +1,4 @@
-"""Plugin kind ``ingestion``: produces the batches of a rank outside its training process."""
+"""Base classes of ingestion plugins, which produce batches outside the training process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class BatchBlock:
-    """Block of adjacent batches.
+    """Block of adjacent batches of one rank, the unit of transfer from reader to trainer.
 
     Attributes:
         number: 0-based number of the block, counted from the position at which reading started.
-        batches: batches, each with the position after it.
-        end: position at the end of the epoch, or the error after ``batches``; None if more blocks
-            may follow.
+        batches: pairs of a batch and the reader position after this batch.
+        end: reader position at the end of the epoch, or the error that follows ``batches``; None if
+            more blocks may follow.
     """
 
     number: int
@@ -38,11 +38,12 @@ class BatchBlock:
     end: State | Exception | None = None
 
     def moved(self, packing: float, unpacking: float) -> BatchBlock:
-        """Return the block with transfer times added to its batches.
+        """Return a copy with transfer times added to the ``MakingTimes`` of its batches.
 
         Args:
-            packing: seconds for the block in the reader process.
-            unpacking: seconds for the block in the trainer, counted for the first batch.
+            packing: seconds to serialize the block in the reader process.
+            unpacking: seconds to deserialize the block in the training process, added to the first
+                batch.
         """
         moved, left = [], unpacking
         for model_input, position in self.batches:
@@ -53,7 +54,7 @@ class BatchBlock:
 
 
 class TaskReader(ABC):
-    """Produces blocks of batches. Only one thread may use it at a time."""
+    """Reader of the batches of one rank, in blocks. Not thread-safe."""
 
     @abstractmethod
     def blocks(
@@ -61,14 +62,14 @@ class TaskReader(ABC):
     ) -> Generator[BatchBlock, None, None]:
         """Yield the blocks ``worker``, ``worker + num_workers``, and so on from ``position``.
 
-        The last block has an ``end``. It stores errors of data or plugins, which are not raised.
+        The last block has an ``end``. Errors of data or plugins are stored in ``end``, not raised.
         """
 
     @abstractmethod
     def block(self, position: State, number: int) -> BatchBlock:
-        """Return block ``number``, counted from ``position``. It is the same in any process.
+        """Return block ``number``, counted from ``position``. Every process gets the same block.
 
-        Returns an empty block after the last one. If the dataset's reader does not override
+        Returns an empty block after the last block. If the dataset's reader does not override
         ``blocks``, all earlier batches are read too.
         """
 
@@ -77,19 +78,19 @@ class TaskReader(ABC):
         """Return the number of blocks up to the end of the epoch; None if unknown.
 
         Raises:
-            DataError: the position belongs to other data.
+            DataError: the position was saved with other data.
         """
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Picklable description of a reader, without its position.
+    """Picklable description of the batches of one rank, from which any process can read.
 
     Attributes:
-        rank, world_size, split: share of a split to read.
-        folder: current folder of the trainer, for relative paths in options.
+        rank, world_size, split: rank and split whose batches are read.
+        folder: current directory of the trainer, for relative paths in options.
         modules: maps module names to plugin files. The files must exist at these paths.
-        pickled: pickled function that takes the task and returns its reader.
+        pickled: pickled function that accepts the task and returns a TaskReader.
     """
 
     rank: int
@@ -100,7 +101,7 @@ class ReadTask:
     pickled: bytes
 
     def open(self) -> TaskReader:
-        """Change to the trainer's folder if it exists, and return the reader.
+        """Change to the trainer's current directory if it exists, and return the reader.
 
         Raises:
             ImportError: a plugin's module is missing or fails to import.
@@ -115,22 +116,22 @@ class ReadTask:
 
 
 class Ingestion(Plugin, ABC):
-    """Runs readers in other processes or on other machines.
+    """Plugin that runs readers in other processes or on other machines.
 
-    Batches, their order and positions must be the same as without the plugin.
+    The batches and their order must be the same as without the plugin.
     """
 
     kind: ClassVar[str] = "ingestion"
 
     def check(self) -> None:
-        """Check that readers can run, before data is prepared. Raises SetupError if not."""
+        """Check that readers can run. Called before data is prepared. Raises SetupError if not."""
 
     @abstractmethod
     def open(self, task: ReadTask) -> Feed:
-        """Return the feed of one rank and split.
+        """Return the source of batches for one rank and split.
 
-        Every rank calls it for the same splits in the same order. Several feeds may be open at a
-        time.
+        Every rank calls this method for the same splits in the same order. Several feeds may be
+        open at the same time.
 
         Args:
             task: description of the reader. Pickle it to send it to another process.
@@ -141,27 +142,27 @@ class Ingestion(Plugin, ABC):
 
 
 class Feed(ABC):
-    """Batches of one rank and split, received from readers. A context manager."""
+    """Context manager that receives the batches of one rank and split from readers."""
 
     @abstractmethod
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """Yield the batches from the position of ``reader`` to the end of the epoch, in order.
 
-        ``reader`` only holds the position. Update it with ``load_state_dict`` before each batch,
-        and move it to the next epoch at the end; ``hand_out`` of ``recd_plugins.api`` does both.
-        The caller may stop an iteration early and start another one at any position.
+        ``reader`` only tracks the position. Call its ``load_state_dict`` before each batch, and
+        move it to the next epoch at the end, for example with ``recd_plugins.api.hand_out``. The
+        caller may stop an iteration early and start another one at any position.
 
         Raises:
-            RecdError: a reader failed. Raised in place of the batch that failed.
+            RecdError: a reader failed. Raised at the position of the failed batch.
             SetupError: readers died repeatedly.
         """
 
     def report(self) -> Mapping[str, float]:
-        """Return metrics by name for the run report. Also works after ``close``."""
+        """Return a dict from metric name to value for the run report. Works after ``close``."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Stop the readers. May be called twice, and may keep resources for the next feed."""
+        """Stop the readers. May be called twice, and may cache resources for the next feed."""
 
     def __enter__(self) -> Self:
         return self
