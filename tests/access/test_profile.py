@@ -72,7 +72,7 @@ def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
         DataError, match=r"one profile counts all rows, but the other counts the unique"
     ):
         all_rows.merge(counted)
-    with pytest.raises(DataError, match=r"batches of 64, the other .* of 1,024"):
+    with pytest.raises(DataError, match=r"batches of 64, but the other .* of 1,024"):
         counted.merge(all_rows.of_unique_rows(1024, 33))
 
 

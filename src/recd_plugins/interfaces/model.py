@@ -1,4 +1,4 @@
-"""Plugin kinds ``model`` and ``pooling``."""
+"""Base classes of model plugins and pooling plugins."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFeatures:
-    """Inputs of a model, from the dataset and the registry file.
+    """Feature and table names that a model plugin builds its modules from.
 
     Attributes:
         num_dense: number of columns of ``batch.dense_features``, after preprocessing.
         pooled: sparse features for an EmbeddingBagCollection, in the order of the dataset.
-        sequence: sparse features of pooling entries, for an EmbeddingCollection and
+        sequence: sparse features that ``pooling`` entries match, for an EmbeddingCollection and
             SequencePooling.
-        replicated: names or patterns of tables that a sharding entry replicates.
-        positive_counts: function of a feature and the number of rows of its table. Returns int64
-            ``[num_embeddings]``: lookups of each row in positive rows of the training split. Keep
-            the result in a buffer so that checkpoints store it: a trained model gets zeros. None
+        replicated: names or patterns of tables that a ``sharding`` entry replicates.
+        positive_counts: function of a feature and its table's number of rows. Returns int64
+            ``[num_embeddings]``, the number of training rows with label 1 that contain each id. Put
+            the result into a buffer, since it is all zeros when a checkpoint is loaded. None
             without data.
     """
 
@@ -44,7 +44,7 @@ class ModelFeatures:
     )
 
     def replicates(self, table: str) -> bool:
-        """Return whether every rank holds a full copy of a pooled table.
+        """Return whether a pooled table is replicated on every rank.
 
         TorchRec's data-parallel kernels do not support deduplicated input. Put replicated tables
         into a separate EmbeddingBagCollection that looks up ``batch.replicated_features``.
@@ -61,19 +61,18 @@ class Model(Plugin, ABC):
     def build(self, features: ModelFeatures) -> nn.Module:
         """Return an unsharded model. Draw initial weights from torch's default generator.
 
-        ``forward`` takes a ``ModelInput`` and returns ``loss, (loss, logits, labels)``. The first
-        loss is the mean over the batch, a scalar. The tuple holds detached tensors: the loss,
+        ``forward`` accepts a ``ModelInput`` and returns ``loss, (loss, logits, labels)``. The loss
+        is the mean over the batch, a scalar. The inner tuple contains detached tensors, with
         logits ``[B]`` and ``batch.labels``.
 
         EmbeddingBagCollections look up ``batch.sparse_features`` or ``batch.replicated_features``.
-        EmbeddingCollections look up ``batch.sequence_features``; pool their output with
-        SequencePooling. Planning calls ``build`` on the meta device, and once with tables of one
-        row.
+        EmbeddingCollections look up ``batch.sequence_features``, and SequencePooling pools the
+        output. Planning also calls ``build`` on the meta device, and with tables of one row.
         """
 
 
 class Pooling(Plugin, ABC):
-    """Builds the modules that pool sequence features, one per feature."""
+    """Builds one module per sequence feature that pools the feature's embeddings."""
 
     kind: ClassVar[str] = "pooling"
 
@@ -86,11 +85,11 @@ class Pooling(Plugin, ABC):
         """Return a module that pools a ``torchrec.JaggedTensor`` over unique rows.
 
         The module maps values ``[num_values, embedding_dim]`` to ``[num_rows, embedding_dim]``,
-        with zeros for empty rows. Each output vector must depend on its own row only.
+        with zeros for empty rows. An output vector must depend only on the values of its row.
         """
 
     def pool(self, modules: Sequence[nn.Module], sequences: Sequence[JaggedTensor]) -> Tensor:
-        """Pool features whose rows are deduplicated together. Override it for speed.
+        """Pool several features that share inverse indices. Override this method for speed.
 
         Args:
             modules: results of ``build``, one per feature.
@@ -103,21 +102,21 @@ class Pooling(Plugin, ABC):
         return _stacked(pooled, sequences[0].lengths().numel(), sequences[0].values().shape[1])
 
     def pool_groups(self, groups: Sequence[PoolingGroup]) -> list[Tensor]:
-        """Call ``pool`` for each group of arguments. Override it for speed."""
+        """Return ``pool(*group)`` of each group. Override this method for speed."""
         return [self.pool(modules, sequences) for modules, sequences in groups]
 
 
 class TargetPooling(Pooling):
     """Pooling that depends on each row's target item, as in DIN (arXiv 1706.06978).
 
-    Modules of ``build`` are called as ``module(sequence, targets, inverse)`` with the arguments of
-    ``pool_for`` for one feature, and return ``[B, embedding_dim]``.
+    A module from ``build`` is called as ``module(sequence, targets, inverse)`` with the arguments
+    of ``pool_for`` for its feature, and returns ``[B, embedding_dim]``.
     """
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """Name of the target's feature."""
+        """Name of the feature that contains the id of the target item."""
 
     def pool_for(
         self,
@@ -126,16 +125,17 @@ class TargetPooling(Pooling):
         targets: Tensor,
         inverse: Tensor | None,
     ) -> Tensor:
-        """Pool the features of one group for the targets of all B rows.
+        """Pool several features that share inverse indices, for the targets of all B rows.
 
         Args:
             modules: results of ``build``, one per feature.
             sequences: embeddings of each feature over unique rows.
             targets: target vectors, ``[B, embedding_dim]``.
-            inverse: unique row of each row, int64 ``[B]``; None if ``sequences`` has all B rows.
+            inverse: index of the unique row of each batch row, int64 ``[B]``; None if ``sequences``
+                has all B rows.
 
         Returns:
-            ``[B, num_features, embedding_dim]``, zeros for empty sequences.
+            ``[B, num_features, embedding_dim]``, with zeros for empty sequences.
         """
         pooled = [
             module(rows, targets, inverse) for module, rows in zip(modules, sequences, strict=True)

@@ -1,4 +1,4 @@
-"""Embedding tables of a model."""
+"""Functions that find the embedding tables of a model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _HOLDING = _REMAPPING | {"FeatureProcessedEmbeddingBagCollection"}
 
 @dataclass(frozen=True)
 class EmbeddingModule:
-    """Module of a model that has embedding tables.
+    """Submodule of a model that contains embedding tables.
 
     Attributes:
-        path: path of ``shardable`` in ``DistributedModelParallel``.
+        path: name of ``shardable`` in the model, as in ``named_modules``.
         shardable: the module with the tables, or the TorchRec module around it that remaps ids or
             weights.
-        tables: tables of an unsharded module.
-        takes_rows: whether its input ids are row numbers of its tables.
+        tables: tables of the unsharded module.
+        takes_rows: whether input ids are row numbers of the tables.
     """
 
     path: str
@@ -50,33 +50,34 @@ class EmbeddingModule:
 
     @property
     def ours(self) -> bool:
-        """Whether ``Prepared.sharders`` shards the module. False for subclasses of a collection."""
+        """Whether the type is exactly EmbeddingBagCollection or EmbeddingCollection."""
         return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
 
     @property
     def is_subclass(self) -> bool:
-        """Whether the module is a subclass of a collection. No sharder matches subclasses."""
+        """Whether the type is a subclass of an embedding collection, which no sharder supports."""
         return _is_collection(self.shardable) and not self.ours
 
     @property
     def why_left(self) -> str:
-        """Reason why ``Prepared.sharders`` does not shard the module, for messages."""
-        why = "which TorchRec's own sharder takes as a whole"
+        """Reason why this package does not shard the module, for error messages."""
+        why = "which TorchRec's own sharder shards"
         if self.is_subclass:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
             base = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
-            why = f"a subclass of {base}, and DistributedModelParallel matches types exactly"
+            why = f"a subclass of {base}, but DistributedModelParallel matches types exactly"
         return f"{self.path or 'the model'} is a {type(self.shardable).__name__}, {why}"
 
 
 def rows_by_feature(
     tables: Iterable[Table], limits: Mapping[str, int | None] = MappingProxyType({})
 ) -> dict[str, int]:
-    """Return the exclusive bound of the ids of each feature, given by its smallest table.
+    """Return a dict from feature to the exclusive bound of its ids.
 
     Args:
         tables: tables of a model.
-        limits: maps table names to bounds that replace the number of rows; None allows any id.
+        limits: maps table names to bounds that replace the number of rows; None allows any id. A
+            feature with several tables has the smallest bound.
     """
     rows: dict[str, int] = {}
     for table in tables:
@@ -89,7 +90,7 @@ def rows_by_feature(
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """Return the tables of unsharded EmbeddingBagCollections and EmbeddingCollections.
+    """Return the tables of a model's unsharded EmbeddingBagCollections and EmbeddingCollections.
 
     Tables inside other modules of TorchRec, such as managed collision, are not included.
     """
@@ -98,23 +99,23 @@ def tables_of(model: nn.Module) -> list[Table]:
 
 
 def all_tables_of(model: nn.Module) -> list[Table]:
-    """Return all unsharded tables, including those inside other modules of TorchRec."""
+    """Return all unsharded tables, including tables inside other modules of TorchRec."""
     return [table for module in embedding_modules(model) for table in module.tables]
 
 
 def names_of_several(tables: Iterable[Table]) -> list[str]:
-    """Return the names that several tables have."""
+    """Return the table names that occur more than once."""
     counts = Counter(table.name for table in tables)
     return [name for name, count in counts.items() if count > 1]
 
 
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:
-    """Return the modules with tables that TorchRec's own sharders shard."""
+    """Return the modules with tables that TorchRec shards, instead of this package."""
     return [each for each in embedding_modules(model) if not _is_collection(each.shardable)]
 
 
 def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
-    """Yield the unsharded modules with tables."""
+    """Yield the unsharded modules of a model that contain embedding tables."""
     seen: set[int] = set()
 
     def visit(path: str, module: nn.Module) -> Iterator[EmbeddingModule]:
@@ -132,7 +133,7 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
 
 
 def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise SetupError for frozen table parameters: TorchRec's kernels would train them."""
+    """Raise SetupError for frozen table parameters, which TorchRec's kernels would train."""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
@@ -153,7 +154,7 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
 
 
 def refuse_shared_tables(model: nn.Module) -> None:
-    """Raise SetupError for shared or frozen tables: sharding would train them incorrectly."""
+    """Raise SetupError for shared or frozen tables, which cannot be sharded correctly."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = {path: module for path, module in modules.items() if _tables(module)}
     paths: dict[int, str] = {}
@@ -181,7 +182,7 @@ def refuse_shared_tables(model: nn.Module) -> None:
 def sharded_modules(
     model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
-    """Yield the modules that ``DistributedModelParallel`` shards, each with its sharder."""
+    """Yield each module that ``DistributedModelParallel`` shards, with the module's sharder."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     seen: set[int] = set()
 
@@ -199,7 +200,7 @@ def sharded_modules(
 
 
 def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost sharded modules with their paths."""
+    """Yield path and module of each sharded module that is not inside a sharded module."""
     if isinstance(module, ShardedModule):
         yield path, module
         return
@@ -239,5 +240,5 @@ def _tables(module: nn.Module) -> list[Table]:
 
 
 def table_name(feature: str) -> str:
-    """Return the name of a feature's table in the built-in model."""
+    """Return the built-in model's table name of a feature, ``t_<feature>``."""
     return f"t_{feature}"

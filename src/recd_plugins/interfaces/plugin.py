@@ -1,4 +1,4 @@
-"""Base class of plugins, plugin kinds, and helpers that add the plugin's name to errors."""
+"""Base class of plugins, and context managers that add the plugin's name to errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PluginOptions(BaseModel):
-    """Immutable options of a plugin. Unknown names, NaN and infinity are errors.
+    """Base class of plugin options. Immutable, and rejects unknown names, NaN and infinity.
 
     Options are compared as JSON. Use tuples instead of sets, because sets have no fixed order.
     """
@@ -30,9 +30,9 @@ class PluginOptions(BaseModel):
 class Plugin:
     """Base class of plugins of every kind.
 
-    A subclass sets ``name``, which registry.yaml refers to as ``use: package.part``. It may nest an
-    ``Options`` model. ``recd plugins`` shows the first line of its docstring. Its module must not
-    import torch or torchrec at the top level.
+    A subclass sets ``name``, such as ``acme.hash`` for ``use: acme.hash`` in registry.yaml, and may
+    define a nested class ``Options``. ``recd plugins`` prints the first line of the docstring. The
+    module of a subclass must not import torch or torchrec at the top level.
     """
 
     kind: ClassVar[str]
@@ -62,11 +62,11 @@ class Plugin:
 
     @property
     def title(self) -> str:
-        """Return line and name for messages, such as ``registry.yaml:12 converter: acme.rows``."""
+        """Return a label for messages, such as ``registry.yaml:12 converter: acme.rows``."""
         return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
     def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
-        """Set ``stands_at``, the location of the registry entry, and return the plugin."""
+        """Set the location of the plugin's entry in registry.yaml, and return the plugin."""
         vars(self)["stands_at"] = stands_at  # works for frozen dataclasses too
         return self
 
@@ -75,12 +75,12 @@ class Plugin:
         return _made, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
-        """Return the attributes to pickle; None if a copy recreates them."""
+        """Return the attributes to pickle; None if unpickling needs only the options."""
         return None
 
     @classmethod
     def summary(cls) -> str:
-        """Return the first line of the docstring."""
+        """Return the first line of the class docstring."""
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -95,17 +95,18 @@ Claims = Literal["one", "optional one", "list", "by feature", "several by featur
 
 @dataclass(frozen=True)
 class Kind:
-    """Plugin kind with a section of registry files.
+    """Plugin kind, such as ``sharding``, which has its own section in registry.yaml.
 
     Attributes:
-        name: the ``kind`` of its plugin classes.
-        interface: abstract base class of its plugins; its ``kind`` is ``name``.
-        section: key of registry files.
-        claims: form of the section: ``one`` required plugin; an ``optional one``; an ordered
-            ``list``; or a list of entries with patterns of features or tables. At most one entry
-            may match a feature or table, except with ``several by feature``.
+        name: value of the attribute ``kind`` of its plugin classes.
+        interface: abstract base class of its plugins.
+        section: key of the section in registry.yaml.
+        claims: form of the section: ``one`` required plugin, ``optional one``, an ordered ``list``,
+            or a list of entries with patterns of features or tables. At most one entry may match a
+            feature or table, except with ``several by feature``.
         description: description of the section for ``recd schema``.
-        observes: whether its plugins never change results. A resumed run may then use other ones.
+        observes: whether plugins of the kind never change results. If so, a resumed run may use
+            other plugins.
     """
 
     name: str
@@ -117,7 +118,7 @@ class Kind:
 
     @property
     def claimed(self) -> Literal["feature", "table"] | None:
-        """Whether patterns name features or tables; None for a kind without patterns."""
+        """Whether entries have patterns of features or of tables; None without patterns."""
         if self.claims == "by table":
             return "table"
         return "feature" if "feature" in self.claims else None
@@ -125,12 +126,14 @@ class Kind:
 
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Add a note to errors other than RecdErrors: the plugin, and the line of ``code`` at fault.
+    """Context manager that adds a note with the plugin and the line of code to errors.
+
+    RecdErrors get no note.
 
     Args:
-        name: name of the plugin or part.
+        name: name of the plugin, for the note.
         what: method and purpose, such as ``transform of feature user``.
-        code: the called function, or the class of the called method.
+        code: the called function, or the class of the called method, whose line is reported.
     """
     try:
         yield
@@ -144,23 +147,23 @@ def code_call(name: str, what: str, code: object) -> Iterator[None]:
 def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
-    """Return a ``code_call`` for a method of a plugin, or of the class ``code`` of its strategy."""
+    """Return a ``code_call`` for a method of a plugin, or of another class ``code``."""
     return code_call(plugin.title, what, code or type(plugin))
 
 
 def part_call(part: object, what: str) -> AbstractContextManager[None]:
-    """Return a ``code_call`` for a part that a package adds to a command."""
+    """Return a ``code_call`` for an object with which a package extends a command."""
     return code_call(f"{type(part).__module__}.{type(part).__qualname__}", what, type(part))
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items of a plugin's iterable in a ``plugin_call``."""
+    """Yield the items of a plugin's iterable, and add the plugin's name to errors."""
     with plugin_call(plugin, what):
         yield from items
 
 
 def guard_overrides(cls: type[Plugin]) -> None:
-    """Wrap each public method that a class overrides, so that its errors name the plugin."""
+    """Wrap each public method that a class overrides, so that errors name the plugin."""
     for name, method in list(vars(cls).items()):
         overrides = any(name in vars(base) for base in cls.__mro__[1:])
         if inspect.isfunction(method) and overrides and not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Plugin kinds ``converter`` and ``preprocessing``."""
+"""Base classes of converter plugins and preprocessing plugins."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Converter(Plugin, ABC):
     is_fitted: bool = False
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Inspect the first batch of the data, before ``convert``. All ranks get the same batch."""
+        """Inspect the first training batch, before ``convert``. All ranks get the same batch."""
 
     def dedupe_factors(self) -> Mapping[str, float]:
-        """Return the ratio of ids to stored ids that ``fit`` measured, per deduplicated feature."""
+        """Return the measured ids divided by unique ids, keyed by deduplicated feature."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Converter(Plugin, ABC):
 
     @abstractmethod
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Return a batch with each sparse feature in ``kjt``, one IKJT or one partial IKJT.
+        """Convert rows to a batch. Each sparse feature is in exactly one of its jagged tensors.
 
         Raises:
             DataError: a value is null, a column is missing or has the wrong type. The message
@@ -50,15 +50,15 @@ MOST_UNKNOWN = 1_000_000
 
 
 class Preprocessing(Plugin, ABC):
-    """Transforms the unique rows of one feature. Equal rows must give equal results.
+    """Transforms the unique rows of one feature. Equal rows must have equal results.
 
     Attributes:
-        scope: ``"id"`` if each value maps to one value by itself, else ``"row"``.
+        scope: ``"id"`` if each value is mapped to one value independently, else ``"row"``.
         takes: ``"ids"`` for sparse features, int64; ``"numbers"`` for dense features, float32 or
             float64, one per row.
-        width: number of outputs per input of a dense feature.
+        width: number of output columns for a dense feature.
         fit_rows: number of first rows of the training split that ``fit`` reads; None for all.
-        fits_together: whether the features of an entry share one instance.
+        fits_together: whether all features of a registry.yaml entry share one fitted instance.
     """
 
     kind: ClassVar[str] = "preprocessing"
@@ -74,30 +74,30 @@ class Preprocessing(Plugin, ABC):
 
     @property
     def num_ids(self) -> int | None:
-        """Exclusive bound of the new ids of a sparse feature; None if unknown before ``fit``."""
+        """Exclusive upper bound of the new ids; None if unknown before ``fit``."""
         return None
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
-        """Inspect the training rows of a feature, before ``transform``. All ranks get the same.
+        """Inspect the training rows of a feature, before ``transform``. Same on all ranks.
 
-        Store decisions in attributes, and return them from ``identity``.
+        Store results, such as bucket borders, in attributes, and return them from ``identity``.
 
         Args:
             feature: name of the feature.
-            rows: read-only values and offsets as in ``transform``, already transformed by the
-                previous entries of the feature.
+            rows: pairs of read-only values and offsets as in ``transform``, already transformed by
+                previous preprocessing steps of the feature.
         """
 
     def fitted_state(self) -> Mapping[str, Tensor]:
-        """Return the decisions of ``fit`` for checkpoints, as tensors by name. Store text as uint8.
+        """Return the results of ``fit`` as named tensors, for checkpoints. Store text as uint8.
 
-        Override it together with ``load_fitted_state``. Without them, resumed runs and scoring call
-        ``fit`` again and compare ``identity``.
+        Override this method together with ``load_fitted_state``. By default, resumed runs and
+        scoring call ``fit`` again and compare ``identity``.
         """
         return {}
 
     def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``fitted_state`` from CPU tensors. Called instead of ``fit``."""
+        """Restore the results of ``fit`` from CPU tensors. Called instead of ``fit``."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to send to reader processes. Omit those that cannot be pickled."""
@@ -105,26 +105,26 @@ class Preprocessing(Plugin, ABC):
 
     @abstractmethod
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform one feature in jagged form without changing the arguments.
+        """Return the transformed values and offsets of a feature. Must not modify the arguments.
 
         Args:
-            values: ids, int64 ``[num_values]``; or numbers, float32 or float64.
-            offsets: bounds of rows in ``values``, integer ``[num_rows + 1]``.
+            values: ids, int64 ``[num_values]``, or numbers, float32 or float64.
+            offsets: offsets of rows in ``values``, integer ``[num_rows + 1]``.
 
         Returns:
-            New values of the same dtype (numbers: float32 or float64) and new offsets with the
-            same number of rows.
+            ``(values, offsets)``: new values, int64 or for numbers float32 or float64, and offsets
+            with the same number of rows.
         """
 
     def original_values(self) -> Sequence[Any] | None:
-        """Return the original value of each id of a vocabulary.
+        """Return a list with the original value of each vocabulary id.
 
-        None for an id with several original values or without one.
+        An element is None if the id has several original values or no original value.
         """
         return None
 
     def kept_lengths(self, lengths: Tensor) -> Tensor | None:
-        """Return the new lengths of rows if the transform only truncates rows, else None.
+        """Return the lengths of rows after a transform that only truncates rows, else None.
 
         Args:
             lengths: lengths of rows, integer ``[num_rows]``.

@@ -1,4 +1,4 @@
-"""Rows with their origins, column schemas, tables, and options of object stores."""
+"""Data classes for rows and their source files, columns, tables and object stores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 @dataclass(frozen=True)
 class FeatureSchema:
-    """Roles of columns.
+    """Names of a dataset's columns by role: sparse features, dense features and label.
 
     Attributes:
-        sparse: names of the columns of ids, in order: list<int64>, or int64 for one id per row.
-        dense: names of the columns of numbers, in order.
+        sparse: names of columns with ids, either list<int64>, or int64 for one id per row.
+        dense: names of columns with numbers.
         label: name of the label column, whose values are 0 or 1.
     """
 
@@ -34,11 +34,12 @@ class SessionKeys:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of ``num_rows`` rows in a file. The first is the 0-based ``first_row``.
+    """File and row numbers that ``num_rows`` rows come from, starting at ``first_row``.
 
     Attributes:
-        rows: ascending 0-based row numbers in the file, int64 ``[num_rows]``; None if adjacent.
-        named: for cache files, returns the location of a row in the source data.
+        rows: ascending 0-based row numbers in the file, int64 ``[num_rows]``; None if the rows are
+            adjacent.
+        named: for cache files, a function that returns the location of a row in the source data.
     """
 
     path: str
@@ -48,22 +49,22 @@ class Origin:
     named: Callable[[str, int], str] | None = field(default=None, compare=False)
 
     def row(self, number: int) -> int:
-        """Return the 0-based row number in the file for row ``number`` of these rows."""
+        """Return the 0-based row number in the file of the row with index ``number``."""
         return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
 
     def slice(self, start: int, length: int) -> Origin:
-        """Return the origin of a slice of these rows."""
+        """Return the origin of rows ``start`` to ``start + length``."""
         rows = None if self.rows is None else self.rows.slice(start, length)
         return replace(self, first_row=self.row(start), num_rows=length, rows=rows)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Record batch of training rows.
+    """Arrow record batch of training rows.
 
     Attributes:
-        data: the rows.
-        origins: origins of the rows in order, for error messages.
+        data: the record batch.
+        origins: files and row numbers of the rows, in order, for error messages.
     """
 
     data: pa.RecordBatch
@@ -73,12 +74,12 @@ class Rows:
         return int(self.data.num_rows)
 
     def origin_of(self, row: int) -> tuple[str, int]:
-        """Return the file of a row of this batch and the 0-based row number in that file."""
+        """Return the file that a row comes from, and its 0-based row number in the file."""
         origin, number = self._origin(row)
         return origin.path, origin.row(number)
 
     def place_of(self, row: int) -> str:
-        """Return file and row number of a row, for messages."""
+        """Format the file and row number that a row comes from, for error messages."""
         origin, number = self._origin(row)
         path, row_in_file = origin.path, origin.row(number)
         if origin.named is not None:
@@ -95,11 +96,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table.
+    """Name, features and size of an embedding table.
 
     Attributes:
         name: name of the table in TorchRec.
-        features: features that look the table up.
+        features: features that look up the table.
         num_embeddings: number of rows.
         embedding_dim: number of scalars per row.
         pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
@@ -113,7 +114,7 @@ class Table:
 
 
 class Storage(BaseModel):
-    """Connection options of an object store. Credentials are never options.
+    """Connection options of an object store. Credentials come from the environment.
 
     ``s3://`` uses AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN),
     AWS_PROFILE and ``~/.aws``, or the machine's role. ``gs://`` uses application default
@@ -125,8 +126,8 @@ class Storage(BaseModel):
     endpoint: str | None = Field(
         default=None,
         pattern=r"^(https?://)?[^/@\s]+/?$",
-        description="URL of an S3-compatible server, such as http://host:9000; null is the "
-        "provider's server.",
+        description="URL of an S3-compatible server, such as http://host:9000. null uses the "
+        "cloud provider's server.",
     )
     region: str | None = Field(default=None, description="Region of the bucket.")
     anonymous: bool = Field(default=False, description="Access public data without credentials.")

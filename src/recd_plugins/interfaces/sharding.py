@@ -1,4 +1,4 @@
-"""Plugin kinds ``sharding`` and ``cache``, and choosers, which select sharding plugins."""
+"""Base classes of sharding plugins, cache plugins and automatic choosers of sharding."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class SharderArguments(NamedTuple):
-    """Arguments for a plugin's sharder.
+    """Arguments to create the TorchRec sharders of a plugin.
 
     Attributes:
         fused_params: FBGEMM parameters from the registry file or the trainer.
-        kernels: lookup kernels of the tables that do not use TorchRec's kernels.
-        coalesced: tables whose ids are made unique before they are sent.
+        kernels: lookup kernels that replace TorchRec's kernels for some tables.
+        coalesced: names of tables whose ids are deduplicated before the all-to-all.
         qcomm_codecs_registry: codecs from ``training.wire`` or the trainer. The sharder must use
             them.
     """
@@ -41,9 +41,10 @@ class SharderArguments(NamedTuple):
 
 
 class Sharding(Plugin, ABC):
-    """Decides the sharding of the tables of its entry, by default with TorchRec's planner.
+    """Plugin that controls how tables are sharded, by default with TorchRec's planner.
 
-    Every rank calls ``rewrite``, ``part`` and ``constraints`` and must get the same results.
+    The tables are those that match the plugin's entry in registry.yaml. Every rank calls
+    ``rewrite``, ``strategy`` and ``constraints`` and must get the same results.
     """
 
     kind: ClassVar[str] = "sharding"
@@ -54,11 +55,11 @@ class Sharding(Plugin, ABC):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Return the sets of options that a chooser may try; ``{}`` means the defaults.
+        """Return sets of options that the automatic search may evaluate; ``{}`` is the defaults.
 
-        One rank calls it. The chooser plans each set of options to estimate the step time.
-        ``work`` and ``row_memory`` of the strategy must cover all costs beyond those of TorchRec's
-        sharding types.
+        Called on one rank. The search plans with each set of options to estimate the step time.
+        ``TableStrategy.work`` and ``row_memory`` must return all costs that TorchRec's sharding
+        types do not have.
 
         Args:
             tables: tables of one module type with similar lookups.
@@ -68,48 +69,48 @@ class Sharding(Plugin, ABC):
 
     @property
     def coalesces(self) -> bool:
-        """Whether each id is sent once per batch."""
+        """Whether ids are deduplicated before the all-to-all, so each is sent once per batch."""
         return False
 
     @property
     def may_replicate(self) -> bool:
         """Return whether the planner may replicate small tables with deduplicated input or on CUDA.
 
-        It may always replicate pooled tables with plain input on the CPU.
+        The planner may always replicate pooled tables with plain input on the CPU.
         """
         return False
 
     def id_limit(self, table: Table) -> int | None:
-        """Return the exclusive bound of a table's ids; None if ``rewrite`` maps any 64-bit id."""
+        """Return the exclusive bound of input ids; None if ``rewrite`` maps any 64-bit id."""
         return table.num_embeddings
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], context: PlanContext) -> nn.Module:
-        """Replace modules of the model before planning, and return it."""
+        """Return the model, in which modules may have been replaced. Called before planning."""
         return model
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy | None:
-        """Return the strategy of the tables, if any; called after ``rewrite``."""
+        """Return kernels, costs and reports for the tables, if any. Called after ``rewrite``."""
         return None
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return the planner's constraints by table name."""
+        """Return constraints for TorchRec's planner, keyed by table name."""
         return {}
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        """Return the sharders of module types that ``rewrite`` added."""
+        """Return TorchRec sharders for the module types that ``rewrite`` added."""
         return ()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Name and options of a sharding plugin that a chooser may try."""
+    """Name and options of a sharding plugin that the automatic search may evaluate."""
 
     use: str
     options: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """Return a text that identifies the candidate."""
+        """Return a string that identifies the plugin and its options."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
     def __hash__(self) -> int:
@@ -120,7 +121,7 @@ class Candidate:
 
     @property
     def written(self) -> str:
-        """Return the options as they are written in a registry file."""
+        """Return the options in YAML syntax, as in registry.yaml."""
         options = (
             f"{name}: {json.dumps(value, ensure_ascii=False)}"
             for name, value in self.options.items()
@@ -128,7 +129,7 @@ class Candidate:
         return f"{{{', '.join(options)}}}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return plugin name and options as a JSON object."""
         return {"use": self.use, "options": dict(self.options)}
 
 
@@ -142,12 +143,12 @@ def _no_step(_: Collection[str]) -> StageTimes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Estimated training step with several candidates together.
+    """Estimated step time of a plan with candidates for one or more sets of tables.
 
     Attributes:
-        seconds: stage times of the step without dense compute; None without a plan.
-        error: reason why there is no plan.
-        without: function that estimates the step without the named tables.
+        seconds: estimated stage times without dense compute; None if planning failed.
+        error: reason why planning failed.
+        without: function of table names that estimates the step without these tables.
     """
 
     seconds: StageTimes | None
@@ -156,26 +157,26 @@ class Evaluation:
 
     @property
     def why(self) -> str:
-        """Return the message of the error without file and line."""
+        """Return the error message of failed planning, without file and line."""
         if isinstance(self.error, RegistryError):
             return "; ".join(problem.message for problem in self.error.problems)
         return str(self.error)
 
     @property
     def total(self) -> float:
-        """Return the seconds of the step; infinity without a plan."""
+        """Return the estimated seconds per step; infinity if planning failed."""
         return float("inf") if self.seconds is None else self.seconds.total
 
 
 @dataclass(frozen=True)
 class SearchContext(ABC):
-    """Input of a chooser: tables to choose for, candidates, and a cost model to evaluate them.
+    """Input of a chooser: its tables, sharding candidates, and a cost model to compare them.
 
     Attributes:
-        tables: tables to choose for.
-        others: names of the tables that other entries match.
-        context: planning context, with the distinct ids of all tables to choose for.
-        costs: measured or assumed cost rates of a step.
+        tables: tables for which the chooser selects sharding plugins.
+        others: names of the tables that other ``sharding`` entries match.
+        context: planning context, with the distinct ids of all of ``tables``.
+        costs: measured or assumed cost rates of a training step.
     """
 
     tables: Sequence[Table]
@@ -185,9 +186,9 @@ class SearchContext(ABC):
 
     @abstractmethod
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
-        """Return the candidates of all sharding plugins for similar tables.
+        """Return the candidates of all sharding plugins for tables with similar lookups.
 
-        Plugins without ``rewrite`` come first.
+        Plugins that do not override ``rewrite`` come first.
 
         Raises:
             PluginError: a plugin fails or returns invalid options.
@@ -195,11 +196,11 @@ class SearchContext(ABC):
 
     @abstractmethod
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
-        """Plan candidates together on a copy of the model and estimate the step.
+        """Plan a copy of the model with the given candidates, and estimate the step time.
 
         Args:
-            offered: candidates with disjoint tables.
-            fast: use a sample of the data and few proposals.
+            offered: candidates, each with the names of its tables.
+            fast: whether to use a sample of the data and only a few planner proposals.
 
         Raises:
             PluginError: a plugin fails, or ``offered`` is invalid.
@@ -208,31 +209,32 @@ class SearchContext(ABC):
 
 @dataclass(frozen=True)
 class Choice(Section, ABC):
-    """Result of a chooser, and its section in reports. It is pickled to the other ranks.
+    """Result of a chooser, and its report section. Picklable, to be sent to the other ranks.
 
-    ``recd run`` prints its ``str()``. The candidates in ``offered`` replace the chooser's entry, in
-    order.
+    ``recd run`` prints ``str(choice)``. The candidates in ``offered`` replace the chooser's entry
+    in registry.yaml.
     """
 
     offered: Offered
 
 
 class Chooser(Sharding, ABC):
-    """Sharding plugin that selects other sharding plugins for the tables of its entry.
+    """Sharding plugin that selects other sharding plugins by estimated step time.
 
-    Tables that other entries match are excluded. A registry file has at most one chooser.
+    A chooser selects for the tables of its registry.yaml entry, except tables that match other
+    entries. A file has at most one chooser.
     """
 
     @abstractmethod
     def choose(self, question: SearchContext) -> Choice:
-        """Return the best choice. Only one rank calls it. Raises RecdError if there is none."""
+        """Return the selected plugins. Called on one rank. Raises RecdError if none works."""
 
 
 class Cache(Plugin, ABC):
-    """Puts a cache in front of the tables of its entry.
+    """Plugin that caches rows of the tables of its registry.yaml entry.
 
-    Override ``part`` to use the plugin's own kernels, or ``constraints`` to use a TorchRec kernel.
-    Every rank calls both and must get the same results.
+    Override ``strategy`` to use kernels of the plugin, or ``constraints`` to use a TorchRec kernel.
+    Every rank calls both methods and must get the same results.
     """
 
     kind: ClassVar[str] = "cache"
@@ -242,9 +244,9 @@ class Cache(Plugin, ABC):
         """Check that the cache supports a device. Raises SetupError if not."""
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> TableStrategy | None:
-        """Return the strategy of the tables, if any: kernels, memory and reports."""
+        """Return kernels, memory and reports for the tables, if any."""
         return None
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return kernel and cache parameters by table name, for kernels of TorchRec."""
+        """Return compute kernel and cache parameters of TorchRec, keyed by table name."""
         return {}

@@ -1,4 +1,4 @@
-"""Cost of a training step, rates in seconds per unit, and stages of a step."""
+"""Cost model of a training step: amounts of work, and seconds per unit of work."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 @dataclass(frozen=True)
 class StepCost:
-    """Amount of work of one rank in one step, forward and backward.
+    """Amounts of work of one rank in one training step, forward and backward.
 
     Attributes:
-        steps: 1, for the fixed cost of a step.
-        ids_looked_up: number of ids, counted once per column shard.
+        steps: number of steps, for the fixed cost of a step.
+        ids_looked_up: number of looked-up ids, counted once per column shard.
         bytes_looked_up: bytes of looked-up embeddings.
         rows_updated: number of distinct rows that the optimizer updates.
-        lookups: number of kernel calls, one per module and sharding.
-        bytes_from_host: bytes between cached tables and host memory.
-        bytes_from_file: bytes between cached tables and files.
-        collectives: number of collectives in input dist and output dist.
+        lookups: number of lookup kernel calls, one per module and sharding type.
+        bytes_from_host: bytes copied between cached tables and host memory.
+        bytes_from_file: bytes copied between cached tables and files.
+        collectives: number of collectives in TorchRec's input dist and output dist.
         bytes_in_node: bytes that these collectives send to ranks of the same node.
         bytes_across_nodes: bytes that these collectives send to other nodes.
-        bytes_reduced: gradient bytes in all-reduces.
+        bytes_reduced: bytes of gradients in all-reduces.
         matmul_flops: floating-point operations of matrix products and attention.
         element_bytes: bytes that other operators read and write.
         operators: number of other operators.
-        ids_made_unique: number of ids before coalescing makes them unique.
+        ids_made_unique: number of ids that are deduplicated before the all-to-all.
     """
 
     steps: float = 1.0
@@ -73,12 +73,12 @@ class _Rates(BaseModel):
 
 
 class StageCost(_Rates):
-    """Seconds per unit of each field of ``StepCost``."""
+    """Seconds per unit of work of one stage, for fields of ``StepCost``."""
 
     steps: Seconds = Field(default=0.0, description="Fixed seconds per step.")
 
     def seconds(self, cost: StepCost) -> float:
-        """Return the seconds of this stage."""
+        """Return the estimated seconds of this stage for the given amounts of work."""
         return sum(getattr(self, name) * getattr(cost, name) for name in type(self).model_fields)
 
 
@@ -132,7 +132,7 @@ class OtherCost(StageCost):
 
 
 class StageCosts(_Rates):
-    """Section ``costs`` of a topology file."""
+    """Cost rates of all stages of a step, the section ``costs`` of a topology file."""
 
     lookup: LookupCost = LookupCost()
     gemm: GemmCost = GemmCost()
@@ -148,7 +148,8 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class CollectiveRate(BaseModel):
     """Latency and bandwidth of a collective.
 
-    Bytes count the whole input of a rank, as in FlexShard's cost model (arXiv 2301.02959).
+    The number of bytes is the size of a rank's input, as in FlexShard's cost model (arXiv
+    2301.02959).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -158,7 +159,7 @@ class CollectiveRate(BaseModel):
 
 
 class CollectiveRates(BaseModel):
-    """Section ``collectives`` of a topology file."""
+    """Speed of collectives in a cluster, the section ``collectives`` of a topology file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -178,13 +179,13 @@ STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "othe
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Wall-clock seconds of one step by stage.
+    """Wall-clock seconds of each stage of a training step.
 
     Attributes:
         lookup: embedding lookups, forward and backward with the fused optimizer.
         gemm: matrix products and attention, forward and backward.
-        all_to_all: waits and copies of input dist and output dist, including reduce-scatters.
-        all_reduce: waits and copies of DistributedDataParallel.
+        all_to_all: collectives and copies in input dist and output dist, including reduce-scatters.
+        all_reduce: collectives and copies of DistributedDataParallel.
         other: everything else, including reading batches and the dense optimizer.
     """
 
@@ -196,21 +197,21 @@ class StageTimes:
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """Seconds of all stages together."""
         return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[Stage, float]:
-        """Return seconds by stage."""
+        """Return a dict from stage to seconds."""
         return asdict(self)  # type: ignore[return-value]
 
     def scaled(self, total: float) -> Self:
-        """Return the times scaled so that they sum to ``total``."""
+        """Return a copy in which all times are scaled so that their sum is ``total``."""
         factor = total / self.total if self.total else 0.0
         return type(self)(**{stage: value * factor for stage, value in self.as_dict().items()})
 
     @classmethod
     def mean(cls, times: Sequence[Self]) -> Self:
-        """Return the mean of several ranks or steps, stage by stage."""
+        """Return the mean time of each stage over several ranks or steps."""
         return cls(**{s: sum(getattr(each, s) for each in times) / len(times) for s in STAGES})
 
 
@@ -252,7 +253,7 @@ _PATTERNS = [(stage, re.compile(pattern)) for stage, pattern in _RULES]
 
 @lru_cache(maxsize=4096)
 def stage_of(name: str) -> Stage | None:
-    """Return the stage of an operator, region or kernel; None if its caller defines the stage."""
+    """Return the stage of a profiler event's name; None if the enclosing event decides."""
     return next((stage for stage, pattern in _PATTERNS if pattern.search(name)), None)
 
 
@@ -264,7 +265,7 @@ Channel = tuple[str, CollectiveKind]
 
 
 def resolve_group(name: object) -> Any:
-    """Return the process group with this name. Raises RuntimeError or TypeError without one."""
+    """Return the process group with this name. Raises RuntimeError or TypeError if missing."""
     from torch.distributed import distributed_c10d
 
     # Private, but used by torch's functional collectives (2.11 to 2.14).

@@ -1,4 +1,4 @@
-"""Table strategies, lookup kernels, optimizers, and the planning context."""
+"""Interfaces through which plugins change kernels, costs and optimizers of tables."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
 
 
 class TrainingData(ABC):
-    """Lazy measurements of the data. Methods raise DataError for missing or wrong data."""
+    """Statistics of the training data, computed on demand.
+
+    Methods raise DataError if the data is missing or wrong.
+    """
 
     @abstractmethod
     def profile(self) -> DataProfile:
-        """Return lengths and dedupe factors of the model's features."""
+        """Return lengths and duplication of the model's features."""
 
     @abstractmethod
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return the access counts of the rows of tables. They are the same on every rank.
+        """Return how often each table row is looked up. The result is the same on every rank.
 
         Args:
             tables: tables of the model.
@@ -50,13 +53,13 @@ class TrainingData(ABC):
         """
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """Return the distinct ids of a batch for each table where they are known."""
+        """Return the distinct ids per batch, keyed by table name, where known."""
         return {}
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """Planning context: the ranks that a model is sharded for, and their data.
+    """Inputs of planning: ranks, batch size, optimizer, hardware rates and training data.
 
     Attributes:
         world_size: number of ranks.
@@ -68,9 +71,9 @@ class PlanContext:
         data: training data.
         memory_bytes: bytes that a rank has for tables; None if unknown.
         costs: measured cost rates of a step, or lower bounds; None if unknown.
-        topology: topology for TorchRec's planner; None if all machines are like this one.
+        topology: topology for TorchRec's planner; None if all machines equal this machine.
         measured: whether ``costs`` were measured.
-        wire_bytes: bytes of a scalar sent between ranks (``training.wire``).
+        wire_bytes: bytes per scalar in all-to-alls (``training.wire``).
     """
 
     world_size: int
@@ -93,10 +96,10 @@ class PlanContext:
 
 
 class LookupKernels(ABC):
-    """Creates lookup kernels for some tables.
+    """Creates lookup kernels that replace TorchRec's kernels for some tables.
 
     Attributes:
-        compute_kernel: TorchRec's kernel name in plans of these tables.
+        compute_kernel: name of the TorchRec compute kernel in sharding plans of these tables.
     """
 
     compute_kernel: str
@@ -104,7 +107,7 @@ class LookupKernels(ABC):
     @property
     @abstractmethod
     def tables(self) -> Collection[str]:
-        """Return the names of the tables, which may belong to several modules."""
+        """Return the names of all tables with these kernels, from any module."""
 
     @abstractmethod
     def bags(
@@ -114,30 +117,30 @@ class LookupKernels(ABC):
         device: torch.device | None,
         sharding_type: ShardingType | None,
     ) -> nn.Module:
-        """Return the kernel for a group of these tables with pooling. Arguments as in TorchRec."""
+        """Return a pooled lookup module for grouped tables, with TorchRec's arguments."""
 
     @abstractmethod
     def sequences(
         self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
     ) -> nn.Module:
-        """Return the kernel for a group of these tables without pooling."""
+        """Return an unpooled lookup module for grouped tables, with TorchRec's arguments."""
 
     def as_planned(
         self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
     ) -> Self:
-        """Return the kernels of one module, given the plan of its tables."""
+        """Return the kernels for one module, given the sharding plan of its tables."""
         return self
 
     def prefetches(self, table: str) -> bool:
-        """Return whether the kernels prefetch a table's rows before their batch."""
+        """Return whether the kernels prefetch a table's rows before the batch's lookup."""
         return False
 
 
 class RowMemory(NamedTuple):
-    """Bytes of a shard's rows including optimizer state.
+    """Memory of a table shard's rows, including optimizer state.
 
     Attributes:
-        there: bytes on the device that looks the rows up.
+        there: bytes on the device that looks up the rows.
         on_host: additional bytes in host memory, for tables that a GPU looks up.
         optimizer: bytes of optimizer state, included in ``there``.
     """
@@ -148,7 +151,7 @@ class RowMemory(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """Sizes that the cost of a step depends on; ``wire_bytes`` are the bytes per sent scalar."""
+    """Sizes on which a step's cost depends. ``wire_bytes`` is the bytes per sent scalar."""
 
     batch_size: int
     world_size: int
@@ -159,15 +162,15 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Results of a finished run for report sections. They are the same on every rank.
+    """Results of a finished run, equal on every rank, from which report sections are made.
 
     Attributes:
-        model: the sharded model, without its DistributedModelParallel.
+        model: the sharded module inside DistributedModelParallel.
         plan: sharding plan.
         tables: tables of the model.
         context: planning context.
-        sent: bytes that all ranks send per step, by channel; None for short runs.
-        observed: results of ``TableStrategy.observe``, one per rank.
+        sent: maps each channel to the bytes that all ranks send per step; None for short runs.
+        observed: result of ``TableStrategy.observe`` on each rank.
     """
 
     model: nn.Module
@@ -179,23 +182,23 @@ class TrainedRun:
 
 
 class Section(ABC):
-    """Section of the report of ``recd run``; ``name`` is its key in the JSON report."""
+    """Section of the report of ``recd run``. ``name`` is the section's key in JSON reports."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def as_json(self) -> Any:
-        """Return JSON values."""
+        """Return the section as JSON values."""
 
     @abstractmethod
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Return rich renderables for the terminal; ``run`` names the run in a comparison."""
+        """Return rich renderables for the terminal. ``run`` is the run's name in a comparison."""
 
 
 class TableStrategy:
     """Kernels, costs and reports that a ``sharding:`` or ``cache:`` entry defines for its tables.
 
-    Every method is optional. Each process creates its own object for a ``PlanContext``.
+    Every method is optional. Each rank creates its own object.
     """
 
     #: Whether ``optimizers:`` entries may match its tables. False if the strategy updates rows
@@ -203,85 +206,88 @@ class TableStrategy:
     follows_optimizers: ClassVar[bool] = False
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints by table name. They must agree with those of the plugin."""
+        """Return planner constraints, keyed by table name.
+
+        The constraints must not contradict the constraints of the plugin.
+        """
         return {}
 
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:
-        """Return the lookup kernels for all strategies of this class; None for TorchRec's."""
+        """Return the kernels for all strategies of this class; None for TorchRec's kernels."""
         return None
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        """Return the tables that cannot use the kernels of another entry.
+        """Return a dict from tables that cannot use kernels of another plugin to the reason.
 
-        Maps the table name to the reason, which completes a message that starts with the entry.
+        The reason completes an error message that starts with the plugin and its entry.
         """
         return {}
 
     # Costs of a step, for the planner and `recd plan`.
 
     def sharded_share(self, table: str) -> float:
-        """Return the share of a table's ids that are looked up in the table's shards."""
+        """Return the fraction of a table's ids that are looked up in sharded rows."""
         return 1.0
 
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the memory of a shard's rows; None if TorchRec's kernels define it."""
+        """Return the memory of a shard's rows; None if TorchRec's estimate applies."""
         return None
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        """Return the bytes per second for fetching missing rows; None for host memory."""
+        """Return the bytes per second at which cache misses are read; None for host memory."""
         return None
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Return additional bytes of a rank in a backward pass, by purpose. Excludes tables."""
+        """Return a dict from purpose to additional bytes that a rank needs, besides tables."""
         return {}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the additional activation bytes that a forward pass with ``ids`` ids keeps."""
+        """Return the additional activation bytes of a forward pass with ``ids`` ids."""
         return 0.0
 
     def work(
         self, table: Table, sharding: ParameterSharding, step: StepShape
     ) -> Iterable[tuple[slice, StepCost]]:
-        """Return additional costs of a table, each with the slice of ranks that have the cost."""
+        """Return pairs of a slice of ranks and the additional cost of a table on these ranks."""
         return ()
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Return the additional collectives per step of a module with these tables."""
+        """Return how many additional collectives a module with these tables runs per step."""
         return 0
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """Return JSON values of a table for ``recd plan --json``."""
+        """Return additional JSON values about a table for ``recd plan --json``."""
         return {}
 
     def describe(self, table: str) -> Sequence[str]:
-        """Return lines about a table for ``recd plan``."""
+        """Return additional lines of text about a table for ``recd plan``."""
         return ()
 
     # Reports of a run.
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """Return names of collectives whose bytes are counted separately."""
+        """Return names for collectives whose bytes reports count separately."""
         return {}
 
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:
-        """Return this rank's counts over ``steps`` steps, for all strategies of this class."""
+        """Return counts of this rank, such as cache hits, over the last ``steps`` steps."""
         return None
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """Return the report sections for all strategies of this class."""
+        """Return the report sections of all strategies of this class."""
         return ()
 
 
 class RowUpdate(NamedTuple):
-    """Optimizer of a table's rows, which the backward pass applies.
+    """Optimizer of a table, which TorchRec applies in the backward pass.
 
     Attributes:
-        optimizer: class of ``torchrec.optim`` or ``torch.optim`` that FBGEMM has a kernel for.
+        optimizer: class of ``torchrec.optim`` or ``torch.optim`` with an FBGEMM kernel.
         arguments: arguments of ``apply_optimizer_in_backward``, such as ``lr`` and ``eps``. The
             ``training`` section defines the defaults.
     """
@@ -291,17 +297,17 @@ class RowUpdate(NamedTuple):
 
 
 class Optimizer(Plugin, ABC):
-    """Selects the optimizer of the tables of its entry."""
+    """Plugin that selects the optimizer of tables that match its registry.yaml entry."""
 
     kind: ClassVar[str] = "optimizer"
 
     @abstractmethod
     def update(self, table: Table) -> RowUpdate:
-        """Return the optimizer of a table's rows. It must be the same on every rank."""
+        """Return the optimizer of a table. The result must be the same on every rank."""
 
 
 class AccessOptions(PluginOptions):
-    """Options of plugins that need access frequencies: a profile file, or rows to count."""
+    """Base class of options of plugins that need to know how often table rows are read."""
 
     profile: Path | None = Field(
         default=None,
@@ -316,12 +322,12 @@ class AccessOptions(PluginOptions):
     def accesses(
         self, tables: Sequence[Table], context: PlanContext, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Return access counts of the rows of ``tables``.
+        """Return how often each row of ``tables`` is looked up.
 
         Args:
             tables: tables of the model.
-            context: planning context. Its data is counted if there is no file.
-            deduplicated: as in ``TrainingData.access``. Ignored for a file.
+            context: planning context. Its training data is counted if there is no profile file.
+            deduplicated: as in ``TrainingData.access``. Ignored for a profile file.
 
         Raises:
             DataError: the data cannot be read, or the file is not an access profile.
