@@ -44,11 +44,10 @@ _MARGIN = 0.15
 
 @dataclass(frozen=True)
 class PooledFeatures:
-    """Features that a module pools, so that their unique rows suffice.
+    """Features that modules pool, so that looking up their unique rows is enough.
 
     ``features`` is a dict from module path to its features. ``sequences`` are the features of
-    PooledSequences modules. ``others`` is a dict from feature that is not deduplicated to the
-    reason.
+    PooledSequences modules. ``others`` maps each feature that cannot be deduplicated to the reason.
     """
 
     features: dict[str, frozenset[str]]
@@ -85,7 +84,7 @@ class PooledFeatures:
 
 @dataclass(frozen=True)
 class Counted:
-    """Numbers of one feature: all ids, ids of unique rows (``stored``), and rows."""
+    """Counts for one feature: all ids, ids in unique rows (``stored``), and rows."""
 
     ids: int
     stored: int

@@ -70,7 +70,7 @@ def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> n
 
 
 def model_code(registry: RunConfig, model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which errors of the model name its plugin."""
+    """Return a context in which errors of the model name the model plugin."""
     entry = next(iter(registry.entries("model")), None)
     return plugin_call(entry.plugin, "forward", type(model)) if entry else nullcontext()
 

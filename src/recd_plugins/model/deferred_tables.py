@@ -89,7 +89,7 @@ def _with_one_row(
 def _map_to_row_0(
     maps: ManagedCollisionCollection, tables: EmbeddingBagCollection | EmbeddingCollection
 ) -> None:
-    """Make the id maps of tables with one row return only row 0."""
+    """Make the id maps of tables with one row return row 0 for every id."""
     # Private, torchrec 1.6 to 1.9: compared to the configs of the tables.
     maps._embedding_configs = (
         tables.embedding_bag_configs()
@@ -211,7 +211,7 @@ class FirstValues:
 
 
 class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Detects reads and writes of tables without memory; ``touched`` describes the first one."""
+    """Detects reads and writes of tables without memory; ``touched`` describes the first access."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

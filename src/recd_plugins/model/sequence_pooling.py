@@ -148,7 +148,7 @@ class _Group:
 
 
 def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
-    """Return one list of groups per pooling plugin, without plugins that need a target."""
+    """Return a list of groups for each pooling plugin that needs no target vectors."""
     entries: dict[int, list[_Group]] = {}
     for group in groups:
         if not isinstance(group.plugin, TargetPooling):

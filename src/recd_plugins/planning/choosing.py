@@ -222,7 +222,7 @@ def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
 
 
 def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
-    """Return a copy of the run config whose chooser entry is replaced by ``offered`` entries."""
+    """Return a copy of the run config with the chooser's entry replaced by ``offered`` entries."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
@@ -239,7 +239,9 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
 
 
 class DataOfChoices(TrainingData):
-    """Training data whose profile includes tables for which a chooser may enable coalescing.
+    """Training data whose profile also covers tables that a chooser may coalesce.
+
+    A chooser, such as ``use: auto``, searches sharding plugins for its tables.
 
     Args:
         data: training data of the model.
@@ -265,7 +267,7 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Count accesses of all similar tables in one pass; see ``TrainingData.access``."""
+        """Count accesses of all tables of one kind (pooled or sequence) in one pass."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
@@ -284,7 +286,7 @@ class DataOfChoices(TrainingData):
 
 @dataclass(frozen=True)
 class RegistrySearch(SearchContext):
-    """Search context for the chooser of a run config. The unprepared model stays unchanged."""
+    """Search context for a chooser such as ``use: auto``. The unprepared model stays unchanged."""
 
     registry: RunConfig
     chooser: Entry[Chooser]
@@ -311,7 +313,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the data profile, with distinct ids of the tables that ``offered`` coalesces."""
+        """Return the data profile, with distinct ids for the tables that ``offered`` coalesces."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.context.data.profile()
         plain = {
@@ -366,7 +368,7 @@ class RegistrySearch(SearchContext):
 
 
 def _digest(registry: RunConfig) -> str:
-    """Fit the converter to the first batch, and return a hash of the batch's ids."""
+    """Return a hash of the ids of the first batch; fits the converter to this batch first."""
     if isinstance(registry.dataset, NoDataset):
         return ""
     rows = first_rows(registry)
@@ -414,7 +416,7 @@ def _profile(
     tables: Sequence[Table],
     data: TrainingData,
 ) -> DataProfile:
-    """Return the data profile of the model, including distinct ids of ``tables``."""
+    """Return lengths, dedupe factors, and distinct ids of ``tables``, for the model's features."""
     measured = profile_of_modules(registry, modules, tables)
     if isinstance(data, RegistryData):
         return measured
@@ -476,7 +478,7 @@ def step_cost_of(
     ranks_per_node: int,
     device_type: str,
 ) -> list[StepCost]:
-    """Return the estimated cost of a training step of a planned model, one StepCost per rank."""
+    """Estimate a training step of a planned model; return one StepCost per rank."""
     training = prepared.registry.training
     return estimate_step_cost(
         tables,

@@ -186,8 +186,8 @@ def feasible(
                 raise SetupError(
                     f"table {name!r} cannot be sharded "
                     f"{', '.join(wanted.sharding_types or [])}{of} on {device_type}. "
-                    f"{type(sharder).__name__} supports {', '.join(offered)} with the kernels "
-                    f"{', '.join(every)}; use one of these in the table's entry."
+                    f"{type(sharder).__name__} supports the sharding types {', '.join(offered)} "
+                    f"and the kernels {', '.join(every)}. Use one of these in the table's entry."
                 )
             if wanted.compute_kernels:
                 narrowed[name] = replace(wanted, sharding_types=kinds)
@@ -198,7 +198,7 @@ def feasible(
 
 
 def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstraints]:
-    """Merge the constraints of all entries per table; raise SetupError if they contradict."""
+    """Merge the planner constraints of all entries; raise SetupError if two entries contradict."""
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], EntryConstraints] = {}
     for entry in entries:
@@ -253,7 +253,7 @@ def _of_left(
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Return the sharding types that do not change how a table is trained.
+    """Return the sharding types with which a table's optimizer gives the same results.
 
     With row-wise Adagrad, each column shard would have its own optimizer state.
     """
@@ -295,10 +295,10 @@ def _not_replicated(
 ) -> set[str]:
     """Return the names of tables that the planner must not make data-parallel.
 
-    Coalesced tables, and other bags of their modules, have variable batches. TorchRec's
-    data-parallel kernels do not support bags with variable batches, and compute wrong sequence
-    gradients on CPU. If an entry allows replication, tables in ``exact`` may be data-parallel
-    nevertheless.
+    Coalesced tables (whose distinct ids are sent once), and other tables of the same
+    EmbeddingBagCollection, have variable batches. TorchRec's data-parallel kernels do not support
+    pooled tables with variable batches, and compute wrong sequence gradients on CPU. If an entry
+    allows replication, tables in ``exact`` may be data-parallel nevertheless.
     """
     may = {
         table.name
@@ -323,7 +323,7 @@ def _not_replicated(
 
 @dataclass(frozen=True)
 class EntryConstraints:
-    """Planner constraints of one entry, keyed by table name; ``where`` locates it in messages."""
+    """Planner constraints that one entry sets per table; ``where`` names the entry in messages."""
 
     where: str
     plugin: str
@@ -331,7 +331,7 @@ class EntryConstraints:
 
 
 def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[EntryConstraints]:
-    """Return the constraints of each sharding and cache entry, in the order of the file."""
+    """Return the planner constraints of each sharding and cache entry, in file order."""
     registry = prepared.registry
     of_parts = {part.entry.field: part for part in prepared.plugin_strategies}
     found = []
@@ -349,7 +349,7 @@ def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[
 
 
 def set_fields(constraints: ParameterConstraints) -> list[str]:
-    """Return the names of the fields that are set in ``constraints``."""
+    """Return the names of the fields that ``constraints`` sets."""
     return [
         field.name
         for field in fields(constraints)

@@ -78,7 +78,7 @@ def dense_bytes(
 
 
 def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
-    """Return the optimizer state bytes of a shard; for a data-parallel table plus gradients."""
+    """Return the bytes of a shard's optimizer state; for a data-parallel table plus gradients."""
     state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
     if (own := _own_optimizer(option)) is not None:
         num_bytes = math.prod(shard.size) * option.tensor.element_size()
@@ -97,7 +97,7 @@ def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None
 def memory_of_parts(
     parts: Iterable[TableStrategy], ranks_per_node: int, optimizer: str
 ) -> dict[str, int]:
-    """Return a dict from memory component to the bytes that strategies allocate per rank."""
+    """Return a dict from memory component to the bytes per rank that table strategies allocate."""
     found = Counter[str]()
     for part in parts:
         found.update(part.memory_of_rank(ranks_per_node, optimizer))
@@ -107,7 +107,7 @@ def memory_of_parts(
 def activations_of_parts(
     parts: Iterable[TableStrategy], tables: Iterable[Table], profile: DataProfile, batch_size: int
 ) -> int:
-    """Return the total activation bytes of the strategies."""
+    """Return the total activation bytes of plugins' table strategies."""
     ids = [(table, profile.ids(table, batch_size)) for table in tables]
     return round(sum(part.activation_bytes(*each) for part in parts for each in ids))
 
@@ -119,7 +119,7 @@ def row_memory(
     optimizer: str,
     device_type: str,
 ) -> RowMemory | None:
-    """Return the memory of a shard's rows from its table strategy.
+    """Return the memory of a shard's rows according to its plugin's table strategy.
 
     Return None if TorchRec's kernels store the rows.
     """
@@ -152,7 +152,7 @@ def free_storage(
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's storage estimator, plus optimizer state and memory of table strategies."""
+    """TorchRec's storage estimator, plus optimizer state and memory of plugins' strategies."""
 
     def __init__(
         self,
@@ -234,7 +234,8 @@ class _SplitByRows(EmbeddingPerfEstimatorConfig):
 class _OnCpu(_SplitByRows):
     """TorchRec's performance model without the GPU penalty for narrow rows.
 
-    TorchRec has no bandwidth for cached tables on CPU, so this class uses that of other tables.
+    TorchRec has no bandwidth for cached tables on CPU, so this class uses the bandwidth of uncached
+    tables.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -250,7 +251,7 @@ class _OnCpu(_SplitByRows):
 
 
 class PerfEstimator(EmbeddingPerfEstimatorV2):
-    """TorchRec's time estimator, with the bandwidth at which table strategies fetch rows."""
+    """TorchRec's time estimator, with the bandwidth at which plugins' kernels fetch rows."""
 
     def __init__(
         self,

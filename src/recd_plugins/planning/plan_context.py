@@ -66,7 +66,7 @@ class RegistryData(TrainingData):
 def profile_of_modules(
     registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Sequence[Table] = ()
 ) -> DataProfile:
-    """Measure the data profile (lengths, dedupe factors, distinct ids) for a model's tables.
+    """Measure lengths, dedupe factors and distinct ids of a model's features.
 
     Args:
         registry: run config with dataset, converter, preprocessing and sharding entries.
@@ -95,7 +95,7 @@ def off_meta() -> Iterator[None]:
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return a dict from table with a sharding entry to its id limit; None means no limit."""
+    """Return a dict from table with a sharding entry to its id limit; None allows any id."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -107,7 +107,10 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return a dict from feature to the rows of its table, without features with mapped ids."""
+    """Return a dict from feature to the number of rows of its table.
+
+    Features whose ids are mapped by a module or plugin are missing.
+    """
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table
@@ -126,7 +129,7 @@ def plan_context(
     device: torch.device | None = None,
     data: TrainingData | None = None,
 ) -> PlanContext:
-    """Return the plan context of a run config.
+    """Return the plan context (topology, batch size and data) for sharding plugins.
 
     Args:
         registry: run config with batch size, optimizer and data.

@@ -44,7 +44,7 @@ class PlanQuestion:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """Result of ``recd plan``.
+    """Result of a mode of ``recd plan``.
 
     Attributes:
         text: text for the terminal.
@@ -118,7 +118,7 @@ class TablesPlan(PlanMode):
     takes_auto = True
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Read the first rows and plan the tables."""
+        """Read the first rows of the data, and plan the tables."""
         from recd_plugins.planning.report import render
         from recd_plugins.planning.study import study
 

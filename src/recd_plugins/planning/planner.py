@@ -92,7 +92,7 @@ class Planned:
         sharding: sharding plan for DistributedModelParallel.
         options: chosen ShardingOption of each table, with rank, storage and time of each shard.
         static: function that returns a dict from table name to the storage of each shard, without
-            inputs and outputs.
+            input and output buffers.
     """
 
     sharding: ShardingPlan
@@ -101,7 +101,7 @@ class Planned:
 
 
 class RegistryPlanner(ShardingPlanner):
-    """Plans a prepared model for a topology."""
+    """TorchRec sharding planner for a prepared model and a topology."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ def _decided(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
 ) -> dict[str, Any]:
-    """Return the values that ``check_agreement`` compares between ranks."""
+    """Return the values (versions, tables, profile) that must be equal on all ranks."""
     registry = prepared.registry
     seen = asdict(profile)
     del seen["source"]  # contains the path of a file
@@ -368,7 +368,7 @@ def _decided(
 
 
 def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
-    """Return the sharding types and kernels requested per plugin and table, as plain values."""
+    """Return the sharding types and kernels that plugins request, keyed by plugin and table."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():

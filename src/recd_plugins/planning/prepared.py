@@ -239,7 +239,7 @@ def prepare_entries(
 def prepare_parts(
     registry: RunConfig, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, TableStrategy]:
-    """Return a dict from the field of each sharding and cache entry to its table strategy.
+    """Return a dict from the field of each sharding and cache entry to its TableStrategy.
 
     Raises:
         RegistryError: a pattern matches no table, two entries select the same table, or a plugin
@@ -420,7 +420,8 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
         raise PluginError(
-            f"{plugin.title}: {what} returned an optimizer that FBGEMM does not support: {error}"
+            f"{plugin.title}: {what} returned an optimizer that FBGEMM does not support ({error}). "
+            "Return a supported optimizer class and arguments."
         ) from None
     if why := unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name!r}: {why}")

@@ -90,7 +90,7 @@ def _mean(batches: Sequence[dict[str, FeatureProfile]]) -> dict[str, FeatureProf
 
 
 def _left_out(registry: RunConfig, first: FirstRows) -> str:
-    """Return a message that names the dataset wrappers that the measurement skipped."""
+    """Return text that names dataset wrappers that the measurement skipped; "" for none."""
     names = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in first.left_out)
     if not first.left_out:
         return ""
@@ -144,7 +144,7 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """Return the probability that a row duplicates an earlier one, if ``kept`` rows are unique."""
+    """Return the probability that a row is not kept, if ``kept`` of ``whole`` rows are unique."""
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
@@ -206,7 +206,7 @@ def _distinct_in_parts(
 
 
 def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
-    """Return a dict from feature to the ids and offsets of all rows, including duplicates."""
+    """Return a dict from feature to (ids, offsets) of all rows, including duplicate rows."""
     found = {} if batch.kjt is None else batch.kjt.to_dict()
     exact = [
         ikjt

@@ -1,4 +1,4 @@
-"""Report of ``recd plan``: text and JSON."""
+"""Report of the command ``recd plan``, as text and JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PlannedTable:
 
     @property
     def shown(self) -> tuple[str, str, str]:
-        """Return the cells with the table's size, sharding and kernel."""
+        """Return the table cells for size, sharding and kernel, as text."""
         cached = "" if self.cached_rows is None else f"\n{self.cached_rows:,} cached"
         coalesced = "\ncoalesced" if self.coalesced else ""
         size = f"{self.num_embeddings:,} x {self.embedding_dim}"
@@ -195,7 +195,7 @@ class PlanReport:
 
 
 def render(report: PlanReport) -> RenderableType:
-    """Return the report for a terminal."""
+    """Return the report of ``recd plan`` for a terminal."""
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         Text(f"lengths and dedupe factors: from {report.profile.source}"),

@@ -106,7 +106,7 @@ class Option:
 
     @cached_property
     def memory(self) -> tuple[int, int, int, int]:
-        """Return (largest, total) device bytes of shards, followed by the same host bytes."""
+        """Return (largest shard, all shards) in device bytes, then the same in host bytes."""
         device, host, *_ = self.most_storage.tolist()
         devices, hosts, *_ = self.total_storage
         return device, devices, host, hosts
@@ -181,7 +181,7 @@ def _proposers(
 
 
 def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose every combination of options, or nothing if there are too many."""
+    """Propose all combinations of options, or nothing if there are too many combinations."""
     if prod(map(len, tables)) <= _MOST_OF_GRID:
         in_order = (sorted(options, key=attrgetter("slowest")) for options in tables)
         for proposal in product(*in_order):  # noqa: UP028
@@ -193,7 +193,7 @@ def _greedy(
     milliseconds: Callable[[Option], float],
     patience: float = inf,
 ) -> _Proposer:
-    """Propose the fastest options, then slower ones for the table that uses most memory."""
+    """Propose each table's fastest option, then slower ones for the table with most memory."""
     left = [sorted(options, key=milliseconds)[::-1] for options in tables]
     best, worse = inf, 0
     while True:
@@ -213,7 +213,7 @@ def _greedy(
 
 
 def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """Propose plans with one sharding type for all tables, and each table's fastest kernel."""
+    """For each sharding type, propose each table's fastest option of this type."""
     by_type: dict[str, list[Option]] = defaultdict(list)
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
@@ -310,7 +310,7 @@ class FreeRanks:
         return None
 
     def place_by_torchrec(self, options: Sequence[Option]) -> list[Ranks] | None:
-        """Place options with TorchRec's partitioner."""
+        """Place options with TorchRec's partitioner; return the ranks per option, or None."""
         topology = copy.deepcopy(self.topology)
         free = zip(topology.devices, self.storage.T.tolist(), self.perf.T.tolist(), strict=True)
         for device, storage, perf in free:

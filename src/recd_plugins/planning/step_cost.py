@@ -195,7 +195,7 @@ def collective_seconds(device_type: str) -> float:
 
 
 class Kind(NamedTuple):
-    """Properties by which tables of one module are grouped to share collectives.
+    """Properties of tables; tables with equal properties share collectives.
 
     ``variable`` is True if features may have fewer rows than a batch.
     """
@@ -282,7 +282,7 @@ def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, 
 def rows_pooled(
     tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
 ) -> float:
-    """Return the number of batch rows that sequence poolings process."""
+    """Return the number of batch rows for which sequence poolings run."""
     sequences = [f for table in tables if not table.pooled for f in table.features]
     all_ids = batch_size * sum(profile.of(f).length for f in sequences)
     unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
@@ -310,7 +310,7 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> _Fields:
-    """Return the work of the dense layers, equal on every rank."""
+    """Return the work of the dense layers per rank, as fields of StepCost."""
     batch_size, world_size, _, profile, _ = step
     # Unique rows are expanded in forward and backward.
     expanded = sum(
@@ -352,7 +352,10 @@ def _table_work(
     *,
     gloo: bool = False,
 ) -> _Fields:
-    """Return each rank's work for a table: sending ids, and looking up rows of its shards."""
+    """Return the work for one table per rank, as fields of StepCost.
+
+    It includes sending ids, and looking up the rows of the rank's shards.
+    """
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)

@@ -63,7 +63,7 @@ class ShardableModel:
     Attributes:
         prepared: the model.
         sharders: sharders of its embedding modules.
-        profile: profile of the features as the model receives them.
+        profile: lengths and dedupe factors of the features as the model receives them.
     """
 
     prepared: Prepared
@@ -134,7 +134,7 @@ def with_plugins(
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
-    """Return the training data of a run config, with id checks for its model's tables."""
+    """Return the training data of a run config; reads check the ids of its model's tables."""
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         return RegistryData(registry, list(embedding_modules(model)))

@@ -152,7 +152,7 @@ class BatchForm:
 
 
 class StoredRows(BatchForm):
-    """Batch form that converts deduplicated batches to plain batches of their unique rows."""
+    """Converts a deduplicated batch to a plain batch that consists of its unique rows."""
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return the unique rows as a plain batch; features with fewer rows get empty rows."""
@@ -228,7 +228,7 @@ def refuse_inverse_indices(
 
 
 def keep_inverse_indices(features: KeyedJaggedTensor) -> None:
-    """Call ``record_stream`` on the inverse indices, which TorchRec 1.6 to 1.9 forgets."""
+    """Call ``record_stream`` on the inverse indices, because TorchRec 1.6 to 1.9 does not."""
     indices = features.inverse_indices_or_none()
     if indices is not None and indices[1].is_cuda:
         indices[1].record_stream(torch.cuda.current_stream())
@@ -280,7 +280,7 @@ def fit_batches(
 
 
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
-    """Convert a plain batch to deduplicated form without removing duplicate rows."""
+    """Convert a plain batch to the form of a deduplicated batch, but keep duplicate rows."""
     rows = features.stride()
     every_row = torch.arange(rows, device=features.device())
     return with_fields(
@@ -310,12 +310,12 @@ class _ExactContext:
 
 @dataclass
 class ExactBagContext(_ExactContext, EmbeddingBagCollectionContext):
-    """Context of a sharded EmbeddingBagCollection that also stores coalescing data of a batch."""
+    """EmbeddingBagCollectionContext plus the data that expands coalesced (distinct) ids again."""
 
 
 @dataclass
 class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
-    """Context of a sharded EmbeddingCollection that also stores coalescing data of a batch."""
+    """EmbeddingCollectionContext plus the data that expands coalesced (distinct) ids again."""
 
     def __post_init__(self) -> None:
         if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6
@@ -323,10 +323,10 @@ class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
 
 
 def set_unique_strides(ctx: Any, features: KJTList) -> None:
-    """Store in ``ctx`` how many unique rows each rank sent.
+    """Store in ``ctx``, a TorchRec module context, how many unique rows each rank sent.
 
     In TorchRec 1.6 to 1.9, ``attach`` of a train pipeline replaces the context of batches in
-    flight, which loses these numbers.
+    flight, so the new context lacks these numbers.
     """
     if not getattr(ctx, "variable_batch_per_feature", False):
         return
@@ -339,13 +339,13 @@ def set_unique_strides(ctx: Any, features: KJTList) -> None:
 
 
 def num_rows(features: KeyedJaggedTensor) -> int:
-    """Return the number of rows of the batch, including duplicates of a deduplicated batch."""
+    """Return the number of rows of the batch; a deduplicated batch counts its duplicates."""
     indices = features.inverse_indices_or_none()
     return features.stride() if indices is None else indices[1].shape[1]
 
 
 def with_an_empty_row(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Add one empty row per feature to a batch without rows; a deduplicated batch stays so."""
+    """Add one empty row per feature to a batch without rows; it stays deduplicated if it was."""
     num_keys, indices = len(features.keys()), features.inverse_indices_or_none()
     variable = features.variable_stride_per_key()
     return with_fields(

@@ -1,4 +1,4 @@
-"""Builds the sharders of a prepared model: this package's, TorchRec's and those of plugins."""
+"""Builds the sharders for a prepared model: this package's, TorchRec's and those of plugins."""
 
 from __future__ import annotations
 
@@ -138,7 +138,11 @@ def build_sharders(
 
 
 def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
-    """Return the user's sharder in ``base`` for the module type of ``stock``, or None."""
+    """Return the user's sharder for the module type that ``stock`` shards, or None.
+
+    Raises:
+        SetupError: it is not TorchRec's own sharder, so it cannot be replaced.
+    """
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(
@@ -151,7 +155,7 @@ def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
 
 
 def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts: bool) -> None:
-    """Refuse a table whose optimizer is set in both the trainer's fused_params and the registry."""
+    """Raise SetupError if the user's ``fused_params`` and the run config both set an optimizer."""
     optimizer = (given.fused_params or {}).get("optimizer")
     if optimizer is None:
         return

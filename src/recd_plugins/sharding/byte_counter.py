@@ -21,10 +21,10 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 @dataclass(frozen=True)
 class Traffic:
-    """Category of sent bytes: collective, process group, pass and payload.
+    """Category of sent bytes: kind of collective, process group, pass and payload.
 
-    In ``payload``, integers are ids, lengths and sizes; floats are embeddings, gradients and
-    weights. ``group`` is the name of the process group.
+    ``group`` is the name of the process group. The payload "integers" is ids, lengths and sizes;
+    "floats" is embeddings, gradients and weights.
     """
 
     kind: CollectiveKind
@@ -160,7 +160,7 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
 
 
 def tracker_of(module: nn.Module) -> Callable[..., None] | None:
-    """Return the lookup tracker set on a sharded module, ignoring the counter of ``lookup_ids``."""
+    """Return the lookup tracker of a sharded module, without the counter of ``lookup_ids``."""
     tracker: Any = module.post_lookup_tracker_fn
     while isinstance(tracker, _Counting):
         tracker = tracker.before

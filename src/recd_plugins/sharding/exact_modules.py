@@ -145,8 +145,8 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
     """Sharded EmbeddingBagCollection for deduplicated (VBE) batches and uneven batch sizes.
 
     With uneven batch sizes, the backward pass of TorchRec's reduce-scatter fails over Gloo
-    ("allgather: invalid tensor size"). This class uses TorchRec's synchronous collectives for the
-    output dist of row-wise tables then, which use an all-to-all.
+    ("allgather: invalid tensor size"). For such batches, this class enables TorchRec's synchronous
+    collectives, which use an all-to-all, in the output dist of row-wise tables.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
     def distribute(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids to the ranks of their tables; ids of coalesced tables are already unique."""
+        """Send ids to the ranks that store their tables; override this to change the ids."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
@@ -260,7 +260,6 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
             return self._pooled(ctx, super().output_dist(ctx, output))
 
     def _pooled(self, ctx: Any, rows: LazyAwaitable[KeyedTensor]) -> LazyAwaitable[KeyedTensor]:
-        """Pool a coalesced batch, and remove the empty row of a batch without rows."""
         if self._layout is not None:
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
@@ -282,7 +281,7 @@ class ExactShardedEmbeddingBagCollection(_ExactCollection, ShardedEmbeddingBagCo
 
 @contextmanager
 def _sync_collectives(enabled: bool) -> Iterator[None]:
-    """Enable TorchRec's synchronous collectives in this context."""
+    """Use TorchRec's synchronous collectives in this context, if ``enabled``."""
     before = comm_ops.get_use_sync_collectives()
     comm_ops.set_use_sync_collectives(enabled or before)
     try:
@@ -321,7 +320,7 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Send ids to the ranks of their tables; ids of coalesced tables are already unique."""
+        """Send ids to the ranks that store their tables; override this to change the ids."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
@@ -344,7 +343,6 @@ class ExactShardedEmbeddingCollection(_ExactCollection, ShardedEmbeddingCollecti
     def _expanded(
         self, ctx: Any, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Expand a coalesced batch, and remove the empty row of a batch without rows."""
         if self._groups is not None:
             embeddings = CoalescedSequences(
                 embeddings, ctx.coalesced, self._groups, self._need_indices

@@ -108,12 +108,12 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return True if newly sharded modules deduplicate gradients; all ranks return the same."""
+    """Return True if modules sharded from now on deduplicate gradients, equal on all ranks."""
     return crosses_links() and not _all_sent
 
 
 def gradient_dedup_pays(costs: StageCosts | None) -> bool:
-    """Return True if gradient deduplication saves time according to ``costs``, or without them."""
+    """Return True if gradient deduplication saves time with ``costs``, or if ``costs`` is None."""
     return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_PER_BYTE
 
 
@@ -201,7 +201,7 @@ def _words(rows: Tensor) -> NDArray[Any]:
 
 
 def _message(rows: Tensor, *, compares: bool) -> Tensor:
-    """Serialize gradients ``[n, D]`` to bytes; ``compares`` enables deduplication."""
+    """Serialize gradients ``[n, D]`` to bytes; with ``compares``, only distinct gradients."""
     rows = rows.detach().contiguous()
     count, width = len(rows), rows.shape[1] * rows.element_size()
     message = torch.empty(_message_size(count, width), dtype=torch.uint8)

@@ -24,9 +24,9 @@ def guard(model: nn.Module) -> None:
     """Make ``model`` raise an error if it misreads deduplicated sequences.
 
     Unsharded EmbeddingCollections ignore inverse indices, so they refuse a batch that has them. If
-    the model is called with a ModelInput, its forward pass must read the unique rows or the
-    ``inverse_lookup`` of each deduplicated sequence. Tables with gradient clipping refuse
-    deduplicated sequences.
+    the model is called with a ModelInput (a batch of ``recd run``), its forward pass must read the
+    unique rows or the ``inverse_lookup`` of each deduplicated sequence. Tables with gradient
+    clipping refuse deduplicated sequences.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():

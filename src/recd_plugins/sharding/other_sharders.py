@@ -118,10 +118,13 @@ def other_sharders(
     sequences: ExactEmbeddingCollectionSharder,
     arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """Return TorchRec's default sharders for other module types, or the user's from ``base``.
+    """Return TorchRec's sharders for module types other than the two embedding collections.
 
-    ``bags`` and ``sequences`` shard the modules inside. ``arguments`` returns fused_params and
-    codecs for a sharder inside one of ``base``.
+    Args:
+        base: the user's sharders, which replace TorchRec's default sharders.
+        bags: sharder for EmbeddingBagCollections inside other modules.
+        sequences: sharder for EmbeddingCollections inside other modules.
+        arguments: returns fused_params and codecs for a sharder inside one of ``base``.
     """
     codecs = bags.qcomm_codecs_registry
     around: list[Any] = [
@@ -228,7 +231,7 @@ def _refuse_row_wise_means(
 ) -> None:
     """Refuse row-wise tables with mean pooling if TorchRec (1.6 to 1.9) computes wrong means.
 
-    A FusedEmbeddingBagCollection also divides tables with other sharding types. A
+    A FusedEmbeddingBagCollection divides tables of other sharding types, too. A
     FeatureProcessedEmbeddingBagCollection computes the divisor before the weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
@@ -273,7 +276,7 @@ def _why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> s
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Make a dict of feature processors return deduplicated batches in deduplicated form."""
+    """Make feature processors return a deduplicated batch if their input is deduplicated."""
     process = sharded.apply_feature_processors_to_kjt_list
 
     def kept(dist_input: KJTList) -> KJTList:

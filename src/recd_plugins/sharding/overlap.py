@@ -61,7 +61,7 @@ class LookupAhead:
         return ahead
 
     def learn(self, gradients: Tensor) -> None:
-        """Update the tables with the gradients of the looked-up rows."""
+        """Update the tables with ``gradients`` of the looked-up rows."""
         if self._rates_now() == self._rates:
             self._count(1)
         else:  # the lookup counts a step too
@@ -128,7 +128,7 @@ def _send(
     arriving: Sequence[KJTAllToAllTensorsAwaitable],
     sent: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Send the tensors of ``arriving`` in one all-to-all."""
+    """Send the tensors of several modules in one all-to-all."""
     every: list[_Tensor] = []
     for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
         from_ranks = [awaitable._output_splits[label] for label in meta.labels]

@@ -109,7 +109,7 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         )
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Send the ids of two batches, or of one if the iterator has no more."""
+        """Send the ids of the first two batches, or of one if the iterator has only one."""
         while len(self.batches) < 2 and self.enqueue_batch(dataloader_iter):
             batch, context = self.batches[-1], self.contexts[-1]
             if len(self.batches) == 1:
@@ -189,7 +189,7 @@ class _RowsAheadContext(TrainPipelineContext):
 
 
 class _RowsAhead(PipelinedForward):
-    """Forward function that returns prefetched rows, or looks them up if none were prefetched."""
+    """Forward function of a module that returns prefetched rows, or looks them up otherwise."""
 
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()

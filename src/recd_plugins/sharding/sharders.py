@@ -1,4 +1,4 @@
-"""Sharders for DistributedModelParallel: exact ones, and TorchRec's as the baseline."""
+"""Sharders for DistributedModelParallel: exact ones, and TorchRec's as a baseline."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _OnlyIfConstrained(str):
 
 
 class _WithKernels:
-    """Base class of the exact sharders that adds plugin kernels and coalesced tables."""
+    """Base class of the exact sharders that adds lookup kernels of plugins and coalesced tables."""
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ def _check(
 
 
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
-    """Raise SetupError if DMPCollection (2D parallelism) shards the module.
+    """Raise SetupError if DMPCollection (2D parallelism) shards the module ``name``.
 
-    The copies of a table would diverge.
+    The copies of a table in different sharding groups would diverge.
     """
     if isinstance(env, ShardingEnv2D):
         raise SetupError(

@@ -1,4 +1,4 @@
-"""TorchRec codecs for embeddings and gradients sent between ranks (``training.wire``)."""
+"""TorchRec codecs that compress embeddings and gradients between ranks (``training.wire``)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Int8(QuantizedCommCodec):
 def check_int8(
     codecs: Mapping[str, Any] | None, shardings: Mapping[str, ParameterSharding], *, pooled: bool
 ) -> None:
-    """Raise SetupError if int8 would add quantized sums of ranks, or a shard splits a block."""
+    """Raise SetupError if a collective would add int8 values, or a shard would split a block."""
     if (codec := int8_of(codecs)) is None:
         return
     for table, sharding in shardings.items():
@@ -186,7 +186,7 @@ def check_int8(
 
 
 def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
-    """Return the reason why codecs need plain batches of bags; "" if they do not.
+    """Return the reason why the codecs do not support deduplicated batches; "" if they do.
 
     FBGEMM's block codecs (1.6 to 1.9) fail unless each rank gets full blocks. Only plain batches
     guarantee that.

@@ -121,7 +121,7 @@ class Callbacks:
             )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the batches, and queue each for ``on_batch`` if a callback implements it."""
+        """Yield the batches; if a callback implements ``on_batch``, also queue them for it."""
         keeps = any(_overrides(each, "on_batch") for each in self.called)
         for batch in batches:
             if keeps:

@@ -141,7 +141,7 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load this state, after DCP has filled it, into model and optimizer.
+        """Load this state into model and optimizer, after DCP has read it from a checkpoint.
 
         All ranks must call this.
         """
@@ -481,7 +481,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """Return the RecdError or OSError that caused ``error`` on any rank, or None."""
+    """Return the RecdError or OSError that caused ``error``, from whichever rank; else None."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):

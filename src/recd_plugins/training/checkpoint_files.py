@@ -171,7 +171,7 @@ def manifest_text(files: Mapping[str, FileDigest]) -> str:
 
 
 def sealed(document: dict[str, Any]) -> str:
-    """Return a document as JSON text that includes a digest of the document."""
+    """Return a document as JSON text that includes a SHA-256 digest of the document."""
     text = json.dumps(document, indent=1) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps({**document, "sha256": digest}, indent=1) + "\n"
@@ -278,7 +278,7 @@ def _regular(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class ValidationCurve:
-    """Validated steps, with the values of the metric that selects the best checkpoint."""
+    """The validated steps of a run, with the values of the metric that selects the best one."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -305,7 +305,7 @@ class ValidationCurve:
         return len(self.values) - (0 if self.best is None else self.best + 1)
 
     def with_value(self, step: int, value: float | None) -> ValidationCurve:
-        """Return a copy of the curve with one more validation."""
+        """Return a copy of the curve with one more validated step."""
         return replace(self, steps=[*self.steps, step], values=[*self.values, value])
 
 
@@ -335,7 +335,7 @@ class Progress:
 
 
 def progress_text(progress: Progress) -> str:
-    """Return the progress as JSON text."""
+    """Return the progress as the JSON text of ``progress.json``."""
     values = asdict(progress)
     for later in ("callbacks", "validation"):  # missing from files of the first versions
         if not values[later]:
@@ -356,7 +356,9 @@ def read_progress(checkpoint: Path) -> Progress:
     try:
         progress = _parsed(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DamagedError(f"{path}: the file is invalid: {shorten(str(error), 200)}") from error
+        raise DamagedError(
+            f"{path}: the file is invalid ({shorten(str(error), 200)}). Use another checkpoint."
+        ) from error
     if checkpoint.name != step_name(progress.step):
         raise DamagedError(
             f"{path}: the file has step {progress.step}, but its folder is {checkpoint.name!r}. "

@@ -118,7 +118,7 @@ def evaluate(
 def _noted(
     batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
 ) -> Iterator[ModelInput]:
-    """Yield batches to a pipeline that reads ahead, and queue their row counts and sessions."""
+    """Yield batches to a pipeline that reads ahead; queue row counts and sessions."""
     for batch, count in batches:
         waiting.append((count, batch.sessions))
         yield batch
@@ -171,7 +171,7 @@ def _of_all(ranks: Iterable[Any]) -> Quality | None:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality (such as AUC) of predictions for float logits and labels ``[N]``."""
+    """Return the quality (AUC, normalized entropy and others) of logits and labels ``[N]``."""
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
         raise RecdError(

@@ -119,7 +119,7 @@ def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[s
 
 
 def identity_of_data(dataset: Dataset) -> dict[str, Any]:
-    """Return JSON values that identify the rows of a dataset."""
+    """Return JSON values that change if the rows of a dataset change."""
     with plugin_call(dataset, "identity"):
         return dict(_own_identity(dataset))
 
@@ -143,7 +143,9 @@ def read_identity(checkpoint: Path) -> dict[str, Any]:
             "checkpoint of recd run."
         ) from None
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-        raise DamagedError(f"{path}: the file cannot be read ({error})") from error
+        raise DamagedError(
+            f"{path}: the file cannot be read ({error}). Use another checkpoint."
+        ) from error
     if not known:
         raise DamagedError(
             f"{path}: the file does not have format {FORMAT}, the only format of this version. Use "
@@ -167,7 +169,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Return the allowed differences to a checkpoint's run; raise ``RecdError`` for others."""
+    """Return the allowed differences between a run and a checkpoint; raise RecdError for others."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
@@ -361,7 +363,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown_before(field: str, before: Iterable[str]) -> bool:
-    """Return True if ``before`` has no identity of a dataset wrapper, as in early versions."""
+    """Return True if ``field`` is a wrapper's identity that an early version did not store."""
     found = _OF_WRAPPER.match(field)
     return found is not None and not any(_within(name, [found[0]]) for name in before)
 

@@ -74,7 +74,7 @@ class Span:
 
 @dataclass
 class StepEvents:
-    """Profiler events of one step."""
+    """Profiler events of one training step."""
 
     step: Span
     #: Operators and regions on host threads.
@@ -356,7 +356,7 @@ class Meter:
             self._read_spans(_UNREAD)
 
     def ran_dry(self) -> None:
-        """Discard the counts if the pipeline was drained during the counted steps."""
+        """Discard the counts if the pipeline became empty during the counted steps."""
         if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             self._counts, self._step = False, 1 + self.COUNTED_STEPS
 
@@ -366,7 +366,7 @@ class Meter:
         return self._seconds.tolist()
 
     def stalls(self) -> Stalls | None:
-        """Return the data stalls of the timed steps; None without timed steps."""
+        """Return the data stalls (waits for batches) of timed steps; None without timed steps."""
         self._read_spans(0)
         return self._stalls.mean()
 
@@ -399,7 +399,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Measurements of one rank; ``observed`` is keyed by the class of the table plugin."""
+    """Measurements of one rank; ``observed`` is keyed by the class of a plugin's table strategy."""
 
     counts: StepCounts | None
     peak: int
@@ -443,7 +443,7 @@ class Measurement:
         return self._profile.step() if done in self._profiled else self.meter.step()
 
     def ran_dry(self) -> None:
-        """Record that the pipeline was drained for a validation."""
+        """Record that the pipeline became empty, because training stopped for a validation."""
         self.meter.ran_dry()
         self._peak = max(self._peak, peak_bytes(self._device))
 
@@ -496,7 +496,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return a dict from name to report section of the table plugins."""
+    """Return a dict from name to report section, from the plugins' table strategies."""
     return {
         section.name: section
         for cls, some in by_class(parts).items()

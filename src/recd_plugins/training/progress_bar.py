@@ -30,7 +30,7 @@ class ProgressLine:
         done: number of steps before this run.
         total: step at which the run ends.
         samples: rows per step over all ranks, to show the speed; None hides the speed.
-        waiting: function that returns recent data stalls.
+        waiting: function that returns recent data stalls (waits for batches).
         every: minimum seconds between updates.
         bar: live bar to update; None prints lines.
     """

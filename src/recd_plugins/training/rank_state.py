@@ -62,7 +62,9 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
             continue
         buffer = buffers.get(name.removeprefix(_BUFFER))
         if buffer is None or buffer.nbytes != array.nbytes:
-            raise DamagedError(f"{RANKS}: the size of {name} differs from the model")
+            raise DamagedError(
+                f"{RANKS}: the size of {name} differs from the model. Use another checkpoint."
+            )
         _set(buffer, torch.from_numpy(array.copy()))
 
 

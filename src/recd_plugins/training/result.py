@@ -75,13 +75,13 @@ class StallReport:
         return self.ranks[self.worst_rank]
 
     def mean_shares(self) -> dict[str, float]:
-        """Return a dict from cause to its share of the step time, averaged over ranks."""
+        """Return a dict from cause of waiting to its mean share of the step time over ranks."""
         shares = [rank.shares() for rank in self.ranks]
         return {cause: sum(each[cause] for each in shares) / len(shares) for cause in STALL_CAUSES}
 
     @property
     def readers(self) -> int | None:
-        """Return the number of readers that the worst rank needs; None if no number suffices."""
+        """Return how many reader processes the worst rank needs; None if no number suffices."""
         worst = self.worst
         pace = Pace(worst.making.reader, worst.training_seconds, worst.making.arrival)
         return pace.readers_for(STALL_TARGET)
@@ -114,7 +114,7 @@ class StallReport:
 
 
 def stall_table(reports: Mapping[str, StallReport]) -> Table:
-    """Return a table of waiting shares per cause, with a column for each run."""
+    """Return a table with the share of step time spent waiting for data, one column per run."""
     table = Table(title="waiting for data, share of a step")
     table.add_column("")
     columns = []
@@ -312,7 +312,7 @@ class Spread:
         return cls(statistics.median(known), min(known), max(known))
 
     def times(self) -> str:
-        """Format a ratio for a table, and mark ratios whose spread includes 1."""
+        """Format a ratio such as "1.2x" for a table, and mark it if its spread includes 1."""
         shown = f"{self.median:.3g}x"
         if self.least == self.most:
             return shown
@@ -347,12 +347,15 @@ class Comparison:
         return float(np.abs(other - base).max())
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
-        """Return a dict from figure to its spread over all rounds, for one variant."""
+        """Return a dict from figure, such as step time, to its spread over a variant's rounds."""
         found = [figures(each[variant]) for each in self.rounds]
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
     def ratios(self, variant: str) -> dict[str, Spread | None]:
-        """Return a dict from figure to its ratio to the baseline; None if undefined."""
+        """Return a dict from figure, such as step time, to the variant's ratio to the baseline.
+
+        A ratio is None if it is undefined.
+        """
         found = [figures(each[variant]) for each in self.rounds]
         bases = [figures(each[self.first]) for each in self.rounds]
         return {

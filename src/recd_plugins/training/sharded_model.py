@@ -58,7 +58,7 @@ Variant = Literal["plugins", "baseline"]
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A sharded model with its optimizer and plan context."""
+    """A sharded model with its optimizer and plan context (topology and data)."""
 
     prepared: Prepared
     dmp: DistributedModelParallel
@@ -217,10 +217,10 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         installed = {each["use"] for each in chosen} <= {cls.name for cls in registry.offering}
         fits = same and installed and read_schema(checkpoint).sparse == sparse
         if not quiet:
-            verb = "reuses" if fits else "chooses again and cannot reuse"
+            verb = "reuses" if fits else "searches again, because this run cannot use"
             uses = ", ".join(each["use"] for each in chosen) or "the planner"
             click.echo(
-                f"{chooser.plugin.name} {verb} the sharding of {checkpoint}: {uses}", err=True
+                f"{chooser.plugin.name} {verb} the sharding in {checkpoint}: {uses}", err=True
             )
         if not fits:
             return registry

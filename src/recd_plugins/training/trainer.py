@@ -115,7 +115,7 @@ def checkpoints_of(
     allowed: Collection[str] = (),
     fitted: FittedState | None = None,
 ) -> Checkpoints | None:
-    """Return the checkpoint folder of a run, or None if checkpoints are disabled."""
+    """Return the checkpoint folder of a run, or None if ``training.checkpoint.path`` is not set."""
     spec = training.checkpoint
     if spec.path is None:
         return None
@@ -388,7 +388,10 @@ class Trainer:
                 raise RecdError(f"{best}: the best checkpoint was deleted")
             folder.load_one(best, self.dmp)
         except RecdError as error:
-            self._say(f"the test metrics are those of the last step, because of an error: {error}")
+            self._say(
+                f"the test metrics are those of the last step, because the best step cannot be "
+                f"evaluated ({error})"
+            )
             measured = None
         else:
             measured = self._evaluate()
@@ -470,7 +473,7 @@ class Trainer:
         return validation
 
     def _curve(self) -> ValidationCurve | None:
-        """Return the validation curve of this run, or the checkpoint's curve without validation."""
+        """Return the curve of validated steps; without validation, the one of the checkpoint."""
         return self.first_curve if self.validation is None else self.validation.curve
 
     def _restore_generators_at_first_forward(self) -> None:

@@ -1,1 +1,1 @@
-"""Coalescing: each rank sends each distinct id of a table only once per batch."""
+"""Coalescing of lookups: each rank sends each distinct id of a table only once per batch."""

@@ -40,14 +40,17 @@ class FeatureGroups:
 
     @property
     def carriers(self) -> dict[str, str]:
-        """Return a dict from each coalesced feature to the carrier of its group."""
+        """Return a dict from coalesced feature to its carrier, which sends the group's ids."""
         return {name: group[0] for group in self.groups for name in group}
 
 
 def feature_groups(
     configs: Sequence[BaseEmbeddingConfig], coalesced: Collection[str]
 ) -> FeatureGroups | None:
-    """Group the features of a module by coalesced table; return None without coalesced tables.
+    """Group features by the coalesced table (distinct ids sent once) that they look up.
+
+    Returns:
+        The groups, or None if no table is coalesced.
 
     Raises:
         SetupError: a feature looks up both coalesced and other tables, looks up one table twice, or
@@ -84,10 +87,10 @@ def check_coalesced(
     *,
     pooled: bool,
 ) -> None:
-    """Check that coalescing supports the kernels and optimizers of a module's tables.
+    """Raise SetupError if a coalesced table has an unsupported kernel or optimizer.
 
-    Data-parallel tables send no ids, dense kernels do not support variable batches (VBE), and
-    gradient clipping would clip the sum of several gradients.
+    Coalescing sends each distinct id once. Data-parallel tables send no ids, dense kernels do not
+    support variable batches (VBE), and gradient clipping would clip the sum of several gradients.
     """
     names = [name for name in shardings if name in coalesced]
     for name, sharding in shardings.items():
@@ -161,7 +164,7 @@ def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 
 def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
-    """Compute ``unique_ids`` on any device with two stable sorts; synchronizes the device once."""
+    """Compute ``unique_ids`` on any device with two stable sorts and one device synchronization."""
     segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
         torch.tensor(sizes, device=ids.device), output_size=len(ids)
     )
@@ -180,14 +183,16 @@ def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
 
 @dataclass(frozen=True, eq=False)
 class Coalesced:
-    """Local data of a coalesced batch, to expand embeddings of unique ids to all ids.
+    """Data of a batch whose ids were coalesced, to expand embeddings of distinct ids to all ids.
+
+    The data stays on this rank.
 
     Attributes:
-        inverse: int64, the unique row of each id of a coalesced feature.
-        lengths: number of ids per row, for all features.
-        ids: ids of coalesced features, before deduplication.
-        weights: float32, weights of coalesced features; empty if the batch has none.
-        inverse_indices: int64 ``[B]`` per feature of a deduplicated batch; empty for a plain batch.
+        inverse: dict from coalesced feature to int64 indices, the embedding row of each id.
+        lengths: dict from feature to the number of ids per row.
+        ids: dict from coalesced feature to its ids before deduplication.
+        weights: dict from coalesced feature to float32 weights; empty if the batch has none.
+        inverse_indices: dict from feature to int64 ``[B]``; empty for a plain batch.
         num_rows: B, the number of output rows.
     """
 
@@ -209,10 +214,11 @@ class Coalesced:
 def coalesce_sequences(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
-    """Coalesce a plain batch for an EmbeddingCollection.
+    """Replace the ids of a plain EmbeddingCollection batch by the distinct ids per table.
 
-    The first feature of each group (the carrier) has all unique ids of the group in its first row.
-    The other features of the group are empty. If all tables are coalesced, the batch has one row.
+    The first feature of each group (the carrier) has all distinct ids of the group in its first
+    row. The other features of the group are empty. If all tables are coalesced, the batch has one
+    row.
 
     Returns:
         The batch to send, and the local data to expand its embeddings.
@@ -235,10 +241,11 @@ def coalesce_sequences(
 def coalesce_bags(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
-    """Coalesce a batch for an EmbeddingBagCollection into a variable batch of rows of length 1.
+    """Replace the ids of an EmbeddingBagCollection batch by the distinct ids per table.
 
-    The first feature of each group (the carrier) has one row per unique id. The other features of
-    the group have no rows. The inverse indices are empty, so TorchRec does not expand the rows.
+    The result is a variable batch. The first feature of each group (the carrier) has one row per
+    distinct id. The other features of the group have no rows. The inverse indices are empty, so
+    TorchRec does not expand the rows.
 
     FBGEMM's CUDA kernels (1.6 to 1.9) divide by the mean number of rows per feature, rounded down.
     On CUDA, features without rows therefore get an empty row if their group has fewer ids than
@@ -281,7 +288,10 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Return row counts and lengths per feature, padded to at least one row per group feature."""
+    """Give features without rows an empty row if their group has fewer rows than features.
+
+    Return the number of rows per feature, and the length of each row.
+    """
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:
         if found[group[0]] < len(group):
@@ -299,7 +309,7 @@ def _with_empty_rows(
 def _coalesce(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[Coalesced, Tensor, list[int]]:
-    """Return the local data, the unique ids, and the number of unique ids per feature."""
+    """Return local data to expand embeddings, the distinct ids, and their number per feature."""
     names = groups.coalesced
     per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
     sizes = [per_key[name] for name in names]
@@ -337,7 +347,7 @@ def _coalesce(
 def _inverse_indices(
     features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> tuple[dict[str, Tensor], int]:
-    """Return a dict from feature to checked inverse indices, and their number per feature."""
+    """Return a dict from feature to its inverse indices, checked for range, and their length."""
     inverse = features.inverse_indices_or_none()
     if inverse is None and not features.variable_stride_per_key():
         return {}, features.stride()
@@ -375,7 +385,7 @@ def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -
 def _with_others(
     own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
 ) -> Tensor:
-    """Append the items of ``tensor`` for features without coalescing to ``own``."""
+    """Append the items of ``tensor`` that belong to tables without coalescing to ``own``."""
     if not groups.others:
         return own
     return torch.cat([own, _joined(tensor, features, groups.others)])

@@ -61,7 +61,7 @@ def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, coun
 
 @numba.njit(cache=True, nogil=True)
 def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
-    """Set ``out[i, column:column + D] = rows[index[i]]``; ``rows`` are ``[R, D]``."""
+    """Copy rows ``[R, D]`` by index: ``out[i, column:column + D] = rows[index[i]]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(rows.shape[1]):
@@ -70,7 +70,7 @@ def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def add_back(gradients: Any, column: Any, index: Any, out: Any) -> None:
-    """Do ``out[index[i]] += gradients[i, column:column + D]``; ``out`` is ``[R, D]``."""
+    """Compute ``out[index[i]] += gradients[i, column:column + D]`` for ``out`` ``[R, D]``."""
     for position in range(len(index)):
         row = index[position]
         for scalar in range(out.shape[1]):
@@ -103,7 +103,7 @@ def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: An
 
 @numba.njit(cache=True, nogil=True)
 def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
-    """Run the backward pass of ``pool``: add the gradients of its output to ``out``, ``[R, D]``."""
+    """Compute the backward pass of ``pool``, and add the row gradients to ``out``, ``[R, D]``."""
     for bag in range(len(offsets) - 1):
         for position in range(offsets[bag], offsets[bag + 1]):
             row = index[position]
