@@ -1,4 +1,4 @@
-"""FBGEMM's fused optimizers, which update rows in the backward pass."""
+"""FBGEMM optimizers, which update embedding rows in the backward pass, as plugins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LEAST, _MOST = 1.2e-38, 1e9  # Smaller values are 0 in float32, the dtype of th
 
 
 class FusedOptimizer(Optimizer):
-    """Base of optimizers that FBGEMM's embedding kernel applies in the backward pass."""
+    """Base of optimizers that FBGEMM applies to embedding rows in the backward pass."""
 
     class Options(PluginOptions):
         learning_rate: float = Field(
-            ge=0, le=_MOST, description="Learning rate; 0 does not train the tables."
+            ge=0, le=_MOST, description="Learning rate. With 0, the tables are not trained."
         )
 
         @field_validator("learning_rate")
@@ -24,8 +24,8 @@ class FusedOptimizer(Optimizer):
         def _is_normal_float32(cls, rate: float) -> float:
             if 0 < rate < _LEAST:
                 raise ValueError(
-                    f"{rate} is too small for float32, the dtype of FBGEMM's kernels. "
-                    "Use 0 or a larger value."
+                    f"learning_rate {rate} is too small for float32, the dtype of FBGEMM's "
+                    "kernels. Use 0 or a larger value."
                 )
             return rate
 
@@ -33,7 +33,7 @@ class FusedOptimizer(Optimizer):
     optimizer: ClassVar[str]
 
     def update(self, table: Table) -> RowUpdate:  # noqa: ARG002
-        """Return the TorchRec optimizer class and its arguments, the same for every table."""
+        """Return the TorchRec optimizer class and its arguments, equal for all tables."""
         from torchrec import optim
 
         arguments = self.arguments(self.options.model_dump())
@@ -41,31 +41,31 @@ class FusedOptimizer(Optimizer):
         return RowUpdate(getattr(optim, self.optimizer), arguments)
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return FBGEMM optimizer kwargs for these options."""
+        """Return the FBGEMM optimizer kwargs for the given option values."""
         return options
 
 
 class Sgd(FusedOptimizer):
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent (SGD)."""
 
     name = "torchrec.sgd"
     optimizer = "SGD"
 
 
 class Adagrad(FusedOptimizer):
-    """Adagrad with one sum of squared gradients per weight."""
+    """Adagrad with one accumulator of squared gradients per weight."""
 
     name = "torchrec.adagrad"
     optimizer = "Adagrad"
 
     class Options(FusedOptimizer.Options):
         eps: float = Field(
-            default=1e-8, ge=_LEAST, le=_MOST, description="Added to the denominator (epsilon)."
+            default=1e-8, ge=_LEAST, le=_MOST, description="Epsilon, added to the denominator."
         )
 
 
 class RowWiseAdagrad(FusedOptimizer):
-    """Adagrad with one sum of squared gradients per row."""
+    """Row-wise Adagrad, with one accumulator of squared gradients per row."""
 
     name = "torchrec.rowwise_adagrad"
     optimizer = "RowWiseAdagrad"
@@ -75,11 +75,11 @@ class RowWiseAdagrad(FusedOptimizer):
             default=0.0,
             ge=0,
             le=_MOST,
-            description="Weight decay, applied only to rows that are in the batch. Needs CUDA.",
+            description="Weight decay. Only rows in the batch decay. Needs CUDA.",
         )
         weight_decay_mode: Literal["l2", "decouple"] = Field(
             default="l2",
-            description="Apply weight decay to the gradient (l2) or to the update (decouple).",
+            description="Add weight decay to the gradient (l2) or to the update (decouple).",
         )
 
         @model_validator(mode="after")
@@ -92,7 +92,7 @@ class RowWiseAdagrad(FusedOptimizer):
             return self
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return FBGEMM optimizer kwargs, with the weight decay mode as FBGEMM's enum."""
+        """Return the FBGEMM optimizer kwargs, with the weight decay mode as an enum."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
         mode = options.pop("weight_decay_mode").upper() if options["weight_decay"] else "NONE"
@@ -100,7 +100,7 @@ class RowWiseAdagrad(FusedOptimizer):
 
 
 class Adam(FusedOptimizer):
-    """Adam, applied only to rows that are in the batch. Needs CUDA."""
+    """Adam. Only rows in the batch are updated. Needs CUDA."""
 
     name = "torchrec.adam"
     optimizer = "Adam"
@@ -112,26 +112,26 @@ class Adam(FusedOptimizer):
             default=0.0,
             ge=0,
             le=_MOST,
-            description="Decoupled weight decay, applied only to rows that are in the batch.",
+            description="Decoupled weight decay. Only rows in the batch decay.",
         )
 
 
 class PartialRowWiseAdam(Adam):
-    """Adam with one second moment per row. Needs CUDA."""
+    """Adam with one second moment per row instead of one per weight. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_adam"
     optimizer = "PartialRowWiseAdam"
 
 
 class Lamb(Adam):
-    """LAMB: Adam with each row's update scaled by the norm of the row. Needs CUDA."""
+    """LAMB: Adam, with each row's update scaled by the norm of the row. Needs CUDA."""
 
     name = "torchrec.lamb"
     optimizer = "LAMB"
 
 
 class PartialRowWiseLamb(Adam):
-    """LAMB with one second moment per row. Needs CUDA."""
+    """LAMB with one second moment per row instead of one per weight. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_lamb"
     optimizer = "PartialRowWiseLAMB"

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 class CoalesceOptions(PluginOptions):
     coalesce: bool = Field(
-        default=False, description="Send each distinct id once per batch and rank."
+        default=False, description="Send each distinct id only once per batch and rank."
     )
 
 
 class TypedSharding(Sharding):
-    """Base of sharding plugins that fix one TorchRec sharding type."""
+    """Base of sharding plugins that use one of TorchRec's sharding types for their tables."""
 
     sharding_type: ClassVar[str]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints, keyed by table name, that fix the sharding type."""
+        """Return a dict from table name to constraints that allow only the sharding type."""
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {
@@ -37,7 +37,10 @@ class TypedSharding(Sharding):
 
 
 class CoalescingSharding(TypedSharding):
-    """Base of sharding plugins with the option ``coalesce``, to send each distinct id once."""
+    """Base of sharding plugins with the option ``coalesce``.
+
+    Coalescing sends each distinct id only once per batch and rank.
+    """
 
     class Options(CoalesceOptions):
         pass
@@ -50,9 +53,9 @@ class CoalescingSharding(TypedSharding):
 
 
 def _saves(tables: Sequence[Table], context: PlanContext) -> bool:
-    """Return whether coalescing may send fewer bytes for at least one table.
+    """Return whether coalescing may reduce the bytes sent for at least one table.
 
-    A pooled table without coalescing sends ids or sums, whichever are fewer.
+    Without coalescing, a pooled table sends ids or pooled sums, whichever are fewer.
     """
     profile, batch_size = context.data.profile(), context.batch_size
     uncoalesced = replace(profile, distinct={})
@@ -67,17 +70,17 @@ def _saves(tables: Sequence[Table], context: PlanContext) -> bool:
 
 
 class TableWise(CoalescingSharding):
-    """Table-wise: places each table on one rank, chosen by TorchRec's planner."""
+    """Table-wise: places each table on one rank, which TorchRec's planner chooses."""
 
     name = "torchrec.table_wise"
     sharding_type = "table_wise"
 
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Return options to try in the plan search, for sequence tables on CPU.
+        """Return option values that the plan search should try for sequence tables on CPU.
 
-        By default the planner splits these tables by row. Table-wise saves kernel calls, because
-        only one rank looks a table up. It can be faster if compute limits the speed.
+        By default the planner splits these tables by row. Table-wise sharding needs fewer kernel
+        calls, because only one rank looks up a table.
         """
         costs = context.costs
         if context.world_size == 1 or costs is None or not costs.lookup.lookups:
@@ -96,7 +99,7 @@ class RowWise(CoalescingSharding):
 
 
 class ColumnWise(CoalescingSharding):
-    """Column-wise: splits tables into equal parts by column, which the planner places on ranks."""
+    """Column-wise: splits the columns of each table into equal parts on different ranks."""
 
     name = "torchrec.column_wise"
     sharding_type = "column_wise"
@@ -107,10 +110,9 @@ class ColumnWise(CoalescingSharding):
         )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints, keyed by table name: column-wise, and the width of a part.
+        """Return a dict from table name to constraints: column-wise, with the width of a part.
 
-        Raises:
-            SetupError: ``embedding_dim`` of a table is not a multiple of ``4 * shards``.
+        Raises SetupError if ``embedding_dim`` of a table is not a multiple of ``4 * shards``.
         """
         shards = cast(ColumnWise.Options, self.options).shards
         for table in tables:
@@ -128,7 +130,7 @@ class ColumnWise(CoalescingSharding):
 
 
 class DataParallel(TypedSharding):
-    """Data-parallel: keeps a copy of each table on every rank. For small tables."""
+    """Data-parallel: keeps a copy of each table on every rank. Suits small tables."""
 
     name = "torchrec.data_parallel"
     sharding_type = "data_parallel"
@@ -136,7 +138,7 @@ class DataParallel(TypedSharding):
 
 
 class Planner(CoalescingSharding):
-    """Lets TorchRec's planner choose the sharding type, as for tables without a sharding entry."""
+    """Lets TorchRec's planner choose the sharding type of each table."""
 
     name = "torchrec.planner"
 
@@ -144,8 +146,8 @@ class Planner(CoalescingSharding):
         replicate: bool = Field(
             default=False,
             description=(
-                "Allow copies of small tables on every rank: of sequence tables, and on CPU also "
-                "of tables that look up deduplicated batches."
+                "Let the planner copy small tables to every rank. Applies to sequence tables, "
+                "and on CPU also to tables that look up deduplicated batches."
             ),
         )
 
@@ -159,7 +161,7 @@ class Planner(CoalescingSharding):
             return self
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:  # noqa: ARG002
-        """Return no constraints, so that the planner may choose any sharding."""
+        """Return an empty dict, so that the planner may choose any sharding type."""
         return {}
 
     @property
@@ -168,16 +170,16 @@ class Planner(CoalescingSharding):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], context: PlanContext) -> Sequence[Mapping[str, Any]]:
-        """Return options to try in the plan search: coalescing or replication, if they may help."""
+        """Return option values that the plan search should try: ``coalesce`` or ``replicate``."""
         offered = [{"coalesce": True}] if _saves(tables, context) else []
         return [*offered, {"replicate": True}] if _some_are_small(tables, context) else offered
 
 
 def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
-    """Return whether summing the gradients of copies may be faster than sending embeddings.
+    """Return whether copies of a table on every rank may be faster than sharding it.
 
-    This holds if one table has fewer rows than a rank sends embeddings. It also holds if summing
-    the gradients of all tables takes less time than the latency of the saved all-to-alls.
+    True if a table has fewer rows than a rank sends embeddings, or if all-reducing the gradients of
+    all tables takes less time than the latency of the saved all-to-alls.
     """
     if context.device_type != "cpu" or context.world_size == 1:
         return False
@@ -198,13 +200,16 @@ def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
 
 
 class Uvm(Cache):
-    """FBGEMM's UVM caching: keeps tables in host memory, and recently read rows in GPU memory."""
+    """FBGEMM UVM caching: tables in host memory, with a cache of their rows in GPU memory."""
 
     name = "torchrec.uvm"
 
     class Options(PluginOptions):
         load_factor: float = Field(
-            default=0.2, gt=0, le=1, description="Fraction of each table's rows in GPU memory."
+            default=0.2,
+            gt=0,
+            le=1,
+            description="Fraction of each table's rows cached in GPU memory.",
         )
         algorithm: Literal["lru", "lfu"] = Field(
             default="lru",
@@ -215,11 +220,7 @@ class Uvm(Cache):
         )
 
     def check(self, device: torch.device) -> None:
-        """Raise an error unless the device is CUDA.
-
-        Raises:
-            SetupError: the device is not CUDA.
-        """
+        """Raise SetupError if the device is not CUDA."""
         if device.type != "cuda":
             raise SetupError(
                 f"{self.name} needs CUDA, but this run uses the device {device.type!r}. Set "
@@ -228,7 +229,7 @@ class Uvm(Cache):
             )
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints, keyed by table name: UVM caching kernel and cache size."""
+        """Return a dict from table name to constraints: UVM caching kernel and cache size."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams

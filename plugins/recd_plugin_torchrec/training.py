@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Base(Pipeline):
-    """TrainPipelineBase: copies the next batch to the device while this batch trains."""
+    """TrainPipelineBase of TorchRec: copies the next batch to the device during a step."""
 
     name = "torchrec.base"
 
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """Return a TrainPipelineBase that resets itself for each new data iterator."""
+        """Return a TrainPipelineBase that accepts a new data iterator at any time."""
         from torchrec.distributed.train_pipeline import TrainPipelineBase
 
         class BasePipeline(TrainPipelineBase):
@@ -39,7 +39,7 @@ class Base(Pipeline):
 
 
 class SparseDist(Pipeline):
-    """TrainPipelineSparseDist: also sends the ids of the next batch while this batch trains."""
+    """TrainPipelineSparseDist of TorchRec: sends the ids of the next batch during a step."""
 
     name = "torchrec.sparse_dist"
 
@@ -68,7 +68,7 @@ _TASK = "label"
 
 
 class RecMetrics(Metric):
-    """Computes metrics of torchrec.metrics over the whole split, such as calibration and CTR."""
+    """Computes metrics of torchrec.metrics, such as calibration, over a whole split."""
 
     name = "torchrec.rec_metrics"
 
@@ -94,13 +94,13 @@ class RecMetrics(Metric):
     options: Options
 
     def start(self) -> dict[str, dict[str, Tensor]]:
-        """Return the initial state: no sums for each metric."""
+        """Return the initial state: a dict from metric name to an empty dict of sums."""
         return {name: {} for name in self.options.names}
 
     def update(
         self, state: dict[str, dict[str, Tensor]], batch: ScoredBatch
     ) -> dict[str, dict[str, Tensor]]:
-        """Return the state with the sums of a batch added."""
+        """Add a batch to the sums of each metric, and return the state."""
         labels = batch.labels.double()
         for name, sums in state.items():
             metric = _made(name)
@@ -114,7 +114,7 @@ class RecMetrics(Metric):
         return state
 
     def results(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, float]:
-        """Return lifetime values, keyed by TorchRec's metric name without task and window."""
+        """Return a dict from TorchRec's metric name to the value over all batches."""
         found = {}
         for name in self.options.names:
             seen = [state[name] for state in states if state[name]]
