@@ -1,4 +1,4 @@
-"""Data ingestion (arXiv 2108.09373): readers run in other processes than the trainers."""
+"""Reads batches in separate processes on Ray (data ingestion, arXiv 2108.09373)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: joins an existing one, or starts one on each machine."""
+"""Joins an existing Ray cluster, or starts one on each machine for a run."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ _LEAST_STORE_BYTES = 80_000_000
 
 @dataclass
 class RayCluster:
-    """The Ray cluster used by the readers of a rank.
+    """The Ray cluster that the readers of a rank use.
 
     Attributes:
         address: ``HOST:PORT`` of the cluster, or ``auto``.
         ranks: number of ranks that share the cluster.
-        token: authentication token. Only set if the run started the cluster, like the attributes
-            below.
-        lock: open file with a shared lock, held while this rank uses the cluster.
-        folder: folder of the cluster's files.
-        host: the process that runs the cluster; only set in the rank that started it.
-        processes: Ray's processes; only set in the rank that started the cluster.
+        token: authentication token; None if the run joined an existing cluster.
+        lock: open lock file. A shared lock is held while this rank uses the cluster.
+        folder: folder with the files of a cluster that the run started.
+        host: the process that runs the cluster; None in ranks that did not start it.
+        processes: Ray's processes; empty in ranks that did not start the cluster.
     """
 
     address: str
@@ -55,7 +54,7 @@ class RayCluster:
     processes: list[psutil.Process] = field(default_factory=list, repr=False)
 
     def leave(self) -> None:
-        """Leave the cluster. The rank that started it shuts it down after all ranks have left."""
+        """Leave the cluster. The rank that started it waits for the other ranks, then stops it."""
         if self.lock is not None:
             self.lock.close()
         if self.host is None:
@@ -70,9 +69,9 @@ class RayCluster:
 
 
 def join(options: RayOptions, world_size: int) -> RayCluster:
-    """Join the Ray cluster at ``options.address``, or start one that this machine's ranks share.
+    """Join the Ray cluster at ``options.address``, or start one per machine if it is None.
 
-    Without an address this is a collective call if a process group exists: the first rank of each
+    Starting a cluster is a collective call if a process group exists: the first rank of each
     machine starts Ray and sends its address to the other ranks.
     """
     if options.address is not None:
@@ -85,7 +84,7 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
     try:
         for answer in filter(None, answers):
             if "message" in answer:
-                raise SetupError(answer["message"])
+                raise SetupError(f"dsi.ray: {answer['message']}")
         mine = answers[ranks.index(here[0])]
         lock = Path(mine["lock"]).open()  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -124,7 +123,7 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
         )
         return host, {"message": message}
     except EOFError as error:
-        return host, {"message": f"Ray did not start:\n{error}"}
+        return host, {"message": f"Ray did not start. Its last output:\n{error}"}
     if kind == "failed":
         why = fields["message"]
         hint = ". Set TMPDIR to a shorter path." if "AF_UNIX path length" in why else ""
@@ -133,7 +132,7 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
 
 
 def _gather(value: Any) -> list[Any]:
-    """Return the values of all ranks, or only this rank's without a process group."""
+    """Return the values of all ranks, or only this value if there is no process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -144,10 +143,9 @@ def _gather(value: Any) -> list[Any]:
 
 
 def main() -> None:
-    """Run a Ray cluster on one machine until the trainer that started it and all ranks are done.
+    """Run a Ray cluster in this process until all ranks of this machine have left it.
 
-    Each rank that uses the cluster holds a shared file lock. The operating system releases the lock
-    if the rank dies.
+    Each rank holds a shared file lock, which the operating system releases if the rank dies.
     """
     connection = serve()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))

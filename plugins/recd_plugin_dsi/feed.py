@@ -1,4 +1,4 @@
-"""Reads one rank's batches from readers on Ray, and scales the number of readers."""
+"""Receives batches from readers on Ray, and adjusts the number of readers (autoscaling)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MARGIN = 1.25
 
 @dataclass
 class Window:
-    """Step times, summed since the number of readers last changed.
+    """Sums of step times since the number of readers last changed.
 
     Attributes:
         steps: number of training steps.
@@ -54,7 +54,7 @@ class Window:
         return self.waited / self.seconds if self.seconds else 0.0
 
     def measured(self, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """Yield ``batches`` unchanged, and add the times of each step to the sums."""
+        """Yield ``batches`` unchanged, and add the times of each step to this window."""
         meter = stall_meter.StallMeter()
         handed_out: float | None = None
         for batch in meter.metered(batches):
@@ -76,12 +76,11 @@ class Window:
 def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float) -> int:
     """Return the number of readers for the next steps (arXiv 2108.09373, section 3.2).
 
-    The trainer computes for ``busy = seconds - waited``, and ``making / busy`` readers keep up with
-    it. If the trainer waits more than ``target``, the result is larger than ``readers``, but at
-    most twice as large. If it hardly waits, the result may be one reader less.
+    If the trainer waits more than ``target``, at least one reader is added, and at most as many as
+    there are. If it waits much less, one reader may be removed.
 
     Args:
-        window: times of the last steps.
+        window: times of the last steps. ``making / (seconds - waited)`` readers would be enough.
         readers: current number of readers.
         bounds: minimum and maximum number of readers.
         target: fraction of time that the trainer may wait, 0 to 1.
@@ -102,8 +101,8 @@ class RayFeed(Feed):
 
     Messages to the feeder: ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a
     block was received) and ``readers`` (a new number of readers). Messages from the feeder:
-    ``ready``, ``block``, ``scaled``, ``done``, and on errors ``failed``, ``died``, ``lost`` and
-    ``raised``.
+    ``ready``, ``block``, ``scaled`` (number of readers changed), ``done``, and for errors
+    ``failed``, ``died``, ``lost`` and ``raised``.
     """
 
     def __init__(self, task: feeds.ReadTask, options: RayOptions) -> None:
@@ -126,7 +125,7 @@ class RayFeed(Feed):
             raise
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """See ``Feed.read``. Also adds and removes readers if autoscaling is on."""
+        """Yield the batches of an epoch from the reader's position. Autoscales the readers."""
         num_blocks = reader.num_blocks()
         self._window.clear()
         with closing(self._blocks(reader.state_dict(), num_blocks)) as blocks:
@@ -136,7 +135,7 @@ class RayFeed(Feed):
                     self._autoscale()
 
     def report(self) -> Mapping[str, float]:
-        """See ``Feed.report``."""
+        """Return counts of readers, of readers that died, and of received blocks and bytes."""
         return {
             "readers": self._readers,
             "most readers": self._most_readers,
@@ -146,7 +145,7 @@ class RayFeed(Feed):
         }
 
     def close(self) -> None:
-        """See ``Feed.close``."""
+        """Stop the feeder process and leave the Ray cluster."""
         self._end_feeder()
         self._cluster.leave()
 
@@ -201,9 +200,9 @@ class RayFeed(Feed):
             raise self._lost(fields["message"])
         if kind == "died":
             raise SetupError(
-                f"dsi.ray: readers of rank {self._rank} died {self._options.deaths + 1} times "
-                "while reading the same block of batches, probably because memory ran out. Lower "
-                "readers, training.batch_size or the size of row groups. Ray reports: "
+                f"dsi.ray: readers of rank {self._rank} died {self._options.deaths + 1} times on "
+                "the same batches, probably because memory ran out. Lower readers, "
+                "training.batch_size or the size of row groups. Ray reports: "
                 f"{fields['message'].strip().partition(chr(10))[0]}"
             )
         if kind == "raised":
@@ -254,7 +253,7 @@ class RayFeed(Feed):
             feeder.end()
             raise SetupError(
                 f"dsi.ray: rank {self._rank} could not connect to Ray at {address} within "
-                f"{options.start_timeout:.0f} s. Check that `ray start` ran on this machine, too."
+                f"{options.start_timeout:.0f} s. Run `ray start` on this machine, too."
             ) from None
         except BaseException:
             feeder.end()
@@ -273,7 +272,8 @@ class RayFeed(Feed):
         if again:
             self._deaths += 1
             self._say(
-                f"a reader process died. Process {process} has read its block again; no row is lost"
+                f"a reader process died. Process {process} has read its rows again, so no row is "
+                "lost"
             )
 
     def _autoscale(self) -> None:
@@ -291,11 +291,11 @@ class RayFeed(Feed):
         if self._scaling:
             return
         if target != self._readers:
-            self._say(f"{waited}; changing from {self._readers} to {target} readers")
+            self._say(f"{waited}. The number of readers changes from {self._readers} to {target}")
             self._feeder.send("readers", readers=target)
             self._scaling = True
         elif target == high and stalled:
-            self._say_once(f"{waited}, with {high} readers. Raise max_readers to allow more")
+            self._say_once(f"{waited}, with max_readers ({high}). Raise max_readers")
 
     def _scaled(self, readers: int, asked: int, cpus: float) -> None:
         self._readers, self._scaling = readers, False
@@ -303,9 +303,9 @@ class RayFeed(Feed):
         self._window.clear()
         if readers < asked:
             self._say_once(
-                f"{asked} readers were requested, but only {readers} fit: the Ray cluster has "
-                f"{cpus:g} CPUs, and each reader needs {self._options.cpus_per_reader:g}. Add "
-                "machines, or lower cpus_per_reader"
+                f"the Ray cluster has CPUs for {readers} of {asked} readers: {cpus:g} CPUs, "
+                f"{self._options.cpus_per_reader:g} per reader. Add machines, or lower "
+                "cpus_per_reader"
             )
 
     def _say_once(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The process that runs Ray Data for one rank and forwards its blocks, and the readers on Ray."""
+"""The feeder process of a rank, which runs Ray Data, and the readers in Ray tasks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class AtMost(BackpressurePolicy):
-    """Limits how many Ray tasks each Dataset of this process runs. Running tasks continue."""
+    """Backpressure policy of Ray Data that limits the number of running tasks to ``tasks``."""
 
     tasks = 1
 
@@ -58,7 +58,7 @@ class AtMost(BackpressurePolicy):
 
 
 def main() -> None:
-    """Serve a trainer until its connection closes."""
+    """Send blocks to the trainer that started this process, until it closes the connection."""
     connection = serve()
     with suppress(EOFError, OSError):
         _, start = connection.recv()
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class _Feeder:
-    """Runs a pickled ``ReadTask``; ``feed.py`` lists the messages."""
+    """Reads blocks with Ray Data and sends them to the trainer. ``RayFeed`` lists the messages."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Feeder:
             os._exit(0)
 
     def _scale(self, readers: int) -> None:
-        """Change to the requested number of readers, or to as many as the cluster has CPUs for."""
+        """Change the number of readers, as far as the cluster has CPUs."""
         cpus = _cpus()
         # CPUs are briefly free between two tasks: never exceed their total number.
         most = min(AtMost.tasks + self._room(_cpus(free=True)), self._room(cpus))
@@ -130,9 +130,9 @@ class _Feeder:
             self._sender.send("scaled", readers=self._wanted, asked=readers, cpus=cpus)
 
     def _add(self, wanted: int, asked: int, cpus: float) -> None:
-        """Start new reader processes, and use them once they have warmed up.
+        """Start new reader processes, and use them after they have read one block.
 
-        Blocks are delivered in order, so a reader that still starts would delay all blocks. Ray
+        Blocks are sent in order, so a reader that is still starting would delay all blocks. Ray
         starts new processes for these tasks, because the existing readers are busy.
         """
         warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
@@ -177,9 +177,9 @@ class _Feeder:
         self._sender.send("done")
 
     def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
-        """Yield blocks of a dataset that cannot skip rows.
+        """Yield blocks of a dataset without ``skip``: all readers read all rows.
 
-        Each reader reads all rows, and makes every ``readers``-th block.
+        Each of the readers makes every ``readers``-th block.
         """
         memory = self._memory // readers
         streams = [
@@ -230,10 +230,10 @@ def _cpus(free: bool = False) -> float:
 def make_blocks(
     numbers: pa.Table, task: bytes, position: dict[str, Any], stride: int | None, stream: str
 ) -> Iterator[pa.Table]:
-    """Make the blocks with these numbers in a reader process.
+    """Read blocks in a Ray task, given their numbers.
 
-    Yields tables with one row: the encoded block in the column ``data``, and columns that describe
-    the block for the trainer.
+    Yields one table per block, with one row: the encoded block in the column ``data``, and metadata
+    of the block in the other columns.
     """
     for number in numbers["number"].to_pylist():
         begun = f"recd/{stream}/{number}".encode()
@@ -245,7 +245,7 @@ def make_blocks(
 
 
 def warm_up(task: bytes, position: dict[str, Any]) -> None:
-    """Prepare a new reader process: make one block and discard it."""
+    """Make this Ray process a reader: open the dataset, read one block and discard it."""
     with suppress(RecdError):
         _open(task).block(position, 0)
 

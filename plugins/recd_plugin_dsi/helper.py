@@ -1,7 +1,7 @@
-"""Helper processes that communicate with Ray on behalf of the trainer.
+"""Child processes of the trainer that communicate with Ray.
 
-Ray kills its client process when a node is lost, prints a lot and runs threads. Separate processes
-protect the trainer from this.
+Ray kills its client process when a node is lost, and prints a lot. Child processes keep this away
+from the trainer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LAST_LINES = 4
 
 
 class Helper:
-    """A child process that runs a module until the connection closes or this process ends.
+    """A child process that runs a module until this process ends or closes the connection.
 
     Args:
         module: name of the module, run like ``python -m module``.
-        token: authentication token of the Ray cluster, if it needs one.
-        environ: variables added to the process's environment.
+        token: authentication token of the Ray cluster; None if it needs none.
+        environ: variables added to the environment of the child process.
     """
 
     def __init__(self, module: str, token: str | None = None, **environ: str) -> None:
@@ -60,26 +60,26 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
+        """Return the process id of the child process."""
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. If the process has ended, the next ``receive`` raises EOFError."""
+        """Send a message. If the child process has ended, the next ``receive`` raises EOFError."""
         with suppress(OSError):
             self.connection.send((kind, fields))
 
     def receive(
         self, timeout: float | None = None, needed: Helper | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the next message of the process, its kind and fields.
+        """Return the next message of the child process, as its kind and a dict of values.
 
         Args:
             timeout: seconds to wait; None waits forever.
-            needed: another helper that this process needs.
+            needed: another child process without which this one cannot continue.
 
         Raises:
             TimeoutError: no message arrived in time.
-            EOFError: the process, or ``needed``, has ended. Contains its last lines of output.
+            EOFError: this or the ``needed`` process has ended. Contains its last lines of output.
         """
         sources = [each.connection for each in (self, needed) if each is not None]
         ready = wait(sources, timeout)
@@ -94,25 +94,21 @@ class Helper:
         return kind, fields
 
     def end(self) -> None:
-        """Kill the process and wait until it has ended. A second call does nothing."""
+        """Kill the child process and wait until it has ended. May be called twice."""
         self._process.kill()
         self.leave(patience=60.0)
 
     def children(self) -> list[psutil.Process]:
-        """Return all descendants of the process."""
+        """Return all descendants of the child process."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def leave(self, patience: float) -> bool:
-        """Close the connection and wait for the process to exit.
+        """Close the connection and wait for the child process to exit.
 
-        Args:
-            patience: seconds to wait.
-
-        Returns:
-            Whether the process exited.
+        Returns whether it exited within ``patience`` seconds.
         """
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
@@ -130,7 +126,7 @@ class Helper:
 
 
 def serve() -> Connection:
-    """Return the connection of this helper process to its trainer, and ignore SIGINT and SIGHUP."""
+    """Return the connection to the trainer, in a child process. Ignores SIGINT and SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
@@ -143,10 +139,7 @@ _BLOCKS_ON_THE_WAY = 2
 
 
 class Sender:
-    """Sends messages and blocks to the trainer, from any thread.
-
-    Call ``taken`` when the trainer has received a block.
-    """
+    """Sends messages and blocks to the trainer, from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -155,14 +148,13 @@ class Sender:
         self._room = threading.Semaphore(_BLOCKS_ON_THE_WAY)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message."""
         with self._lock:
             self._connection.send((kind, fields))
 
     def send_block(self, data: memoryview, **fields: Any) -> None:
-        """Send a ``block`` message and the block's bytes, in a file without a name.
+        """Send a ``block`` message and an unnamed file with the bytes of the block.
 
-        Waits while the trainer has not received two earlier blocks. The file is freed when both
+        Waits until the trainer has received all blocks except two. The file is freed when both
         processes have closed it.
         """
         self._room.acquire()
@@ -174,12 +166,12 @@ class Sender:
                 send_handle(self._connection, file.fileno(), self._receiver)
 
     def taken(self) -> None:
-        """Record that the trainer has received a block."""
+        """Record that the trainer has received a block. Called for each ``taken`` message."""
         self._room.release()
 
 
 def receive_block(connection: Connection, size: int) -> mmap.mmap:
-    """Receive the bytes that follow a ``block`` message, as a memory map of ``size`` bytes."""
+    """Receive the unnamed file of a ``block`` message, as a memory map of ``size`` bytes."""
     file = recv_handle(connection)
     try:
         return mmap.mmap(file, size)

@@ -1,4 +1,4 @@
-"""Options of ``dsi.ray``."""
+"""Options of the plugin ``dsi.ray``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _READERS = 2
 
 
 class RayOptions(PluginOptions):
-    """Options of ``dsi.ray``: the Ray cluster, the number of readers and their memory."""
+    """Options of the plugin ``dsi.ray``: the Ray cluster, the number of readers and memory."""
 
     address: str | None = Field(
         default=None,
         description=(
-            "Ray cluster to join: HOST:PORT, or auto for this machine's cluster. "
-            "null starts one on each machine for the run, shared by its ranks."
+            "Ray cluster to join: HOST:PORT, or auto for a cluster on this machine. "
+            "null starts a cluster on each machine for this run."
         ),
     )
     cpus: Count | None = Field(
         default=None,
-        description="CPUs of a cluster started for the run; null uses all CPUs of the machine.",
+        description="Number of CPUs that a cluster started for this run may use; null uses all.",
     )
     readers: Count | None = Field(
         default=None,
         description=(
-            "Readers per rank. null uses 2 readers, or autoscaling if max_readers is set."
+            "Number of readers per rank. null uses 2, or autoscaling if max_readers is set."
         ),
     )
     min_readers: Count | None = Field(
@@ -54,28 +54,28 @@ class RayOptions(PluginOptions):
         ),
     )
     stall_window: Count = Field(
-        default=32, description="Steps over which autoscaling measures the trainer's waiting time."
+        default=32, description="Number of steps between two decisions of autoscaling."
     )
     cpus_per_reader: float = Field(
-        default=1.0, gt=0, description="CPUs of the cluster for each reader; may be a fraction."
+        default=1.0, gt=0, description="Number of CPUs that Ray reserves per reader, such as 0.5."
     )
     memory: str | Count = Field(
         default="256MB",
         description=(
-            "Maximum size of each rank's batches that are ready or being made, such "
-            "as 256MB. Readers pause when they reach this size."
+            "Maximum size of the batches that a rank's readers have prepared, such as 256MB. "
+            "Readers pause when they reach this size."
         ),
     )
     deaths: Count = Field(
         default=3,
         description=(
-            "Number of times that a reader may die while reading the same block of batches. "
-            "The run ends when a reader dies once more."
+            "Number of times that readers may die on the same batches. The run ends with an "
+            "error if a reader dies once more."
         ),
     )
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         default=180.0,
-        description="Seconds to wait until Ray has started, and for the first batch of each rank.",
+        description="Seconds to wait for the start of Ray, and for the first batch.",
     )
 
     @model_validator(mode="after")
@@ -106,7 +106,7 @@ class RayOptions(PluginOptions):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Return the minimum and maximum readers per rank; they are equal without autoscaling."""
+        """Return the minimum and the maximum number of readers per rank."""
         if self.max_readers is None:
             readers = self.readers or _READERS
             return readers, readers
@@ -119,7 +119,7 @@ class RayOptions(PluginOptions):
 
 
 def check_ray() -> None:
-    """Raise an error if Ray is missing, without importing it."""
+    """Raise SetupError if Ray is not installed. Does not import Ray."""
     if importlib.util.find_spec("ray") is None:
         raise SetupError(
             'dsi.ray needs Ray, which is not installed. Run pip install "recd-plugins[ray]", or '

@@ -1,4 +1,4 @@
-"""``recd plan --readers``: how many readers keep the trainer busy."""
+"""``recd plan --readers``: find the number of readers that keeps the trainer busy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from recd_plugins.api import plan_modes
 
 
 class ReadersPlan(plan_modes.PlanMode):
-    """Plans the number of readers from the measured costs of a reader and the trainer."""
+    """Measures a reader and the trainer, and computes the number of readers per rank."""
 
     flag = "--readers"
     help = (
-        "Plan the number of readers instead of shardings: measure one reader and the trainer on "
-        "this machine, and print how many readers keep the trainer from waiting."
+        "Plan the number of readers instead of the tables. Measures one reader and the trainer on "
+        "this machine, and prints how many readers the trainer needs."
     )
     takes_topology = False
     because = "measures this machine with the settings of the registry file"
 
     def options(self) -> Sequence[click.Option]:
-        """See ``PlanMode.options``."""
         return [
             click.Option(
                 ["--stall-target"],
@@ -32,7 +31,6 @@ class ReadersPlan(plan_modes.PlanMode):
         ]
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
-        """See ``PlanMode.plan``."""
         from recd_plugin_dsi.readers_report import render, study_readers
         from recd_plugins.api import stall_meter
 

@@ -17,18 +17,18 @@ class RayIngestion(Ingestion):
     name = "dsi.ray"
 
     class Options(RayOptions):
-        """Options of ``dsi.ray``."""
+        """Options of the plugin ``dsi.ray``."""
 
     options: RayOptions
 
     def check(self) -> None:
-        """Raise an error if Ray is missing."""
+        """Raise SetupError if Ray is not installed."""
         check_ray()
 
     def open(self, task: feeds.ReadTask) -> Feed:
-        """Start the readers of one rank, for one split of the data.
+        """Start the readers of a rank, as described by ``task``.
 
-        This is a collective call if the ranks have a process group and no ``address`` is given.
+        This is a collective call if a process group exists and the option ``address`` is null.
         """
         from recd_plugin_dsi.feed import RayFeed
 

@@ -1,7 +1,7 @@
-"""Plan of the number of readers, from separate measurements of a reader and of the trainer.
+"""Computes the number of readers from separate measurements of a reader and of the trainer.
 
-First, one reader runs in its own process with one torch thread, and encodes its blocks for sending.
-Then all ranks train on prefetched batches.
+First, one reader with one torch thread reads batches and encodes them for sending. Then all ranks
+train on batches that are already in memory.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Reading:
     """Measured costs of one reader.
 
     Attributes:
-        making: seconds per batch by stage, including encoding and decoding.
+        making: seconds per batch in each stage, including encoding and decoding.
         cpu_seconds: CPU seconds per batch.
-        batch_bytes: bytes sent per batch.
+        batch_bytes: encoded size of a batch in bytes.
     """
 
     making: batch_types.MakingTimes
@@ -62,12 +62,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Training:
-    """Measured costs of a training step on prefetched batches, on the slowest rank.
+    """Measured costs of a training step on batches in memory. The slowest rank counts.
 
     Attributes:
         seconds: wall time per step.
         cpu_seconds: CPU seconds per step and rank.
-        pin_seconds: seconds to pin a batch; 0 without CUDA.
+        pin_seconds: seconds to pin the memory of a batch; 0 without CUDA.
     """
 
     seconds: float
@@ -82,13 +82,13 @@ def study_readers(
     target: float,
     show: Callable[[str], None],
 ) -> ReaderPlan:
-    """Measure one reader, train on ``training.ranks`` ranks, and plan the number of readers.
+    """Measure one reader and then the training step, and return the planned number of readers.
 
     Args:
-        registry: the loaded registry file. Its data is prepared here.
-        plugins_dir: plugin folder of the registry file.
+        registry: the parsed registry file of the run. Its dataset is prepared here.
+        plugins_dir: folder of plugin files that the registry file needs.
         batch_size: rows per rank and batch.
-        target: fraction of time that the trainer may wait for batches.
+        target: fraction of time that the trainer may wait for batches, 0 to 1.
         show: called with a progress message at each stage.
     """
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
@@ -117,7 +117,7 @@ def study_readers(
 
 
 def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str, Any]) -> Reading:
-    """Measure the reading and encoding of blocks. Decoding does not count as reader time."""
+    """Measure the seconds, CPU seconds and bytes of reading and encoding batches."""
     imports.silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
@@ -145,7 +145,7 @@ def _read(_rank: int, _world_size: int, work: feeds.ReadTask, position: dict[str
 
 
 def _endless(blocks: Callable[[], Iterator[feeds.BatchBlock]]) -> Iterator[feeds.BatchBlock]:
-    """Yield blocks that contain batches, epoch after epoch."""
+    """Yield the non-empty blocks of all epochs, without end. Raises errors of the reader."""
     while True:
         for block in blocks():
             if isinstance(block.end, Exception):
@@ -177,7 +177,7 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
 
 
 def _without_stores(registry: RunConfig) -> RunConfig:
-    """Return the registry without workers, caches and ingestion, so that ranks read directly."""
+    """Return the run without workers, caches and ingestion, so that ranks read the data."""
     return replace(registry.with_training({"workers": 0}), cache=(), ingestion=None)
 
 
@@ -188,14 +188,14 @@ def _epochs(loader: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ReaderPlan:
-    """The report of ``recd plan --readers``.
+    """The measurements of ``recd plan --readers``, and the number of readers computed from them.
 
     Attributes:
         reading, training: measured costs.
-        target: fraction of time that the trainer may wait for batches.
+        target: fraction of time that the trainer may wait for batches, 0 to 1.
         batch_size: rows per batch and rank.
         ranks: number of ranks.
-        cores: number of cores of this machine.
+        cores: number of CPU cores of this machine.
     """
 
     reading: Reading
@@ -207,27 +207,27 @@ class ReaderPlan:
 
     @cached_property
     def pace(self) -> stall_meter.Pace:
-        """Return the mean seconds per batch of the reader, the trainer and the transfer."""
+        """Return the mean seconds per batch of reading, training and transfer."""
         making = self.reading.making
         arrival = making.arrival + self.training.pin_seconds
         return stall_meter.Pace(making.reader, self.training.seconds, arrival)
 
     @cached_property
     def readers(self) -> int | None:
-        """Return the number of readers per rank that meets the target.
+        """Return the number of readers per rank with which the trainer waits at most ``target``.
 
-        0 means that the trainer can read by itself, None that no number of readers is enough.
+        Returns 0 if the trainer can read without readers, and None if no number is enough.
         """
         return 0 if self.pace.stall_share(0) <= self.target else self.pace.readers_for(self.target)
 
     @property
     def trainer_cores(self) -> float:
-        """Return the number of cores that the ranks use while they do not wait for batches."""
+        """Return the number of cores that training uses on all ranks."""
         return self.ranks * self.training.cpu_seconds / self.training.seconds
 
     @property
     def reader_cores(self) -> float:
-        """Return the number of cores that readers use if they keep up with all ranks."""
+        """Return the number of cores that the readers of all ranks use."""
         return self.ranks * self.reading.cpu_seconds / self.pace.taking
 
     @property
@@ -236,7 +236,7 @@ class ReaderPlan:
         return self.trainer_cores + self.reader_cores <= self.cores
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values, with times in seconds."""
+        """Return the report as JSON values. Times are in seconds."""
         making, readers = self.reading.making, self.readers
         return {
             "stall_target": self.target,
@@ -264,47 +264,47 @@ class ReaderPlan:
         }
 
     def advice(self) -> str:
-        """Return the recommended number of readers as text."""
+        """Return a text that recommends a number of readers."""
         pace, readers = self.pace, self.readers
         if readers == 0:
             return (
-                "no reader is needed: with training.workers: 0, ranks wait for data for "
-                f"{pace.stall_share(0):.1%} of their time"
+                "no readers are needed. With training.workers: 0, ranks wait for data "
+                f"{pace.stall_share(0):.1%} of the time"
             )
         if readers is None:
             return (
-                f"no number of readers keeps the waiting time below {self.target:.0%}: for each "
-                f"batch the trainer needs {pace.arrival * 1e3:.3g} ms to decode and pin the data, "
-                f"and {pace.training * 1e3:.3g} ms for the step"
+                f"no number of readers keeps the waiting time below {self.target:.0%}. For each "
+                f"batch, the trainer decodes and pins data for {pace.arrival * 1e3:.3g} ms, and "
+                f"trains for {pace.training * 1e3:.3g} ms"
             )
-        waits = f"wait for data for about {pace.stall_share(readers):.1%} of their time"
+        waits = f"wait for data about {pace.stall_share(readers):.1%} of the time"
         if self.cores_suffice:
-            return f"set training.workers: {readers}; ranks then {waits}"
+            return f"set training.workers: {readers}. Ranks then {waits}"
         return (
-            f"with {readers} readers per rank, ranks would {waits}, but this machine has too few "
-            f"cores: readers need {self.reader_cores:.1f} and the trainer needs "
-            f"{self.trainer_cores:.1f} of {self.cores}. Read on other machines (ingestion: "
-            f"{{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node. Or make reading "
-            "cheaper: store the data clustered, with the list_dict encoding, and preprocessed"
+            f"with {readers} readers per rank, ranks would {waits}, but this machine has only "
+            f"{self.cores} cores. Readers need {self.reader_cores:.1f} cores, and the trainer "
+            f"{self.trainer_cores:.1f}. Read on other machines (ingestion: {{use: dsi.ray}}) with "
+            f"{self.reader_cores:.1f} cores per node. Or store the data clustered, in the layout "
+            "list_dict, and preprocessed, which makes reading faster"
         )
 
 
 def render(plan: ReaderPlan) -> RenderableType:
-    """Return the report for a terminal: costs, waiting time by number of readers, and advice."""
+    """Return the report as rich tables for the terminal, followed by the advice."""
     making, pace = plan.reading.making, plan.pace
-    measured = text_table("Time per batch of one rank", [""], ["ms"])
+    measured = text_table("Time per batch of one rank", ["stage"], ["ms"])
     for name, seconds in {
         **{cause: getattr(making, cause) for cause in batch_types.STALL_CAUSES},
-        "one reader": pace.making,
+        "one reader, all stages": pace.making,
         "decoding, in the trainer": pace.arrival,
         "trainer, on prefetched batches": plan.training.seconds,
     }.items():
         measured.add_row(name, f"{seconds * 1e3:.2f}")
     measured.caption = f"{plan.batch_size:,} rows"
     waiting = text_table(
-        f"Waiting time by number of readers (target: at most {plan.target:.0%})",
+        f"Waiting time of the trainer (target: at most {plan.target:.0%})",
         ["readers per rank"],
-        ["trainer waits"],
+        ["share of time"],
     )
     for readers in sorted({0, 1, 2, 4, 8, plan.readers or 0}):
         waiting.add_row(
