@@ -240,7 +240,7 @@ def _shards(variant: VariantReport, groups: Sequence[Sequence[PlannedTable]]) ->
     table = text_table(
         f"Shards, {variant.batch_size:,} rows per rank",
         ["table", "rows x dim", "sharding", "kernel", "ranks"],
-        ["bytes a rank", "dedupe factor"],
+        ["bytes per rank", "dedupe factor"],
     )
     for tables in groups:
         factors = sorted(f"{each.dedupe_factor:.2f}" for each in tables)
@@ -271,8 +271,8 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
 
 def _memory(report: PlanReport) -> TextTable:
     variants = report.variants.values()
-    headings = [heading for name in report.variants for heading in (f"{name}: fullest", "mean")]
-    table = text_table("Memory of a rank", [""], headings)
+    headings = [heading for name in report.variants for heading in (f"{name}: max", "mean")]
+    table = text_table("Memory per rank", ["memory for"], headings)
 
     def add(name: str, values: Iterable[float], shown: Any = size_text) -> None:
         table.add_row(name, *map(shown, values))
@@ -312,7 +312,7 @@ def _times(report: PlanReport) -> TextTable:
     add("total", [variant.seconds.total for variant in variants], _milliseconds)
     if report.spec.costs is not None:  # a lower bound of the time gives no throughput
         rates = [variant.samples_per_second(report.spec.world_size) for variant in variants]
-        add("samples a second", rates, lambda rate: f"{rate:,.0f}")
+        add("samples per second", rates, lambda rate: f"{rate:,.0f}")
     return table
 
 
@@ -321,7 +321,7 @@ def _changes(report: PlanReport) -> Iterator[str]:
     if plain is None:
         yield f"Without the plugins {report.plain_problem}"
         return
-    yield "What the plugins change against plain TorchRec:"
+    yield "Differences from the plan of plain TorchRec:"
     if mine.largest_batch_size and plain.largest_batch_size:
         more = mine.largest_batch_size / plain.largest_batch_size
         yield (
@@ -334,7 +334,7 @@ def _changes(report: PlanReport) -> Iterator[str]:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"  sharding: {names[0]}{others}: {before_type} -> {after_type}"
     if not changed:
-        yield "  sharding: every table is sharded alike"
+        yield "  sharding: all tables have the same sharding type"
 
 
 def _milliseconds(seconds: float) -> str:
