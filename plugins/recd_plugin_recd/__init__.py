@@ -1,4 +1,4 @@
-"""RecD: session data, deduplication, preprocessing, and pooling that runs once per unique row."""
+"""RecD (arXiv 2211.05239): session data, deduplication, preprocessing and pooling plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share."""
+"""Click options that several commands of this plugin share."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from recd_plugins.api import cli_options
 
 session = click.option(
     "--session",
-    help="Column of the session id.  [default: session_id; not for registry files]",
+    help="Column of the session id of a Parquet table.  [default: session_id]",
 )
 timestamp = click.option(
     "--timestamp",
-    help="Column of the time.  [default: ts; not for registry files]",
+    help="Column of the time in a Parquet table.  [default: ts]",
 )
 nulls = click.option(
     "--nulls",
     type=click.Choice(["error", "empty"]),
     default="error",
     show_default=True,
-    help="What to do with a null instead of a list of ids: fail, or use an empty list.",
+    help="Treatment of null lists. error: stop with an error. empty: read an empty list.",
 )
 row_group_rows = click.option(
     "--row-group-rows",
     type=cli_options.AT_LEAST_1,
     default=8192,
     show_default=True,
-    help="Maximum number of rows in a row group. A row group ends at a session boundary.",
+    help="Maximum number of rows per row group. Row groups end between sessions.",
 )
 force = click.option("--force", is_flag=True, help="Replace DST if it is an existing table.")
 figures = click.option(

@@ -1,4 +1,4 @@
-"""The command ``recd convert-layout``, which changes how a table stores its lists of ids."""
+"""The command ``recd convert-layout``, which changes the storage of id lists in a table."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ def convert(
     force: bool = False,
     start: Callable[[int], Callable[[int], None]] = lambda _rows: lambda _written: None,
 ) -> dict[str, Any]:
-    """Write a copy of a table whose id lists are stored in ``layout``.
+    """Write a copy of a table with another storage of id lists.
 
     ``target`` is created atomically, when all rows are written.
 
     Args:
         source: a Parquet file or a folder of Parquet files.
         target: a file or a folder, like the source. Files and subfolders keep their names.
-        layout: ``list`` or ``list_dict``.
+        layout: ``list`` stores one list per row, ``list_dict`` each distinct list once per row
+            group.
         session, timestamp: session and time columns of the source.
         row_group_rows: maximum number of rows in a row group.
         nulls: whether a null list is an error or becomes an empty list.
-        force: replace ``target`` if it is a table.
-        start: called with the total number of rows. Returns a callback that receives the number of
+        force: whether to replace ``target`` if it is a table.
+        start: called with the total number of rows. Returns a function that receives the number of
             newly written rows.
 
     Returns:
-        A dictionary with ``rows``, ``layouts`` keyed by feature, ``source_bytes`` and
+        A dict with ``rows``, ``layouts`` (from feature to layout), ``source_bytes`` and
         ``target_bytes``.
     """
     from recd_plugin_recd.sessions import ParquetSource, check_target
@@ -99,7 +100,8 @@ def convert(
     "--layout",
     type=click.Choice(["list", "list_dict"]),
     required=True,
-    help="How to store lists of ids: one list per row, or each distinct list once per row group.",
+    help="Storage of id lists. list: one list per row. list_dict: each distinct list once per row "
+    "group.",
 )
 @click.option(
     "--session", default="session_id", show_default=True, help="Column of the session id."
@@ -119,9 +121,8 @@ def convert_layout(
 ) -> None:
     """Write a copy of the table SRC to DST, with lists of ids stored in another layout.
 
-    SRC is a Parquet file or a folder of Parquet files, and DST becomes the same. The order of rows,
-    file names and metadata do not change. With list_dict, features that rarely repeat stay plain
-    lists.
+    SRC is a Parquet file or a folder of Parquet files. The order of rows, file names and metadata
+    do not change. With list_dict, features whose lists rarely repeat stay plain lists.
     """
     with progress_bars.progress_bars() as add_bar:
         start = partial(add_bar, f"writing {target.name}")

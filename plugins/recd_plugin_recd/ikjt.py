@@ -1,4 +1,4 @@
-"""Converters to deduplicated tensors (RecD, section 4.2) and to plain KeyedJaggedTensors."""
+"""Converter plugins that build deduplicated (RecD, section 4.2) or plain KeyedJaggedTensors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ _NEARLY_ALL = 1.01
 
 @dataclass(frozen=True)
 class DedupGroup:
-    """Features that are deduplicated together and share an inverse lookup.
+    """Features that repeat in the same rows, so that they share one tensor of inverse indices.
 
     Attributes:
         features: names of the features.
-        dedupe_factor: ids in the sample divided by ids in its unique rows; 1.0 if the sample has no
-            ids.
-        deduplicated: whether the group becomes an InverseKeyedJaggedTensor; otherwise its features
-            stay plain.
+        dedupe_factor: ids in the sample divided by ids in its unique rows; 1.0 without ids.
+        deduplicated: whether the features are stored in an InverseKeyedJaggedTensor. Otherwise they
+            stay in a plain KeyedJaggedTensor.
     """
 
     features: tuple[str, ...]
@@ -51,24 +50,24 @@ class IkjtConverter(Converter):
     name = "recd.ikjt"
 
     class Options(PluginOptions):
-        """Options of ``recd.ikjt``."""
+        """Options of the plugin ``recd.ikjt``."""
 
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="auto: group features that repeat in the same rows of the first batch. "
-            "Or lists of features: each list is one group, and all other features"
-            " stay plain.",
+            description="Lists of features to deduplicate together. Other features stay plain. "
+            "auto: group features that repeat in the same rows of the first batch.",
         )
         min_dedupe_factor: float = Field(
             default=1.5,
             ge=1.0,
-            description="With auto, groups with a lower DedupeFactor stay plain.",
+            description="With auto, groups with a lower DedupeFactor (ids divided by ids in unique "
+            "rows) stay plain.",
         )
         compare: Literal["auto", "neighbours", "all"] = Field(
             default="auto",
-            description="neighbours: compare each row only with the previous one, which is "
-            "faster. all: compare all rows of the batch. auto: neighbours unless "
-            "all saves clearly more in the first batch.",
+            description="Rows to compare. neighbours: each row only with the previous row, which "
+            "is faster. all: all rows of a batch. auto: neighbours, unless all finds many more "
+            "equal rows in the first batch.",
         )
 
         @field_validator("groups")
@@ -77,8 +76,8 @@ class IkjtConverter(Converter):
             names = list(chain(*groups)) if isinstance(groups, list) else []
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(
-                    f"these features appear more than once: {', '.join(twice)}. Put each feature "
-                    "into one group."
+                    f"groups has these features more than once: {', '.join(twice)}. Put each "
+                    "feature into one group."
                 )
             return groups
 
@@ -95,7 +94,7 @@ class IkjtConverter(Converter):
         return dedup.Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Choose the deduplication groups, based on the first rows of the data."""
+        """Choose the groups of features to deduplicate, based on a sample of rows."""
         groups, least = self.options.groups, 0.0
         if groups == "auto":
             groups, least = self._coinciding(sample, schema), self.options.min_dedupe_factor
@@ -110,12 +109,12 @@ class IkjtConverter(Converter):
             self._compare_neighbours_if_enough(sample)
 
     def report(self) -> tuple[DedupGroup, ...]:
-        """Return the groups that ``fit`` chose, with their DedupeFactors in the sample."""
+        """Return the groups that ``fit`` chose. Empty before ``fit``."""
         return self._groups or ()
 
     @property
     def neighbours_only(self) -> bool:
-        """Return whether each row is compared only with the previous row."""
+        """Return whether each row is compared only with the previous row, to find equal rows."""
         return self._deduplicate.neighbours_only
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -127,7 +126,7 @@ class IkjtConverter(Converter):
         }
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows to a batch. Calls ``fit`` with these rows if it was not called before."""
+        """Convert rows to a batch. Calls ``fit`` with these rows if it was never called."""
         from recd_plugins.api import Batch, arrow, from_columns
 
         if self._groups is None:
@@ -153,7 +152,7 @@ class IkjtConverter(Converter):
         return from_columns.ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
-        """Compare only neighbours from now on, if this finds nearly all equal rows."""
+        """Compare each row only with the previous row if that finds most equal rows of a sample."""
         from recd_plugins.api import dedup
 
         groups = [group.features for group in self.report() if group.deduplicated]
@@ -165,7 +164,7 @@ class IkjtConverter(Converter):
                 self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
-        """Group features whose inverse lookups are equal in the sample."""
+        """Group features whose equal rows are the same rows in the sample."""
         groups: dict[bytes, list[str]] = {}
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
@@ -173,7 +172,7 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Raise DataError if a name in ``option`` is not a sparse feature."""
+    """Raise DataError if ``names``, the value of an option, has a name of no sparse feature."""
     for name in names:
         if name not in schema.sparse:
             hint = text_utils.did_you_mean(name, schema.sparse) or "."
@@ -184,10 +183,10 @@ def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> 
 
 
 class ListDictConverter(IkjtConverter):
-    """Builds InverseKeyedJaggedTensors from columns stored as list_dict, without comparing ids.
+    """Like ``recd.ikjt``, but reads columns in the layout list_dict without comparing ids.
 
-    Features stored as plain lists are deduplicated by comparing ids. If a batch spans two row
-    groups, equal lists of the two groups stay separate unique rows.
+    list_dict stores each distinct list once per row group. If a batch spans two row groups, equal
+    lists of the two groups become separate unique rows. Columns in other layouts are compared.
     """
 
     name = "recd.list_dict"
@@ -216,6 +215,6 @@ class ListDictConverter(IkjtConverter):
 
 
 class KjtConverter(PlainConverter):
-    """Converts batches to a plain KeyedJaggedTensor, without deduplication."""
+    """Converts batches to plain KeyedJaggedTensors, without deduplication."""
 
     name = "recd.kjt"

@@ -1,4 +1,4 @@
-"""The dataset plugin ``recd.interactions``."""
+"""The dataset plugin ``recd.interactions``, which reads logs of user-item interactions."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _LATEST_SECOND = 1e11
 
 
 class RefreshOptions(BaseModel):
-    """The option ``refresh``: when the features of a user are refreshed."""
+    """The option ``refresh``, which says how often the features of a user change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     per: Literal["event", "request", "session"] = Field(
         default="event",
-        description="Refresh at every event, at every request, or once per session.",
+        description="When user features are updated: at each event, request or session.",
     )
     impressions: PositiveInt = Field(
         default=10, description="Number of consecutive events that form a request."
@@ -62,14 +62,14 @@ class RefreshOptions(BaseModel):
 
 
 class SplitOptions(BaseModel):
-    """The option ``test``: which events form the test split."""
+    """The option ``test``, which selects the events of the test split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     by: Literal["time", "leave_one_out"] = Field(
         default="time",
-        description="time: the last test_fraction of the log's events. "
-        "leave_one_out: the last event of each user who has at least two.",
+        description="Events in the test split. time: the last test_fraction of all events. "
+        "leave_one_out: the last event of each user with at least two events.",
     )
     validation: bool = Field(
         default=False,
@@ -79,22 +79,23 @@ class SplitOptions(BaseModel):
 
 
 class Interactions(Dataset):
-    """Reads a log of user-item interactions (MovieLens, RecBole, any CSV) and finds sessions."""
+    """Reads a log of user-item interactions (MovieLens, RecBole, CSV) as training samples."""
 
     name = "recd.interactions"
     free_options = frozenset({"path", "prefetch"})
 
     class Options(PluginOptions):
-        path: Path = Field(description="The file: .inter, .tsv, .csv, .dat or any text file.")
-        user: str = Field(default="user_id", description="User column.")
-        item: str = Field(default="item_id", description="Item column.")
+        path: Path = Field(description="The log: a .inter, .tsv, .csv, .dat or other text file.")
+        user: str = Field(default="user_id", description="Column of the user id.")
+        item: str = Field(default="item_id", description="Column of the item id.")
         value: str | None = Field(
-            default="rating", description="Column of the value to compare with positive_threshold."
+            default="rating",
+            description="Column of a value, such as a rating. See positive_threshold.",
         )
         label: str | None = Field(
-            default=None, description="Column of a label, 0 or 1. Used instead of a value."
+            default=None, description="Column of a label, 0 or 1. Replaces value."
         )
-        timestamp: str = Field(default="timestamp", description="Column of the time since 1970.")
+        timestamp: str = Field(default="timestamp", description="Column of the Unix time.")
         timestamp_unit: Literal["s", "ms"] = Field(
             default="s", description="Unit of the timestamp."
         )
@@ -106,22 +107,22 @@ class Interactions(Dataset):
         )
         header: bool | list[str] | None = Field(
             default=None,
-            description="true if the first line names the columns, or a list of names. null "
-            "means true, except for .dat and .data. Default names: user_id, "
-            "item_id, rating, timestamp.",
+            description="true: the first line has the column names. Or a list of column names. "
+            "null: true, except for .dat and .data, which have user_id, item_id, rating and "
+            "timestamp.",
         )
         session_gap_minutes: float = Field(
-            default=30, gt=0, description="A pause longer than this ends a session."
+            default=30, gt=0, description="Minutes without events after which a session ends."
         )
         positive_threshold: float = Field(
-            default=4, description="Values of at least this are positive (label 1, liked)."
+            default=4, description="Minimum value of a positive event (label 1, liked)."
         )
         history: PositiveInt = Field(
             default=50,
-            description="Maximum number of items in a history. The latest items are kept.",
+            description="Maximum number of items in history features. The latest items are used.",
         )
         refresh: RefreshOptions = Field(
-            default=RefreshOptions(), description="When the user's features are refreshed."
+            default=RefreshOptions(), description="When user features are updated."
         )
         test_fraction: float = Field(
             default=0.1,
@@ -130,27 +131,26 @@ class Interactions(Dataset):
             description="Fraction of events in the test split, taken from the end.",
         )
         test: SplitOptions = Field(
-            default=SplitOptions(), description="Which events form the test split."
+            default=SplitOptions(), description="How the test split is selected."
         )
         order: Literal["session", "time", "shuffled"] = Field(
             default="session",
-            description="Order of rows. session: one session after another, by time. "
-            "shuffled: rows that share user features stay adjacent, and these "
-            "groups are shuffled in each epoch.",
+            description="Order of rows. session: one session after another. time: all rows by "
+            "time. shuffled: groups of rows with equal user features, in another order in each "
+            "epoch.",
         )
-        seed: int = Field(default=0, ge=0, description="Seed for order shuffled.")
+        seed: int = Field(default=0, ge=0, description="Seed for order: shuffled.")
         prefetch: NonNegativeInt = Field(
             default=4,
-            description="Number of batches to prefetch in a thread. 0 reads in the trainer's "
-            "thread.",
+            description="Number of batches to prefetch in a thread; 0 disables prefetching.",
         )
 
         @model_validator(mode="after")
         def _has_outcome(self) -> Self:
             if self.value is None and self.label is None:
                 raise ValueError(
-                    "value and label are both null, so no row has a label. Set value or label to a "
-                    "column."
+                    "value and label are both null, so rows have no label. Set value or label to "
+                    "the name of a column."
                 )
             return self
 
@@ -219,9 +219,9 @@ class Interactions(Dataset):
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
     def to_score(self, location: str) -> Interactions:
-        """Return a dataset of every event of a log, in file order, for scoring.
+        """Return a dataset that yields every event of the log at ``location`` in file order.
 
-        An event with an empty outcome is a candidate. The features of other rows ignore it.
+        Events may have an empty outcome. They do not influence the features of other events.
         """
         values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
         scored = type(self)(type(self.options).model_validate(values))
@@ -229,7 +229,7 @@ class Interactions(Dataset):
         return scored
 
     def kinds(self) -> Mapping[str, str]:
-        """Return ``numbers`` or ``text`` for each id column; empty if the log is missing."""
+        """Return a dict from id column to ``numbers`` or ``text``. Empty if the log is missing."""
         try:
             return self._events.kinds
         except DataError:
@@ -273,7 +273,7 @@ class Interactions(Dataset):
 
     @cached_property
     def _identity(self) -> dict[str, object]:
-        """Return values that a saved reader state must match: the events and some options."""
+        """Return a digest of the events, and options, which must be equal to resume reading."""
         content = hashlib.sha256()
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())
@@ -298,7 +298,7 @@ class Interactions(Dataset):
         return outcomes == 1
 
     def _places(self, split: Split) -> NDArray[np.int64]:
-        """Return the indices of a split's events in reading order."""
+        """Return the indices of a split's events in reading order, int64."""
         log = self._log
         if self._trained is not None:
             return np.argsort(log.file_rows)
@@ -326,7 +326,7 @@ class Interactions(Dataset):
             yield Rows(rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return the file and the row numbers of rows, counted from 0 after the header."""
+        """Return the file and the row numbers in the file, from 0, for error messages."""
         runs = np.split(file_rows, np.flatnonzero(np.diff(file_rows) != 1) + 1)
         return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
 

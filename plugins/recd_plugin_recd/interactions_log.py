@@ -1,12 +1,12 @@
-"""Reading of interaction logs in CSV-like files, and the features of their events.
+"""Reads interaction logs in CSV-like files, and computes the features of their events.
 
-Events are sorted by time, then by file order. User features of a row are computed from the user's
-events before an *anchor*, the event of their last refresh: the event itself, or the first event of
-its request or session. Item features are computed from earlier events. No row contains its own
-outcome or later information.
+Events are sorted by time, then by file order. The user features of an event are computed from the
+user's events before the *anchor*. The anchor is the event itself, or the first event of its request
+or session. Item features are computed from earlier events. No row uses its own outcome or later
+events.
 
-In a log that is scored, an event with an unknown outcome is a candidate. Its features are those of
-the user's next event, and other rows ignore the candidate.
+In a log to be scored, an event with unknown outcome (a candidate) has the features of the user's
+next event. It does not influence other rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Format:
     """Format of a log file.
 
     Attributes:
-        separator: column separator, of any length.
+        separator: column separator, one or more characters.
         names: column names.
         has_header: whether the first line is a header.
     """
@@ -77,10 +77,9 @@ class Events:
 
 
 def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
-    """Return the format of a file; None options are derived from its suffix and first line.
+    """Return the format of a file. Options that are None are derived from the file.
 
-    Raises:
-        DataError: the file does not exist, or its suffix does not tell the separator.
+    Raises DataError if the file does not exist, or its suffix has no default separator.
     """
     if not path.is_file():
         raise DataError(
@@ -120,11 +119,11 @@ def read_events(
         path: the file.
         layout: format of the file.
         user, item, outcome, timestamp: names of the columns.
-        kinds: the id types of the training log, if this log is scored; None for a training log.
-            Outcomes of a scored log may be empty.
+        kinds: dict from id column to its type in the training log, if this log is to be scored. Its
+            outcomes may be empty. None for a training log.
 
     Raises:
-        DataError: a column is missing, or contains a wrong value.
+        DataError: a column is missing or contains a wrong value.
     """
     wanted = {"user": user, "item": item, "timestamp": timestamp, "value or label": outcome}
     for option, name in wanted.items():
@@ -152,8 +151,8 @@ def read_events(
     for name, (_, kind) in found.items():
         if known.get(name, kind) != kind:
             raise DataError(
-                f"{path}: column {name!r} contains text, but the training log has whole numbers "
-                "there, so no id would match. Use the same ids as in the training log."
+                f"{path}: column {name!r} contains text, but contains whole numbers in the "
+                "training log. Use the same ids as in the training log."
             )
     if not table.num_rows:
         raise DataError(f"{path}: the file has no interactions. Use a file with at least one row.")
@@ -200,9 +199,9 @@ def _numbers(table: pa.Table, name: str, *, may_be_empty: bool) -> NDArray[np.fl
 
 
 def _ids(table: pa.Table, name: str, known: str | None) -> tuple[Int64s, str]:
-    """Return the ids of a column as int64 and their type, ``numbers`` or ``text``.
+    """Return the ids of a column, int64 ``[num_events]``, and their type.
 
-    ``known`` is the type in the training log, or None.
+    The type is ``numbers`` or ``text``. ``known`` is the type in the training log, or None.
     """
     encoded = table[name].unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
@@ -239,18 +238,16 @@ SCHEMA = pa.schema(
 
 
 class InteractionLog:
-    """Computes the features of events, sorted by user and time.
-
-    The *place* of an event is its index in this order.
+    """Computes the features of events. The *place* of an event is its index by user and time.
 
     Args:
         events: the interactions; ``outcomes`` are not used.
         liked: whether each event was positive, bool ``[num_events]``.
-        session_gap: number of seconds. A longer pause starts a new session.
-        refresh: when user features are refreshed.
+        session_gap: seconds without events after which a new session starts.
+        refresh: when user features are updated: ``event``, ``request`` or ``session``.
         impressions: number of events per request.
         history: maximum number of items in a history.
-        own_anchors: number of last events of each user whose user features are always refreshed.
+        own_anchors: number of last events per user whose user features are always updated.
         known: whether each event's outcome is known, bool ``[num_events]``; None if all are.
     """
 
@@ -322,11 +319,14 @@ class InteractionLog:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
-        """Return whether each event is the ``nth`` last of its user, but not the first, bool."""
+        """Return whether each event is the ``nth`` last event of its user, but not the first.
+
+        The result is bool ``[num_events]``.
+        """
         return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
-        """Return the rows of the events at ``places``, with the columns of ``SCHEMA``."""
+        """Return training rows of the events at ``places``, with the columns of ``SCHEMA``."""
         anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
@@ -359,7 +359,7 @@ class InteractionLog:
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
-        """Return ``rows`` with two more columns: session number and time in microseconds."""
+        """Return ``rows`` and two columns: the session number, and the time in microseconds."""
         rows = self.rows(places)
         keys = {
             SESSION: self.session_starts[places],
@@ -373,7 +373,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """Count the earlier views and likes of each event's item, int64 ``[num_events]`` each."""
+        """Return the numbers of earlier views and likes of each item, int64 ``[num_events]``."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []
@@ -387,7 +387,7 @@ class InteractionLog:
         return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
-        """Return the last items of ``items[start:stop]`` for each row, oldest first."""
+        """Return the last items of ``items[start:stop]`` for each row, as a list column."""
         starts = np.maximum(starts, stops - self._history)
         offsets = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(stops - starts, out=offsets[1:])
@@ -402,7 +402,7 @@ def _changes(values: Int64s) -> NDArray[np.bool_]:
 
 
 def _start_of_run(starts: NDArray[np.bool_]) -> Int64s:
-    """Return for each element the index of the last True at or before the element, int64."""
+    """Return the index of the last True at or before each element, int64."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
 
 
@@ -411,5 +411,5 @@ def _one_each(ids: Int64s) -> pa.ListArray:
 
 
 def _share(part: Int64s, whole: Int64s) -> NDArray[np.float64]:
-    """Return ``part / whole`` with Laplace smoothing, so that 0 / 0 gives one half."""
+    """Return ``(part + 1) / (whole + 2)``, a fraction with Laplace smoothing."""
     return (part + 1) / (whole + 2)

@@ -1,4 +1,4 @@
-"""Commands of ``recd init`` for models like those of the RecD paper (section 6.1)."""
+"""The commands ``recd init rm1``, ``rm2``, ``rm3`` and ``papercal`` (RecD, section 6.1)."""
 
 from __future__ import annotations
 
@@ -80,16 +80,16 @@ def rm_registry(
     batch_size: int = 256,
     ranks: int = 2,
 ) -> str:
-    """Return the text of a registry file that generates a table and trains a model on its rows.
+    """Return the text of a registry file (YAML) that generates a table and trains a model on it.
 
     Args:
         name: ``rm1``, ``rm2`` or ``rm3`` of the RecD paper (section 6.1), or ``papercal``.
         folder: parent folder of the generated table.
         rows: number of rows of the table.
-        scale: factor for embedding_dim and layer widths of rm1, rm2 and rm3, in (0, 1]. The number
-            of embedding rows is multiplied by its square.
-        layout: order of the table's rows.
-        batch_size: rows in a batch of one rank.
+        scale: size of rm1, rm2 and rm3, in (0, 1]. Multiplies embedding_dim and the widths of
+            layers, and its square multiplies the rows of embedding tables.
+        layout: order of the rows: ``clustered``, ``interleaved`` or ``stream``.
+        batch_size: rows per batch and rank.
         ranks: number of processes that train.
     """
 
@@ -155,8 +155,8 @@ _PARAMETERS: list[click.Parameter] = [
     click.Option(
         ["--scale"],
         type=click.FloatRange(min=0, max=1, min_open=True),
-        help="Size of rm1, rm2 or rm3: 1 is a model for a cluster, with embedding_dim 128 and "
-        "millions of rows in each embedding table. "
+        help="Size of rm1, rm2 or rm3. 1 needs a cluster: embedding_dim is 128, and tables have "
+        "millions of rows. "
         f" [default: {_LAPTOP_SCALE}, for a laptop]",
     ),
     click.Option(
@@ -171,7 +171,7 @@ _PARAMETERS: list[click.Parameter] = [
         type=cli_options.AT_LEAST_1,
         default=256,
         show_default=True,
-        help="Number of rows in one rank's batch.",
+        help="Number of rows per batch on each rank.",
     ),
     click.Option(
         ["--ranks"],
@@ -185,7 +185,7 @@ _PARAMETERS: list[click.Parameter] = [
         type=cli_options.OUTPUT_FOLDER,
         default=Path(".data"),
         show_default=True,
-        help="Folder of the table. The first run generates it.",
+        help="Folder of the data. The first run generates a table there.",
     ),
     click.Option(["--force"], is_flag=True, help="Replace FILE if it exists."),
 ]
@@ -206,7 +206,9 @@ def _write(name: ShapeName, file: Path, scale: float | None, force: bool, **opti
     cli_options.check_output(file, force, begins=rb"(?ms).*^dataset *:")
     file_utils.write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale or _LAPTOP_SCALE:g}"
-    click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")
+    click.echo(
+        f"{file}: wrote {name}{size}. To train, run: recd run {shlex.quote(str(file))} --compare"
+    )
 
 
 def _start(name: ShapeName) -> click.Command:

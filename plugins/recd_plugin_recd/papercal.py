@@ -1,13 +1,13 @@
-"""PAPERCAL: a synthetic table with the duplication that the RecD paper measured (section 3).
+"""PAPERCAL: generates a table with the duplication that the RecD paper measured (section 3).
 
-Sessions are lognormal with a mean of 16.5 rows and a tail beyond 1000. Each session's rows are
-spread over an hour, and sessions start as a steady stream, so that a million rows are in flight.
-A user feature keeps its list from row to row of a session with probability 0.84-0.91; 30 % of the
-updates replace the whole list, the others append one id and drop the oldest. By bytes, 81.5 % of
-the lists are exact duplicates and 89.7 % partial ones.
+Session lengths are lognormal, with a mean of 16.5 and a maximum beyond 1000 rows. A session lasts
+an hour, and so many sessions overlap that they have a million rows. A user feature has the same
+list in the next row of the session with probability 0.84 to 0.91. 30 % of the changes replace the
+list. Other changes append an id and drop the oldest one. By bytes, 81.5 % of the lists are exact
+duplicates, and 89.7 % are partial duplicates.
 
-``rm1``, ``rm2`` and ``rm3`` have the features of the models of the paper's section 6.1: sequence
-features in groups that change together, and about 100 features that are pooled element-wise.
+``rm1``, ``rm2`` and ``rm3`` have the features of the models in section 6.1: groups of sequence
+features that change together, and about 100 features that are pooled element-wise.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NUM_ITEMS = 8
 
 @dataclass(frozen=True)
 class Feature:
-    """A sparse feature of the synthetic table.
+    """A sparse feature of the generated table.
 
     Attributes:
         name: name of the column.
         mean_length: mean number of ids per row.
         keep: probability that the next row of a session has the same list.
-        clock: features with the same clock change in the same rows.
+        clock: number of the clock. Features with the same clock change in the same rows.
         num_ids: number of different ids.
     """
 
@@ -48,9 +48,9 @@ class Feature:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Sparse features and number of dense columns of a synthetic table.
+    """Sparse features and number of dense columns of a generated table.
 
-    Clocks are numbered in the order of the features.
+    A clock determines in which rows a list changes. Clocks are numbered in the order of features.
     """
 
     features: tuple[Feature, ...]
@@ -58,17 +58,17 @@ class TableColumns:
 
     @cached_property
     def keep(self) -> NDArray[np.float64]:
-        """Return the ``keep`` of each clock, float64 ``[clocks]``."""
+        """Return the probability that a list stays, for each clock, float64 ``[clocks]``."""
         return np.array(list({feature.clock: feature.keep for feature in self.features}.values()))
 
     @property
     def num_session_dense(self) -> int:
-        """Return how many of the first dense columns are constant within a session."""
+        """Return the number of dense columns that are constant within a session."""
         return (self.num_dense + 1) // 2
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Return the schema of the table."""
+        """Return the pyarrow schema of the table."""
         return pa.schema(
             [
                 ("session_id", pa.int64()),
@@ -82,13 +82,13 @@ class TableColumns:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Number of features of a shape.
+    """Numbers of features of rm1, rm2 or rm3.
 
     Attributes:
         groups: number of sequence features in each group that changes together.
-        group_keeps: ``keep`` of each group.
+        group_keeps: ``Feature.keep`` of each group.
         num_users: number of other user features.
-        least_user_keep: smallest ``keep`` of these user features; the largest is 0.07 more.
+        least_user_keep: smallest ``Feature.keep`` of these; the largest is 0.07 more.
         num_dense: number of dense columns.
     """
 
@@ -110,7 +110,7 @@ _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
 def shape_of(name: str, scale: float = 1.0) -> TableColumns:
-    """Return the columns of a shape, with list lengths multiplied by ``length_scale(scale)``."""
+    """Return the columns of papercal, rm1, rm2 or rm3. A smaller scale has shorter lists."""
     sizes = _SIZES[name]
 
     def length(mean: float) -> int:
@@ -140,9 +140,9 @@ def shape_of(name: str, scale: float = 1.0) -> TableColumns:
 
 
 def length_scale(scale: float) -> float:
-    """Return the factor for list lengths, the fourth root of ``scale``.
+    """Return the factor for list lengths: the fourth root of ``scale``.
 
-    With this factor, pooling keeps its share of the compute at small scales.
+    It keeps the fraction of compute that pooling takes at small scales.
     """
     return float(scale**0.25)
 
@@ -170,7 +170,7 @@ SCHEMA = PAPERCAL.schema
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Keys of rows, each int64 ``[rows]``: session, position in it, and time in microseconds."""
+    """Session, position in the session, and time in microseconds of rows, int64 ``[rows]``."""
 
     sessions: Int64s
     positions: Int64s
@@ -192,10 +192,10 @@ class RowKeys:
 
 
 def row_keys(rows: int, seed: int, layout: str) -> Iterator[RowKeys]:
-    """Yield the keys of a table with ``rows`` rows, in table order, in blocks of any size.
+    """Yield the session, position and time of ``rows`` rows, in blocks of any size.
 
-    ``clustered`` and ``interleaved`` have the same rows, sorted by session or by time. ``stream``
-    is sorted by time and starts after an hour, when many sessions overlap.
+    ``layout`` is ``clustered`` (sorted by session), ``interleaved`` (the same rows sorted by time)
+    or ``stream`` (sorted by time, starting after an hour, when many sessions overlap).
     """
     if layout == "clustered":
         return _first(rows, _sessions(seed))
@@ -205,7 +205,7 @@ def row_keys(rows: int, seed: int, layout: str) -> Iterator[RowKeys]:
 
 
 def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
-    """Return the rows with these keys, with all columns of ``shape``."""
+    """Generate all columns of the rows with these keys."""
     sessions = keys.sessions
     versions = list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
     lists = {}
@@ -225,7 +225,7 @@ def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
 
 
 def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
-    """Yield blocks of ``size`` rows from blocks of any size. The last block may be shorter."""
+    """Rearrange blocks of any size into blocks of ``size`` rows. The last may be shorter."""
     waiting: list[RowKeys] = []
     for block in keys:
         waiting.append(block)
@@ -239,12 +239,12 @@ def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
 
 
 def _block_start(block: int) -> int:
-    """Return the time at which the first session of a block of sessions starts."""
+    """Return the start time of the first session in a block of sessions."""
     return _EPOCH + round(block * _SESSIONS_A_BLOCK * _HOUR * MEAN_SESSION / ROWS_IN_FLIGHT)
 
 
 def _sessions(seed: int) -> Iterator[RowKeys]:
-    """Yield an endless stream of sessions, sorted by start time."""
+    """Yield endless blocks of sessions, sorted by start time."""
     for block in count():
         sessions = session_keys(seed, block * _SESSIONS_A_BLOCK, _SESSIONS_A_BLOCK)
         lengths = session_lengths(sessions, MEAN_SESSION, SESSION_SIGMA, LONGEST_SESSION)
@@ -260,7 +260,7 @@ def _sessions(seed: int) -> Iterator[RowKeys]:
 
 
 def _by_time(blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
-    """Yield the rows of all sessions sorted by time, buffering rows of sessions that continue."""
+    """Merge the rows of overlapping sessions into blocks sorted by time."""
     waiting = next(blocks)
     for number, block in enumerate(blocks, 1):
         done = waiting.times < _block_start(number)
@@ -299,7 +299,7 @@ def _labels(
     dense: list[np.ndarray],
     shape: TableColumns,
 ) -> np.ndarray:
-    """Draw labels, 0 or 1, int8 ``[rows]``, that depend on dense columns and ids."""
+    """Draw labels, int8 ``[rows]``, with probabilities that depend on the features."""
     logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)
     for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
@@ -318,7 +318,7 @@ REPLACED = 1024
 
 @nb.njit(inline="always")
 def mix(value: np.uint64) -> np.uint64:
-    """Apply the SplitMix64 finalizer."""
+    """Return the SplitMix64 hash of a 64-bit integer."""
     value = nb.uint64(value) + _GOLDEN
     value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
@@ -327,13 +327,13 @@ def mix(value: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def draw(stream: np.uint64, counter: int) -> float:
-    """Return the random number at index ``counter`` of a stream, uniform in [0, 1)."""
+    """Return a random number in [0, 1) that depends on ``stream`` and ``counter``."""
     return np.float64(mix(stream + nb.uint64(counter) * _GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
 @nb.njit(cache=True)
 def session_keys(seed: int, first: int, count: int) -> Int64s:
-    """Return 63-bit session ids, int64 ``[count]``."""
+    """Return 63-bit ids of ``count`` sessions from number ``first`` on, int64 ``[count]``."""
     stream = mix(nb.uint64(seed))
     keys = np.empty(count, np.int64)
     for i in range(count):
@@ -343,7 +343,7 @@ def session_keys(seed: int, first: int, count: int) -> Int64s:
 
 @nb.njit(cache=True)
 def session_lengths(keys: Int64s, mean: float, sigma: float, longest: int) -> Int64s:
-    """Return lognormal session lengths between 1 and ``longest``, int64 ``[num_sessions]``."""
+    """Draw lognormal session lengths from 1 to ``longest``, int64 ``[num_sessions]``."""
     lengths = np.empty(len(keys), np.int64)
     mu = math.log(mean) - sigma * sigma / 2
     for i in range(len(keys)):
@@ -356,7 +356,7 @@ def session_lengths(keys: Int64s, mean: float, sigma: float, longest: int) -> In
 
 @nb.njit(cache=True)
 def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> Int64s:
-    """Return the row times of all sessions, ascending per session, int64 ``[lengths.sum()]``."""
+    """Draw the times of all rows, ascending in each session, int64 ``[lengths.sum()]``."""
     times = np.empty(lengths.sum(), np.int64)
     row = 0
     for i in range(len(keys)):
@@ -372,10 +372,10 @@ def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> I
 def list_versions(
     keys: Int64s, positions: Int64s, keep: NDArray[np.float64], replace: float
 ) -> NDArray[np.int64]:
-    """Return the version of each clock at each row of its session, int64 ``[clocks, rows]``.
+    """Return the version of the lists of each clock in each row, int64 ``[clocks, rows]``.
 
-    A clock does not advance with probability ``keep[clock]``. Otherwise it advances by REPLACED
-    with probability ``replace``, or else by one.
+    Equal versions mean equal lists. From row to row, a version stays with probability
+    ``keep[clock]``. It grows by REPLACED with probability ``replace``, and otherwise by 1.
     """
     versions = np.empty((len(keep), len(keys)), np.int64)
     for clock in range(len(keep)):
@@ -394,9 +394,9 @@ def list_versions(
 
 @nb.njit(cache=True)
 def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32]:
-    """Return a feature's list offsets, int32 ``[rows + 1]``.
+    """Return the offsets of a feature's lists, int32 ``[rows + 1]``.
 
-    All lists of a session have the same length, drawn uniformly from 0.5 to 1.5 times the mean.
+    All lists of a session have the same length, which is uniform in 0.5 to 1.5 times the mean.
     """
     offsets = np.zeros(len(keys) + 1, np.int32)
     salt = mix(nb.uint64(clock + 2000))
@@ -412,9 +412,10 @@ def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32
 def list_values(
     keys: Int64s, versions: Int64s, offsets: NDArray[np.int32], feature: int, num_ids: int
 ) -> Int64s:
-    """Return a feature's ids, int64 ``[offsets[-1]]``. The list of version v starts at id v.
+    """Return the ids of a feature's lists, int64 ``[offsets[-1]]``.
 
-    Ids are Zipf(1) over ``num_ids`` ranks, hashed to 63 bits.
+    A session has one endless sequence of ids, and the list of version v starts at its element v.
+    Ids have a Zipf distribution over ``num_ids`` ids, and are hashed to 63 bits.
     """
     values = np.empty(offsets[-1], np.int64)
     salt = mix(nb.uint64(feature + 3000))
@@ -436,7 +437,7 @@ def list_values(
 
 @nb.njit(cache=True)
 def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float64]:
-    """Return one uniform number in [0, 1) per row, float64 ``[rows]``."""
+    """Draw a number in [0, 1) for each row, float64 ``[rows]``. ``purpose`` acts as a seed."""
     out = np.empty(len(keys), np.float64)
     salt = mix(nb.uint64(purpose + 4000))
     for row in range(len(keys)):
@@ -446,7 +447,7 @@ def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float6
 
 @nb.njit(cache=True)
 def mean_effects(values: Int64s, offsets: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the mean effect of the ids of each row on its label, in [-1, 1), float64 ``[rows]``.
+    """Return the mean effect on the label of the ids in each row, in [-1, 1), float64 ``[rows]``.
 
     The effect of an id is a fixed random number.
     """

@@ -1,4 +1,4 @@
-"""The command ``recd analyze``."""
+"""The command ``recd analyze``, which measures duplicates in a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size",
     type=cli_options.AT_LEAST_1,
-    help="Rows in a training batch.  [default: training.batch_size of a registry file, else 4096]",
+    help="Rows per training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
 @command_options.session
 @command_options.timestamp
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     type=cli_options.AT_LEAST_1,
     default=128,
     show_default=True,
-    help="Memory in MB for the sample of sessions that is measured as if clustered.",
+    help="Memory in MB for a sample of sessions, which shows the effect of recd cluster.",
 )
 @command_options.nulls
 @click.option(
     "--json",
     "json_path",
     type=cli_options.OUTPUT_OR_TERMINAL,
-    help="Write the report as JSON to this file; - writes only the JSON to the terminal.",
+    help="Write the report to this JSON file. - prints only the JSON.",
 )
 @click.option(
     "--html",
@@ -57,8 +57,8 @@ def analyze(
 ) -> None:
     """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
-    PATH is a Parquet file, a folder of them, or a registry file. With a registry file, the command
-    reads its dataset.
+    PATH is a Parquet file, a folder of Parquet files, or a registry file. From a registry file, the
+    command reads the training data.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show

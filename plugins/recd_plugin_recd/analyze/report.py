@@ -1,4 +1,4 @@
-"""The report of ``recd analyze``, for the terminal and as an HTML page."""
+"""Prints the report of ``recd analyze``, or renders it as an HTML page."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from rich.table import Table
 from recd_plugin_recd.analyze.study import MIN_FACTOR, MIN_SESSIONS, TableAnalysis
 
 _HEADINGS = (
-    "feature", "ids\na row", "d", "exact\n%", "partial\n%", "as it\nis", "by\nsession", "partial",
-    "pays",
+    "feature", "ids\nper row", "list\nstays", "exact\n%", "partial\n%", "factor\nnow",
+    "factor\nsorted", "factor\npartial", "use",
 )  # fmt: skip
 
 
 def show(console: Console, report: TableAnalysis) -> None:
-    """Print the report to ``console``."""
+    """Print the report: findings, a table of features, and a section for registry.yaml."""
     console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
     for finding in findings(report):
         console.print(f"- {escape(finding)}", highlight=False)
-    table = Table(title="Features and their DedupeFactors", box=box.SIMPLE_HEAD, padding=(0, 0))
+    table = Table(
+        title="Features, with DedupeFactors (ids / ids in unique rows)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0),
+    )
     table.title_style, table.title_justify = "bold", "left"
     table.add_column(_HEADINGS[0], overflow="fold")
     for heading in _HEADINGS[1:]:
@@ -56,7 +60,7 @@ def page(report: TableAnalysis) -> str:
 
 
 def findings(report: TableAnalysis) -> Iterator[str]:
-    """Yield the main findings as text, each in one or two sentences."""
+    """Yield the main findings, each as a text of one to three sentences."""
     sessions, sample = report.sessions, report.sample
     inside = "" if report.partitions == 1 else f" in {report.partitions:,} partitions"
     yield (

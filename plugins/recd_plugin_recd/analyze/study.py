@@ -1,4 +1,4 @@
-"""Measurement of the duplication in a table (RecD, section 3)."""
+"""Measures how often the id lists of a table repeat (RecD, section 3)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """Duplication of one feature.
+    """Duplication of one feature. A DedupeFactor is ids divided by ids in unique rows.
 
     Attributes:
         name: name of the feature's column.
-        length: l, the mean number of ids per row.
-        stays: d, the probability that the next row of a session has the same list.
+        length: mean number of ids per row (l in the RecD paper).
+        stays: probability that the next row of a session has the same list (d in the paper).
         exact: fraction of ids in lists that equal the list of the session's previous row.
         partial: fraction of ids that also occur in the list of the session's previous row.
-        factor_as_is: DedupeFactor measured in batches of the table in its current order.
-        factor_by_session: DedupeFactor measured in batches after sorting by session.
+        factor_as_is: DedupeFactor of batches in the current row order.
+        factor_by_session: DedupeFactor of batches after sorting the rows by session.
         partial_factor: DedupeFactor of partial deduplication after sorting by session.
         form: recommended storage after sorting by session; None if the sample is too small.
     """
@@ -61,11 +61,11 @@ class FeatureReport:
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """Session statistics of a table. A session in several partitions counts once in each.
+    """Session statistics of a table. Each partition counts its sessions separately.
 
     Attributes:
         count: number of sessions.
-        samples_per_session: S, the mean number of rows per session.
+        samples_per_session: mean number of rows per session (S in the RecD paper).
         median, longest: median and maximum number of rows per session.
         torn: fraction of sessions whose rows are not adjacent.
     """
@@ -79,7 +79,7 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Size of the sample that was sorted by session."""
+    """Size of the sample of rows that was sorted by session."""
 
     rows: int
     sessions: int
@@ -88,22 +88,22 @@ class SampleReport:
 
 @dataclass(frozen=True)
 class TableAnalysis:
-    """Duplication statistics of a table.
+    """The report of ``recd analyze``. A DedupeFactor is ids divided by ids in unique rows.
 
     Attributes:
         path: path of the table or registry file.
         rows: number of rows of the table.
         partitions: number of partitions, 1 if the table is not partitioned.
         batch_size: number of rows in a batch.
-        sessions: session statistics per partition.
-        samples_per_batch_session: mean number of rows per session in a batch of the table.
+        sessions: session statistics of the table.
+        samples_per_batch_session: mean number of rows per session within a batch.
         exact, partial: fractions of ids that repeat, as in ``FeatureReport``, over all features.
-        factor_as_is: DedupeFactor of all features, measured in batches of the table in its current
-            order.
+        factor_as_is: DedupeFactor of batches in the current row order, over all features.
         factor_by_session, partial_factor: exact and partial DedupeFactor after sorting by session.
-        features: feature reports in table order.
-        sample: sample behind the "by session" figures; None if the table is clustered.
-        converter: converter section for registry.yaml; None if the sample is too small.
+        features: reports of all features, in table order.
+        sample: size of the sorted sample; None if the table is already sorted by session.
+        converter: text of a ``converter:`` section for registry.yaml; None if the sample is too
+            small.
     """
 
     path: str
@@ -134,15 +134,15 @@ def study(
     nulls: Nulls = "error",
     progress: Callable[[int], None] = lambda _rows: None,
 ) -> TableAnalysis:
-    """Measure the duplication of a table.
+    """Measure how often the id lists of a table repeat, and return the report.
 
     Memory use is two batches, about twice the sample, and 24 bytes per session of a partition.
 
     Args:
         source: the table.
         batch_size: rows per batch; None means the source's batch size, or 4096 if it has none.
-        sample_megabytes: maximum size of the sample of whole sessions, in MB.
-        nulls: ``empty`` reads a null list as an empty list.
+        sample_megabytes: maximum size in MB of the sample, which contains whole sessions.
+        nulls: ``empty`` reads a null list as an empty list, ``error`` raises DataError.
         progress: called with the number of rows read since the last call.
 
     Raises:
@@ -177,7 +177,7 @@ def study(
         if statistics is not None:
             parts.append(statistics.result())
     if not parts or not sum(part.rows for part in parts):
-        raise DataError(f"{source.path}: the table has no rows. Use a table with rows.")
+        raise DataError(f"{source.path}: the table has no rows. Use another table.")
     stored, sessions = data_profiles.TableStatistics.merge(parts), counts.result()
     meter.finish()
     # A clustered table is measured directly. Otherwise the sample shows the effect of clustering.
@@ -227,14 +227,14 @@ def study(
 
 
 def choose_form(exact: float, partial: float) -> Form:
-    """Recommend a storage for a feature, given its exact and partial DedupeFactors."""
+    """Recommend ``plain``, ``exact`` or ``partial`` storage, given the two DedupeFactors."""
     if partial >= MIN_FACTOR and partial >= MIN_GAIN * exact:
         return "partial"
     return "exact" if exact >= MIN_FACTOR else "plain"
 
 
 def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
-    """Return features of any layout as list<int64>, together with the key columns."""
+    """Return all features as list<int64>, and the session and time columns."""
     rows, columns = without_nulls(rows, source.features, nulls), {}
     for name in source.features:
         ids, offsets = arrow.sparse_column(rows, name)
@@ -247,7 +247,7 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
 
 
 def _converter_section(features: Sequence[FeatureReport]) -> str:
-    """Return the registry file's ``converter`` section that matches these reports."""
+    """Return the text of a ``converter:`` section for registry.yaml with this storage."""
     partial = [
         json.dumps(each.name, ensure_ascii=False) for each in features if each.form == "partial"
     ]
@@ -259,10 +259,7 @@ def _converter_section(features: Sequence[FeatureReport]) -> str:
 
 
 class SessionCounts:
-    """Counts the rows of each session, and finds sessions whose rows are not adjacent.
-
-    Keeps the sessions of one partition in memory.
-    """
+    """Counts the rows of each session, and the sessions whose rows are not adjacent."""
 
     def __init__(self) -> None:
         self._runs: list[pa.Table] = []
@@ -271,7 +268,7 @@ class SessionCounts:
         self._sizes: list[NDArray[np.int64]] = []
 
     def add(self, hashes: Hashes) -> None:
-        """Count rows, given their session hashes in stored order, uint64 ``[rows]``."""
+        """Count rows in stored order. ``hashes`` are session hashes, uint64 ``[rows]``."""
         if not len(hashes):
             return
         starts = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
@@ -285,7 +282,7 @@ class SessionCounts:
             self._merge()
 
     def end_partition(self) -> None:
-        """Finish the partition: keep only the sizes of its sessions."""
+        """Count the sessions of this partition, and free the memory of their row counts."""
         if self._runs:
             sessions = self._merge()
             self._sizes.append(sessions["rows"].to_numpy())
@@ -293,7 +290,7 @@ class SessionCounts:
         self._runs, self._num_runs, self._last = [], 0, None
 
     def result(self) -> SessionSummary:
-        """Return statistics of all partitions. At least one row must have been added."""
+        """Return the statistics of all partitions. Requires at least one row."""
         sizes = np.concatenate(self._sizes)
         return SessionSummary(
             count=len(sizes),
@@ -314,9 +311,9 @@ class SessionCounts:
 
 
 class SessionSample:
-    """Samples sessions: keeps all rows of the sessions with the lowest hashes.
+    """Collects all rows of a random sample of sessions: those with the lowest hashes.
 
-    The sample takes at most ``max_bytes``.
+    The rows take at most ``max_bytes``.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -325,7 +322,7 @@ class SessionSample:
         self._held: list[tuple[Hashes, pa.RecordBatch]] = []
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows in stored order, with their session hashes, uint64 ``[rows]``."""
+        """Add rows in stored order. ``hashes`` are session hashes, uint64 ``[rows]``."""
         self._held.append(self._sampled(hashes, batch))
         while sum(rows.nbytes for _, rows in self._held) > self._max_bytes and self._limit > 1:
             self._limit //= 2
@@ -334,7 +331,7 @@ class SessionSample:
             self._held = [self._joined()]
 
     def by_session(self, time: str) -> tuple[Hashes, pa.RecordBatch]:
-        """Return hashes and rows, sorted by session, then by the column ``time``."""
+        """Return session hashes and rows, sorted by session and by the column ``time``."""
         hashes, rows = self._joined()
         self._held = []
         order = {"session": hashes, "time": rows[time], "row": np.arange(len(hashes))}
@@ -353,16 +350,16 @@ class SessionSample:
 
 
 class BatchMeter:
-    """Measures DedupeFactors by deduplicating batches of rows like a converter.
+    """Measures DedupeFactors: deduplicates rows batch by batch, as a converter does.
 
-    Drops an incomplete last batch.
+    An incomplete last batch is ignored, except if it is the only batch.
 
     Args:
         names: names of the features.
-        batch_size: rows per batch. A smaller table is a single batch.
+        batch_size: rows per batch.
 
     Attributes:
-        rows, sessions: rows of the measured batches, and the sum of their session counts.
+        rows, sessions: number of measured rows, and of sessions in each batch, summed.
     """
 
     def __init__(self, names: Sequence[str], batch_size: int) -> None:
@@ -373,7 +370,7 @@ class BatchMeter:
         self._ids = np.zeros((2, len(names)), np.int64)
 
     def add(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Add rows, with features as list<int64>, and their session hashes, uint64 ``[rows]``."""
+        """Add rows with features as list<int64>. ``hashes``: session hashes, uint64 ``[rows]``."""
         start = 0
         while start < len(hashes):
             end = min(start + self._batch_size - self._num_waiting, len(hashes))
@@ -384,7 +381,7 @@ class BatchMeter:
                 self._measure()
 
     def finish(self) -> None:
-        """Measure the rows of a table that is smaller than a batch."""
+        """Measure the last batch if it is the only batch. Call it after all rows."""
         if not self.rows and self._num_waiting:
             self._measure()
 

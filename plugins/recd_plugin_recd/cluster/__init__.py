@@ -45,7 +45,8 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.Choice(["list", "list_dict"]),
     default="list",
     show_default=True,
-    help="How to store lists of ids: one list per row, or each distinct list once per row group.",
+    help="Storage of id lists. list: one list per row. list_dict: each distinct list once per row "
+    "group.",
 )
 @command_options.row_group_rows
 @command_options.nulls
@@ -55,14 +56,14 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Fraction of sessions to keep. All rows of a session are kept or dropped together.",
+    help="Fraction of sessions to write. Sessions are written completely or not at all.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Seed that selects the sessions to keep.",
+    help="Seed for the selection of --downsample-sessions.",
 )
 @click.option(
     "--engine",
@@ -85,9 +86,9 @@ def cluster(
 ) -> None:
     """Sort the rows of SRC by session and time into the Parquet table DST.
 
-    SRC is a Parquet file, a folder of them, or a registry file. With a registry file, the command
-    reads its dataset. Partitions (dt=.../hour=...) stay folders, and each is sorted separately. If
-    the command is killed, run it again to resume.
+    SRC is a Parquet file, a folder of Parquet files, or a registry file. From a registry file, the
+    command reads the training data. Partitions (dt=.../hour=...) stay folders, and are sorted
+    separately. If the command is killed, run it again to resume.
     """
     # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job

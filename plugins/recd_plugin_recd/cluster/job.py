@@ -1,4 +1,4 @@
-"""Runs ``recd cluster``: sorts each partition, then publishes the new table atomically."""
+"""Runs ``recd cluster``: sorts each partition, then replaces the target atomically."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class ClusteringReport:
     """Statistics of a run of ``recd cluster``.
 
     Attributes:
-        rows, sessions: row and session counts of the output. A session in several partitions counts
-            once in each.
-        bytes_in, bytes_out: file sizes; ``bytes_in`` is None if a dataset was read.
+        rows, sessions: number of rows and of sessions in the output. A session in several
+            partitions counts once in each.
+        bytes_in, bytes_out: size of the input and output files; ``bytes_in`` is None if the source
+            is a registry file.
     """
 
     source: str
@@ -73,14 +74,15 @@ def cluster(
     start: Callable[[int | None], Progress] = lambda _rows: lambda _read, _written: None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> ClusteringReport:
-    """Sort ``options.source`` into the new folder ``options.target``.
+    """Sort the rows of ``options.source`` by session and time into ``options.target``.
 
     Args:
         options: source, target and how to sort.
-        force: replace ``target`` if it is a table.
-        plugins_dir: folder of plugin files that a registry file may need.
-        start: called with the number of rows, or None if unknown. Returns the progress callback.
-        say: called with a line that tells whether an earlier run is resumed.
+        force: whether to replace ``target`` if it is a table.
+        plugins_dir: folder of plugin files that a registry file needs.
+        start: called with the number of rows, or None if unknown. Returns a function that receives
+            the numbers of newly read and written rows.
+        say: called with a message about whether an earlier run is resumed.
 
     Raises:
         DataError: the source cannot be sorted, or the target cannot be written.
@@ -115,7 +117,7 @@ def cluster(
                 parts.rename(folder)
         if not work.table.exists():
             raise DataError(
-                f"{options.source}: there are no rows to write. Use a source with rows, or raise "
+                f"{options.source}: there are no rows to write. Use another source, or raise "
                 "--downsample-sessions."
             )
         report = _report(source, options, work.table, time.monotonic() - began)
@@ -124,7 +126,7 @@ def cluster(
 
 
 def _check_columns(source: SessionTable) -> None:
-    """Reject session and time columns whose types cannot be sorted."""
+    """Raise DataError if the session or time column has a type that cannot be sorted."""
     keys, files = source.keys, source.partitions[0].files
     path = files[0] if files else source.path
     if keys.session == keys.timestamp:
@@ -145,7 +147,7 @@ def _check_columns(source: SessionTable) -> None:
 
 
 def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
-    """Return the values that must be equal for a run to resume the work of an earlier run."""
+    """Return JSON values of the input and options. A run resumes only if they are equal."""
     names = {"source": str(options.source), "target": str(options.target)}
     content: Any = uuid.uuid4().hex  # a dataset has no identity, so each run starts over
     if isinstance(source, ParquetSource):

@@ -1,8 +1,9 @@
-"""Out-of-core sort of a partition, within the memory limit of the run.
+"""Sorts a partition by session and time on disk, within a memory limit.
 
-The key columns are read first, to find cuts that divide the rows into ranges of equal size. Then
-each row is written to the spill file of its range. Finally, several ranges at a time are loaded,
-sorted and written. A session larger than a range is cut by time, and its ranges go to one file.
+First, the session and time columns are read to find cuts that divide the rows into ranges of equal
+size. Then each row is written to a temporary file of its range. Finally, several ranges at a time
+are loaded, sorted and written. A session larger than a range is divided by time, but its rows are
+written to one file.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class ClusterOptions:
         source, target: paths to read and write.
         session, timestamp: session and time columns; None means the defaults of ``open_source``.
         memory: maximum bytes of the process, including Python and libraries.
-        layout: how to store lists of ids.
+        layout: storage of id lists, ``list`` or ``list_dict``.
         nulls: whether a null list is an error or becomes an empty list.
         keep_share: fraction of sessions to keep, in (0, 1].
-        seed: seed that selects these sessions.
+        seed: seed that selects the sessions to keep.
         row_group_rows: maximum rows of a row group in the output.
-        engine: sort engine.
+        engine: sort engine, ``embedded`` or ``spark``.
     """
 
     source: Path
@@ -85,12 +86,12 @@ class ClusterOptions:
 
 @dataclass
 class Range:
-    """A spill file with the rows between two cuts.
+    """The rows between two cuts, unsorted in a temporary file.
 
     Attributes:
         path: the Arrow IPC file.
-        goes_on: whether the range starts in the middle of a session.
-        rows, bytes: size of the range, with bytes in memory.
+        goes_on: whether the first rows belong to the last session of the previous range.
+        rows, bytes: number of rows, and their size in memory.
     """
 
     path: Path
@@ -99,7 +100,7 @@ class Range:
     bytes: int = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the spill file."""
+        """Yield the rows of the temporary file."""
         with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
 
@@ -114,9 +115,10 @@ def sort_partition(
 ) -> tuple[Path, Layouts | None]:
     """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
 
+    ``layouts`` maps features to ``list`` or ``list_dict``; if None, the first rows decide.
+
     Returns:
-        The folder and the layouts of features. If ``layouts`` is None, the first rows decide the
-        layouts.
+        The folder, and the layouts of the features.
     """
     parts = scratch / "parts"
     parts.mkdir(parents=True)
@@ -134,7 +136,7 @@ def sort_partition(
 
     def rows() -> Iterator[pa.RecordBatch]:
         plain = _plain_rows(source, partition, options, schema, lambda count: progress(count, 0))
-        return _together(plain)
+        return _in_larger_batches(plain)
 
     row_bytes = first.nbytes / max(1, first.num_rows)
     with closing(readers.prefetch(rows, 2)) as batches:
@@ -172,17 +174,16 @@ def sort_partition(
 
 @dataclass(frozen=True)
 class Plan:
-    """Maximum bytes of a range, and number of ranges sorted at once."""
+    """Maximum bytes of a range, and number of ranges that are sorted in parallel."""
 
     range_bytes: int
     workers: int
 
 
 def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
-    """Divide the memory limit among worker threads.
+    """Choose the sizes of ranges within the memory limit.
 
-    Raises:
-        DataError: the limit is too small for one worker.
+    Raises DataError if the limit is too small to sort a single range.
     """
     group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
     base = _LIBRARIES + (0 if parquet else _TORCH)
@@ -200,7 +201,7 @@ def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
 
 
 class _Sorter:
-    """Splits rows among spill files and sorts the ranges."""
+    """Writes rows to the temporary files of their ranges, and sorts the ranges."""
 
     def __init__(self, schema: pa.Schema, keys: SessionKeys, scratch: Path, plan: Plan) -> None:
         self._schema, self._keys, self._scratch, self._plan = schema, keys, scratch, plan
@@ -213,7 +214,7 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Write rows to spill files that fit into memory, split again if one is too large."""
+        """Divide rows into ranges that fit into memory. Divides too large ranges again."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
@@ -230,7 +231,7 @@ class _Sorter:
         return [part for each in ranges for part in self._fit(each)]
 
     def sorted_rows(self, part: Range, at_once: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range in sorted order."""
+        """Yield the rows of a range, sorted by session and time."""
         batch = pa.concat_batches(list(part.batches()))
         numbered = _numbered(keys_of(batch, self._keys), np.arange(batch.num_rows))
         order = pc.sort_indices(numbered, _ORDER)
@@ -266,18 +267,18 @@ class _Sorter:
         keys = (keys_of(batch, self._keys) for batch in whole.batches())
         # At least three parts: the first cut may coincide with the start of the range.
         row_bytes = max(whole.bytes, 1.7 * self._plan.range_bytes) / whole.rows
-        rows = _together(whole.batches())
+        rows = _in_larger_batches(whole.batches())
         parts = self.deal(keys, rows, row_bytes, whole.path.stem, whole.goes_on)
         whole.path.unlink()
         return parts
 
 
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
-    """Return cuts that divide rows into ranges of similar size, from an even sample of the rows.
+    """Return sort keys at which the rows are divided into ranges of similar size.
 
-    A cut between two sessions has the number -1 and the smallest time. A session is cut only if it
-    is larger than a range; such a cut has an odd number and precedes the row with the next even
-    number.
+    The keys are chosen from an even sample of the rows. A cut between two sessions has the row
+    number -1 and the smallest time. Only a session larger than a range is divided. Such a cut has
+    an odd number, and precedes the row with the next even number.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []
@@ -308,7 +309,7 @@ def _every(table: pa.Table, step: int) -> pa.Table:
 
 
 def keys_of(batch: pa.RecordBatch, keys: SessionKeys) -> pa.Table:
-    """Return the sort keys of rows: session ids and numeric times, as ``session`` and ``time``."""
+    """Return a table of sort keys, with the columns ``session`` and ``time`` (a number)."""
     session, time = plain_sessions(batch.column(keys.session)), batch.column(keys.timestamp)
     if pa.types.is_timestamp(time.type):
         time = time.cast(pa.int64())
@@ -319,8 +320,7 @@ def _numbered(keys: pa.Table, numbers: np.ndarray) -> pa.Table:
     return keys.append_column("number", pa.array(numbers, pa.int64()))
 
 
-def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate small batches until they have at least ``_BATCH_BYTES``."""
+def _in_larger_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
@@ -338,7 +338,7 @@ def _plain_rows(
     schema: pa.Schema,
     read: Callable[[int], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of kept sessions, with features as lists without nulls."""
+    """Yield the rows of the sessions to keep, with id lists as list<int64> without nulls."""
     for rows in source.read(partition):
         read(len(rows))
         plain = plain_rows(without_nulls(rows, source.features, options.nulls), schema)
@@ -348,7 +348,7 @@ def _plain_rows(
 
 
 def kept_rows(batch: pa.RecordBatch, keys: SessionKeys, options: ClusterOptions) -> pa.RecordBatch:
-    """Return the rows of the sessions that downsampling keeps (RecD, section 7)."""
+    """Return the rows of the sessions that ``keep_share`` and ``seed`` select (RecD, section 7)."""
     if options.keep_share >= 1:
         return batch
     hashes = session_hashes(batch.column(keys.session), options.seed)
@@ -362,7 +362,7 @@ def table_writer(
     options: ClusterOptions,
     layouts: Layouts | None,
 ) -> parquet_writer.TableWriter:
-    """Return a writer of the output file ``path``; ``layouts`` None lets the first rows decide."""
+    """Return a writer for an output file. If ``layouts`` is None, its first rows decide."""
     return parquet_writer.TableWriter(
         path,
         schema,
@@ -374,5 +374,5 @@ def table_writer(
 
 
 def part_name(number: int) -> str:
-    """Return the name of the output file with this number."""
+    """Return the file name ``part-NUMBER.parquet``."""
     return f"part-{number:05d}.parquet"

@@ -1,7 +1,7 @@
-"""Sort of a partition with local Spark, with the same result as the embedded engine.
+"""Sorts a partition with local Spark. The result equals that of the embedded engine.
 
-Spark sorts the rows and writes plain Parquet. The writer of the embedded engine then rewrites the
-files in a streaming pass, with the same layouts, row groups and statistics.
+Spark sorts the rows into plain Parquet files. Then they are rewritten by the writer of the embedded
+engine, with the same layouts, row groups and statistics.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ def sort_with_spark(
     layouts: Layouts | None,
     progress: Progress,
 ) -> tuple[Path, Layouts | None]:
-    """Sort a partition into files ``part-*.parquet`` in a folder in ``scratch``.
-
-    Has the same arguments and result as ``sort_partition``.
-    """
+    """Sort a partition. Arguments and result are those of ``sort_partition``."""
     if not isinstance(source, ParquetSource):
         raise DataError(
             f"{source.path}: --engine spark reads only Parquet files. Use --engine embedded for a "
@@ -93,7 +90,7 @@ def sort_with_spark(
 
 
 def _started(builder: Any, memory: int) -> Any:
-    """Return the Spark session of this process, started on first use."""
+    """Return the Spark session of this process. The first call starts it."""
     settings = {
         "spark.driver.memory": f"{max(512, memory >> 20)}m",
         "spark.driver.host": "localhost",
@@ -109,7 +106,7 @@ def _started(builder: Any, memory: int) -> Any:
 
 
 def _sort(spark: Any, source: SessionTable, partition: Partition, folder: Path) -> None:
-    """Write the sorted rows of a partition to ``folder``, one file per range of sessions."""
+    """Let Spark sort a partition into Parquet files in ``folder``, one per range of sessions."""
     from pyspark.sql import functions as sql
 
     session, time = (sql.col(f"`{name}`") for name in (source.keys.session, source.keys.timestamp))

@@ -1,4 +1,4 @@
-"""The commands ``recd logs``, for logs sharded by session and for Kafka topics."""
+"""The commands ``recd logs``: logs sharded by session, and exchange with Kafka topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _config = click.option(
 
 @click.group()
 def logs() -> None:
-    """Write and read logs that are sharded by session, and exchange rows with Kafka topics."""
+    """Write and read logs sharded by session, and exchange rows with Kafka topics."""
 
 
 @logs.command()
@@ -41,9 +41,7 @@ def logs() -> None:
 @click.option(
     "--shards", type=click.IntRange(1, 99_999), help="Number of shards of the log.  [default: 16]"
 )
-@click.option(
-    "--append", is_flag=True, help="Append to the log in FOLDER, with its number of shards."
-)
+@click.option("--append", is_flag=True, help="Append rows to the existing log in FOLDER.")
 @click.pass_obj
 def write(
     plugins_dir: Path | None,
@@ -55,8 +53,8 @@ def write(
 ) -> None:
     """Write the rows of SOURCE to the log in FOLDER.
 
-    SOURCE is a Parquet file, a folder of them, or a registry file. With a registry file, the
-    command reads its dataset.
+    SOURCE is a Parquet file, a folder of Parquet files, or a registry file. From a registry file,
+    the command reads the training data.
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
     from recd_plugin_recd.sessions import plain_schema
@@ -91,7 +89,7 @@ def write(
 
 
 def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
-    """Open a Parquet table that needs only a session column, or the dataset of a registry file."""
+    """Open a Parquet table, which only needs a session column, or the data of a registry file."""
     from recd_plugin_recd.sessions import open_source
 
     if path.suffix in (".yaml", ".yml"):
@@ -106,7 +104,7 @@ def _each_batch(
     write: Callable[[pa.RecordBatch], None],
     progress: Callable[[int], None],
 ) -> int:
-    """Pass all rows of ``source`` to ``write``, with features as lists, and return their number."""
+    """Call ``write`` with all rows of ``source``, batch by batch. Return the number of rows."""
     from recd_plugin_recd.sessions import check_no_nulls, plain_rows, plain_schema
 
     written, schema = 0, plain_schema(source.schema)
@@ -125,14 +123,13 @@ def _each_batch(
 @click.option(
     "--offsets",
     type=cli_options.OUTPUT_PATH,
-    help="Read only rows added since this offsets file was written, then update it.",
+    help="Read only the rows after the position stored in this file, then update the file.",
 )
 @click.option("--force", is_flag=True, help="Replace DESTINATION if it exists.")
 def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> None:
     """Write the rows of the log SOURCE to a Parquet file.
 
-    The command reports damaged blocks on stderr, skips them and writes all other rows. The exit
-    status is 1 if a block is damaged.
+    Damaged blocks are skipped and reported on stderr. In this case, the exit code is 1.
     """
     from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
     from recd_plugins.api import file_utils
@@ -153,7 +150,7 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
             consumer.load(done["to"])
             consumer.commit()
             click.echo(
-                f"{destination}: {done['rows']:,} rows were written by an earlier run; updated "
+                f"{destination}: an earlier run has already written {done['rows']:,} rows. Updated "
                 f"{offsets}"
             )
             return
@@ -163,8 +160,8 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
             )
         if done is None:
             raise DataError(
-                f"--force cannot replace {destination}, because recd logs read did not write this "
-                "file. Use another path."
+                f"--force cannot replace {destination}, because another program wrote this file. "
+                "Use another path."
             )
     with (
         progress_bars.progress_bars() as add_bar,
@@ -181,12 +178,12 @@ def read(source: Path, destination: Path, offsets: Path | None, force: bool) -> 
     if written:
         click.echo(f"{destination}: {file.num_rows:,} rows")
     else:
-        click.echo(f"{source}: the log has no new rows; no file was written")
+        click.echo(f"{source}: the log has no new rows, so no file was written")
     for damage in damages:
         click.secho(str(damage), fg="yellow", err=True)
     if damages:
         raise DataError(
-            f"{source}: blocks or segments are damaged (see {len(damages)} lines above). All other "
+            f"{source}: {len(damages)} blocks or files are damaged, as listed above. All other "
             "rows were written."
         )
 
@@ -208,8 +205,8 @@ def produce(
 ) -> None:
     """Send the rows of SOURCE to a Kafka topic, with the session id as the key of each message.
 
-    SOURCE is a Parquet file, a folder of them, or a registry file. If the command is killed and run
-    again, it sends all rows again.
+    SOURCE is a Parquet file, a folder of Parquet files, or a registry file. If the command is
+    killed and run again, it sends all rows again.
     """
     from recd_plugin_recd.logs.kafka import KafkaProducer
 
@@ -236,8 +233,8 @@ def consume(
 ) -> None:
     """Write new messages of a Kafka topic to Parquet files in FOLDER, then exit.
 
-    Offsets are committed after a file is complete. Every row is written exactly once, even if the
-    command is killed and run again.
+    Kafka offsets are committed when a file is complete. Every row is written exactly once, even if
+    the command is killed and run again.
     """
     from recd_plugin_recd.logs.kafka import KafkaConsumer
 

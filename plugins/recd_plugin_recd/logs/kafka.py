@@ -1,7 +1,8 @@
-"""Exchange of rows with Kafka topics: one message per row, with the session id as key.
+"""Exchanges rows with Kafka topics, one message per row.
 
-The key is the session id as text, so Kafka keeps a session in one partition. The value is an Arrow
-IPC stream of one row, so any Arrow library can read it, and columns may change within a topic.
+The key of a message is the session id as text, so Kafka stores a session in one partition. The
+value is an Arrow IPC stream with one row, so any Arrow library can read it. Messages of a topic may
+have different columns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SECONDS = 30.0
 
 
 class _Topic:
-    """A Kafka topic, and the last error that the client library reported."""
+    """A Kafka topic, and the last error reported by the Kafka client library."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.client = imports.optional_library("confluent_kafka", "kafka", "Kafka")
@@ -51,7 +52,7 @@ def _text(error: Any) -> str:
 class KafkaProducer:
     """Sends rows to a Kafka topic, with the session id as the key of each message.
 
-    Retries add no duplicates. Keys are assigned to partitions like in Java clients.
+    Retries do not duplicate rows. Keys are mapped to partitions as in Kafka's Java client.
 
     Args:
         servers: bootstrap servers, ``HOST:PORT,...``.
@@ -79,7 +80,7 @@ class KafkaProducer:
             raise self._place.failed(error) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows. Their delivery is only guaranteed after ``flush``."""
+        """Send rows. They are only delivered for certain after ``flush``."""
         batch = batch.replace_schema_metadata(None)
         for number, session in enumerate(batch.column(self._session).to_pylist()):
             sink = pa.BufferOutputStream()
@@ -90,11 +91,7 @@ class KafkaProducer:
         self._poll(0)
 
     def flush(self) -> None:
-        """Wait until all rows are delivered.
-
-        Raises:
-            DataError: a row could not be delivered.
-        """
+        """Wait until all rows are delivered. Raises DataError if a row could not be delivered."""
         left = 1
         while left:
             before = self.delivered
@@ -132,12 +129,12 @@ class KafkaProducer:
 
 
 class KafkaConsumer:
-    """Writes the current messages of a Kafka topic to Parquet files, each row exactly once.
+    """Writes the available messages of a Kafka topic to Parquet files, each row exactly once.
 
-    A file contains the rows of one partition between two offsets. Its name is
-    ``TOPIC.PARTITION.FIRST-LAST.parquet``. The last offset is committed to Kafka after the file is
-    complete. If the process is killed before the commit, the next run finds the file and continues
-    after its last row.
+    A file contains the rows of one Kafka partition between two offsets. Its name is
+    ``TOPIC.PARTITION.FIRST-LAST.parquet``. The last offset is committed to Kafka when the file is
+    complete. If the process is killed before the commit, the next run continues after the last row
+    of the file.
 
     Args:
         servers: bootstrap servers, ``HOST:PORT,...``.
@@ -172,7 +169,7 @@ class KafkaConsumer:
         }
 
     def run(self, progress: Callable[[int], None]) -> list[Path]:
-        """Write all new rows, and return the new files.
+        """Write all new rows to Parquet files, and return the files.
 
         ``progress`` is called with the number of rows of each new file.
         """
@@ -199,7 +196,7 @@ class KafkaConsumer:
     def _copy(
         self, consumer: Any, number: int, in_folder: int, progress: Callable[[int], None]
     ) -> Iterator[Path]:
-        """Write the new rows of a partition. A new file starts when the columns change."""
+        """Write the new rows of a partition. Yields the files. New columns start a new file."""
         start, end = self._range(consumer, number, in_folder)
         rows = self._rows(consumer, number, start, end)
         following = next(rows, None)
@@ -223,7 +220,7 @@ class KafkaConsumer:
             yield file.path
 
     def _range(self, consumer: Any, number: int, in_folder: int) -> tuple[int, int]:
-        """Return the first offset to read, and the offset after the last message."""
+        """Return the offset of the first row to read, and the offset after the last row."""
         asked = self._place.client.TopicPartition(self._topic, number)
         (committed,) = consumer.committed([asked], timeout=_SECONDS)
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)
@@ -267,7 +264,7 @@ class KafkaConsumer:
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """Return the next offset to read, keyed by partition, according to the files in ``folder``."""
+    """Return a dict from Kafka partition to the next offset, read from the names in ``folder``."""
     name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.\d{{19}}-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     return {int(each[1]): int(each[2]) + 1 for each in sorted(matches, key=lambda each: each[0])}

@@ -1,8 +1,8 @@
-"""Session-sharded logs stored as Parquet segments (RecD, section 4.1, O1).
+"""Logs of rows, sharded by session (RecD, section 4.1, O1).
 
-A log is a folder of segments and ``log.json``, which lists them. A row group of a segment is a
-block. A segment becomes visible when ``log.json`` lists it, so the rows of a ``flush`` appear
-atomically.
+A log is a folder with Parquet files, called segments, and the file ``log.json``, which lists the
+segments. A row group of a segment is a block. Readers see only segments in ``log.json``, so the
+rows of a ``flush`` become visible atomically.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MOST_BATCHES = 512
 class ParquetFile:
     """Writes a Parquet file with zstd compression and page checksums.
 
-    Use as a context manager and call ``close`` at the end; otherwise the file is discarded.
-    ``path`` may be changed before ``close``, within the same folder.
+    Use it as a context manager, and call ``close`` at the end of the context. Otherwise the file is
+    discarded. ``path`` may be changed within the same folder before ``close``.
 
     Args:
         path: file to write.
@@ -81,7 +81,7 @@ class ParquetFile:
         self._scratch.unlink(missing_ok=True)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows. Row groups are written to disk when they are full."""
+        """Add rows. A row group is written to disk when it is full."""
         self._waiting.append(rows)
         self._bytes += rows.nbytes
         self.num_rows += rows.num_rows
@@ -95,7 +95,7 @@ class ParquetFile:
             self._waiting = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
 
     def close(self, provenance: dict[str, Any]) -> None:
-        """Write the file to ``path`` atomically, with ``provenance`` as JSON in its metadata."""
+        """Write the file to ``path`` atomically. Its metadata contains ``provenance`` as JSON."""
         if self._waiting:
             self._write_block(pa.Table.from_batches(self._waiting))
         self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
@@ -111,7 +111,7 @@ class ParquetFile:
 
 
 def provenance(path: Path) -> dict[str, Any] | None:
-    """Return the value that ``ParquetFile.close`` stored in a file, or None if there is none."""
+    """Return the ``provenance`` in the metadata of a Parquet file. None if it has none."""
     try:
         file_utils.check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}
@@ -134,10 +134,10 @@ class LogSettings:
     """Settings of a log: sharding and block size.
 
     Attributes:
-        session: column of the session id, whole numbers or strings.
+        session: column of the session id, integers or strings.
         num_shards: number of shards. Each shard buffers one block in memory.
         block_size: size of a block, in bytes of rows in memory.
-        sort: group the rows of each session within a block, in input order.
+        sort: whether rows of a session become adjacent within a block.
     """
 
     session: str = "session_id"
@@ -148,11 +148,11 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged part of a log that cannot be read.
+    """A damaged block or file of a log, whose rows cannot be read.
 
     Attributes:
-        segment: path of the damaged file.
-        block: number of the damaged block, or None if the whole file cannot be read.
+        segment: path of the file.
+        block: number of the block, or None if the whole file cannot be read.
         cause: reason, as text.
         rows_lost: number of rows that cannot be read.
     """
@@ -172,12 +172,12 @@ Report = Callable[[Damage], None]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of a log, which contains rows of one shard.
+    """A Parquet file of a log, with rows of one shard.
 
     Attributes:
         name: file name.
         shard: number of the shard.
-        rows, blocks: number of rows and of blocks.
+        rows, blocks: number of rows and of blocks (row groups).
         bytes, raw_bytes: size of the file, and size of its rows before compression.
         footer: CRC-32 of the Parquet footer.
     """
@@ -193,7 +193,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class LogIndex:
-    """Content of ``log.json``, which lists the segments of a log.
+    """Content of ``log.json``, which lists the Parquet files (segments) of a log.
 
     Attributes:
         id: random identifier of the log.
@@ -211,10 +211,9 @@ class LogIndex:
 
 
 def read_index(folder: Path) -> LogIndex:
-    """Read the index of the log in ``folder``.
+    """Read ``log.json`` of the log in ``folder``.
 
-    Raises:
-        DataError: the folder has no ``log.json``, or the file is damaged.
+    Raises DataError if the file is missing or damaged.
     """
     found = file_utils.read_note(folder / INDEX)
     if found is None:
@@ -229,8 +228,8 @@ def read_index(folder: Path) -> LogIndex:
 class LogWriter:
     """Writes rows to a new log, or appends rows to an existing log.
 
-    Use as a context manager, which flushes at the end. After ``flush`` returns, rows are synced to
-    disk and visible to readers. Only one process can write to a log at a time.
+    Use it as a context manager, which calls ``flush`` at the end. ``flush`` syncs the rows to disk
+    and makes them visible to readers. Only one process can write to a log at a time.
 
     Args:
         folder: folder of the log.
@@ -238,11 +237,11 @@ class LogWriter:
         settings: sharding and block size. An existing log must have the same sharding.
 
     Raises:
-        DataError: the folder has a log with other settings or columns.
+        DataError: the folder has a log with another sharding or other columns.
         RecdError: another process writes to the log.
 
     Attributes:
-        raw_bytes, stored_bytes: bytes flushed by this writer, before and after compression.
+        raw_bytes, stored_bytes: bytes of flushed rows before and after compression.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, settings: LogSettings) -> None:
@@ -267,7 +266,7 @@ class LogWriter:
                 self.flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows. Full blocks are written to disk, but are not visible before ``flush``."""
+        """Add rows. Full blocks are written to disk, but become visible only with ``flush``."""
         settings = self._settings
         batch = batch.replace_schema_metadata(None)
         shards = session_shards(batch.column(settings.session), settings.num_shards)
@@ -278,7 +277,7 @@ class LogWriter:
             self._file(shard).write(batch.take(pa.array(rows)))
 
     def flush(self) -> None:
-        """Write all rows to disk, and make them visible to readers."""
+        """Write all buffered rows to disk, and make them visible to readers."""
         segments = []
         for shard, file in sorted(self._files.items()):
             file.close({"log": self._index.id})
@@ -304,13 +303,13 @@ class LogWriter:
             asked, there = getattr(settings, name), getattr(index, name)
             if asked != there:
                 raise DataError(
-                    f"{self._folder}: the log was written with {name} {there}, but this run uses "
-                    f"{asked}. Use {there} in --shards or --session, or write a new log."
+                    f"{self._folder}: the log has {name} {there}, but {asked} was requested. Use "
+                    f"{there} in --shards or --session, or write a new log."
                 )
         if index.segments and not Consumer(self._folder, None, print).schema().equals(self._schema):
             raise DataError(
-                f"{self._folder}: the columns of the log differ from the columns of the new rows. "
-                "Append rows with equal columns, or write a new log."
+                f"{self._folder}: the new rows have other columns than the log. Append rows with "
+                "the same columns, or write a new log."
             )
         return index
 
@@ -337,18 +336,17 @@ def _segment(path: Path, shard: int) -> Segment:
 
 
 class Consumer:
-    """Iterates over the rows of a log, block by block and shard by shard.
+    """Iterates over the rows of a log, shard by shard and block by block. Skips damaged blocks.
 
-    Keeps the read position, and skips damaged blocks. ``commit`` stores the position in
-    ``offsets``, from where the next consumer continues.
+    ``commit`` stores the read position in a JSON file, from where the next consumer continues.
 
     Args:
         folder: folder of the log.
-        offsets: a JSON file. If the file is None or missing, reading starts at the first row.
-        report: called with a Damage for each damaged block or segment.
+        offsets: the JSON file. If it is None or missing, reading starts at the first row.
+        report: called with a Damage for each damaged block or file.
 
     Raises:
-        DataError: there is no log, or the offsets are damaged or belong to another log.
+        DataError: there is no log, or the JSON file is damaged or belongs to another log.
     """
 
     def __init__(self, folder: Path, offsets: Path | None, report: Report) -> None:
@@ -359,7 +357,7 @@ class Consumer:
             self.load(file_utils.read_note(offsets))
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the log."""
+        """Return the columns of the log, as a pyarrow schema."""
         for segment in self.index.segments:
             opened = _open(self._folder, segment)
             if isinstance(opened, pq.ParquetFile):
@@ -386,20 +384,19 @@ class Consumer:
         return {"log": self.index.id, "blocks": list(self._blocks)}
 
     def load(self, state: Any) -> None:
-        """Set the read position to a value that ``state`` returned.
+        """Set the read position to a result of ``state``.
 
-        Raises:
-            DataError: the value is damaged or belongs to another log.
+        Raises DataError if the value is damaged or belongs to another log.
         """
         if not isinstance(state, dict) or state.get("log") != self.index.id:
             raise DataError(
-                f"{self._offsets}: the file has no valid offsets of the log {self._folder}. Use "
-                "another file in --offsets, or remove the file to start at the first row."
+                f"{self._offsets}: the file has no valid offsets for the log {self._folder}. Use "
+                "another file for --offsets, or remove the file to start at the first row."
             )
         self._blocks = list(state["blocks"])
 
     def commit(self) -> None:
-        """Write the read position to the offsets file atomically."""
+        """Write the read position to the JSON file. Replaces the file atomically."""
         assert self._offsets is not None, "a consumer without an offsets file commits nothing"
         file_utils.write_note(self._offsets, self.state())
 
@@ -407,7 +404,7 @@ class Consumer:
 def _read_blocks(
     folder: Path, segment: Segment, first: int, report: Report
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield number and rows of each block of a segment from ``first`` on; report damaged blocks."""
+    """Yield (block number, rows) of a segment, from block ``first`` on. Reports damaged blocks."""
     if first >= segment.blocks:
         return
     opened = _open(folder, segment)
@@ -428,7 +425,7 @@ def _read_blocks(
 
 
 def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
-    """Open a segment, or return its damage if the file differs from ``log.json``."""
+    """Open a segment. Returns a Damage if the file is not the file listed in ``log.json``."""
     path = folder / segment.name
     try:
         file_utils.check_regular(path)

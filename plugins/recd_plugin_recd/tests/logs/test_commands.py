@@ -71,7 +71,7 @@ def test_damage_is_told_and_the_rest_comes_out(folder):
     data[100] ^= 16
     run("read", "rows.parquet", "back.parquet", fails="rows.parquet is not a log")
     path.write_bytes(data)
-    result = run("read", "log", "back.parquet", fails="are damaged (see 1 lines above)")
+    result = run("read", "log", "back.parquet", fails="1 blocks or files are damaged")
     lost = 400 - pq.read_metadata("back.parquet").num_rows
     assert 0 < lost < 100
     assert f"log/{path.name}: block 0 cannot be read" in result.stderr
@@ -87,7 +87,7 @@ def test_offsets_read_only_what_is_new(folder, monkeypatch):
         assert CliRunner().invoke(main, arguments).exit_code == 9
     assert not (folder / "offsets.json").exists()
     assert (
-        "400 rows were written by an earlier run"
+        "an earlier run has already written 400 rows"
         in run("read", "log", "a.parquet", *offsets).stdout
     )
     assert "no new rows" in run("read", "log", "b.parquet", *offsets).stdout

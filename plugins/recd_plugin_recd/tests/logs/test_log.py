@@ -79,9 +79,9 @@ def test_a_log_has_one_writer_and_stays_as_it_was_begun(tmp_path):
         pytest.raises(RecdError, match="is writing to this"),
     ):
         LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
-    with pytest.raises(DataError, match="with num_shards 2, but this run uses 3"):
+    with pytest.raises(DataError, match="has num_shards 2, but 3 was requested"):
         write(tmp_path, rows(20), num_shards=3)
-    with pytest.raises(DataError, match="columns of the log differ"):
+    with pytest.raises(DataError, match="other columns than the log"):
         write(tmp_path, rows(20).drop_columns("score"), num_shards=2)
 
 
@@ -105,7 +105,7 @@ def test_offsets_that_are_none(tmp_path, content):
     read(tmp_path / "other", tmp_path / "offsets.json")
     if content != "another's":
         (tmp_path / "offsets.json").write_text(content)
-    with pytest.raises(DataError, match="no valid offsets of"):
+    with pytest.raises(DataError, match="no valid offsets for"):
         Consumer(tmp_path / "log", tmp_path / "offsets.json", print)
 
 
