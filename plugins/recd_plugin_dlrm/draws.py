@@ -1,4 +1,4 @@
-"""Random numbers by key: each one can be reproduced alone, in any process.
+"""Counter-based random numbers, so that any process can reproduce any row independently.
 
 A random number is a hash of its stream and a counter (splitmix64). Changes of this file do not
 invalidate Numba's cache of kernels in other files.
@@ -18,14 +18,14 @@ _TO_UNIT = 1.0 / (1 << 53)
 
 
 def stream_of(*purpose: str | int) -> int:
-    """Return a 63-bit stream for one purpose, for example a seed and a feature."""
+    """Hash values such as a seed and a feature name to the 63-bit key of a random stream."""
     digest = hashlib.sha256(repr(purpose).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @nb.njit(inline="always")
 def mix(value: np.uint64) -> np.uint64:
-    """Apply the splitmix64 finalizer."""
+    """Hash a 64-bit value with the splitmix64 finalizer."""
     value = nb.uint64(value) + GOLDEN
     value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
@@ -34,13 +34,13 @@ def mix(value: np.uint64) -> np.uint64:
 
 @nb.njit(inline="always")
 def substream(stream: int, counter: int) -> np.uint64:
-    """Return a random stream for one row."""
+    """Return the key of the random stream of one row, where ``counter`` is the row number."""
     return mix(nb.uint64(stream) + nb.uint64(counter) * GOLDEN)
 
 
 @nb.njit(inline="always")
 def draw(stream: np.uint64, counter: int) -> float:
-    """Return a uniform number in [0, 1)."""
+    """Return the ``counter``-th uniform random number in [0, 1) of a stream."""
     return np.float64(mix(stream + nb.uint64(counter) * GOLDEN) >> nb.uint64(11)) * _TO_UNIT
 
 
@@ -50,7 +50,7 @@ Int64s = NDArray[np.int64]
 
 @nb.njit(cache=True, nogil=True)
 def uniforms(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
-    """Return uniform numbers in [0, 1), float64 ``[num_rows]``."""
+    """Return one uniform random number in [0, 1) per row, float64 ``[num_rows]``."""
     out = np.empty(num_rows, np.float64)
     for i in range(num_rows):
         out[i] = draw(substream(stream, first_row + i), 0)
@@ -59,7 +59,7 @@ def uniforms(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
 
 @nb.njit(cache=True, nogil=True)
 def normals(stream: int, first_row: int, num_rows: int) -> NDArray[np.float64]:
-    """Return standard normal numbers (Box-Muller), float64 ``[num_rows]``."""
+    """Return one standard normal random number per row (Box-Muller), float64 ``[num_rows]``."""
     out = np.empty(num_rows, np.float64)
     for i in range(num_rows):
         of_row = substream(stream, first_row + i)
@@ -82,7 +82,7 @@ def list_offsets(stream: int, first_row: int, num_rows: int, most: int, fixed: b
 
 @nb.njit(cache=True, nogil=True)
 def uniform_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int) -> Int64s:
-    """Return uniform ids from 0 to ``num_ids - 1``, int64 ``[offsets[-1]]``."""
+    """Return random ids from 0 to ``num_ids - 1`` for the lists, int64 ``[offsets[-1]]``."""
     out = np.empty(offsets[-1], np.int64)
     for i in range(len(offsets) - 1):
         of_row = substream(stream, first_row + i)
@@ -93,7 +93,7 @@ def uniform_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int) -> I
 
 @nb.njit(cache=True, nogil=True)
 def _integral(x: float, exponent: float) -> float:
-    """Return the integral of ``x^-exponent``, up to a constant."""
+    """Return an antiderivative of ``x^-exponent``."""
     if exponent == 1.0:
         return math.log(x)
     return math.expm1((1.0 - exponent) * math.log(x)) / (1.0 - exponent)
@@ -108,9 +108,10 @@ def _inverse_integral(y: float, exponent: float) -> float:
 
 @nb.njit(cache=True, nogil=True)
 def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponent: float) -> Int64s:
-    """Return ids, id k - 1 in proportion to ``k^-exponent``, int64 ``[offsets[-1]]``.
+    """Return Zipf-distributed random ids for the lists, int64 ``[offsets[-1]]``.
 
-    Rejection-inversion (Hörmann and Derflinger, 1996): exact, and needs no table of the ids.
+    The probability of id k - 1 is proportional to ``k^-exponent``. Uses rejection-inversion
+    (Hörmann and Derflinger, 1996), which is exact and needs no table of probabilities.
     """
     out = np.empty(offsets[-1], np.int64)
     top = _integral(1.5, exponent) - 1.0
@@ -138,7 +139,7 @@ def zipf_ids(stream: int, first_row: int, offsets: Int32s, num_ids: int, exponen
 
 @nb.njit(cache=True, nogil=True)
 def add_effects(stream: int, offsets: Int32s, ids: Int64s, out: NDArray[np.float64]) -> None:
-    """Add the hidden effects of each row's ids to its value, scaled to a variance of 1."""
+    """Add a hidden effect of the row's ids, with variance 1, to ``out``, float64 ``[num_rows]``."""
     salt = mix(nb.uint64(stream))
     for i in range(len(out)):
         length = offsets[i + 1] - offsets[i]

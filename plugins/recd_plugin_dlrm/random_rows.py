@@ -1,4 +1,4 @@
-"""Randomly generated rows, and the dataset ``dlrm.random``."""
+"""Dataset ``dlrm.random`` of randomly generated rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FeatureLists:
 
 
 def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSchema:
-    """Return the schema of sparse ``features``, and of random dense features and labels."""
+    """Return the feature schema of a random dataset with the given sparse features."""
     for name in features:
         if name in (LABEL, *_dense_names(options)):
             raise DataError(
@@ -92,7 +92,7 @@ def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSch
 def make_rows(
     options: DrawnRowOptions, first_row: int, num_rows: int, lists: Mapping[str, FeatureLists]
 ) -> pa.RecordBatch:
-    """Return rows with the given lists, random dense features (float32) and labels (int8)."""
+    """Return rows with the given id lists, random dense features (float32) and labels (int8)."""
     names = _dense_names(options)
     logit = np.zeros(num_rows, np.float64)
     dense = []
@@ -125,7 +125,7 @@ def make_rows(
 
 
 def units_of(options: DrawnRowOptions, split: Split) -> tuple[readers.Unit, ...]:
-    """Return the units of a split. Test rows follow the training rows."""
+    """Return the readable units of a split. Test rows follow the training rows."""
     start, stop = 0, options.rows
     if split == "test":
         start, stop = stop, stop + options.test_rows
@@ -145,7 +145,7 @@ _MOST_IDS = 1 << 53
 
 
 class Random(Dataset):
-    """DLRM's random data: rows generated from a seed, never stored."""
+    """DLRM's random dataset. Rows are generated from a seed when they are read."""
 
     name = "dlrm.random"
     free_options = frozenset({"prefetch"})

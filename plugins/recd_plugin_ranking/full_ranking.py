@@ -35,7 +35,7 @@ _QUERIES = 256
 
 @dataclass(frozen=True)
 class Rules:
-    """Options of ``recd rank``, with the same names."""
+    """Options of ``recd rank``; the fields have the names of the command line options."""
 
     item: str
     user: str | None
@@ -48,7 +48,10 @@ class Rules:
 def rank(
     registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Return mean figures over the positive test rows, with ``num_queries`` and ``num_items``."""
+    """Rank items for each positive test row, and return mean metrics and ``num_queries``.
+
+    Writes user and item vectors to folder ``vectors_to``, if given.
+    """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
     prepared = trained_models.whole_model(registry, checkpoint)
@@ -97,7 +100,7 @@ def rank(
 
 
 def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None:
-    """Reject scores ``[Q, C]`` that are not finite."""
+    """Raise an error if a score ``[Q, C]`` is not finite."""
     if len(wrong := np.argwhere(~np.isfinite(scores))):
         row, place = (int(each) for each in wrong[0])
         raise DataError(
@@ -107,7 +110,7 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
 
 
 def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
-    """Return the feature whose items the model can encode."""
+    """Return the item feature to rank, from option ``item`` or the model."""
     own = getattr(module, "item_feature", "")
     item = rules.item or own
     known = registry.dataset.schema().sparse
@@ -123,7 +126,7 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
 
 
 def _named(rows: Rows, rules: Rules, users: torch.Tensor) -> pa.Table:
-    """Return user vectors with each row's item, and user ids if a user feature is given."""
+    """Return a table of user vectors, items, and user ids if ``rules.user`` is set."""
     columns: dict[str, Any] = {}
     if rules.user is not None:
         columns["user"] = pa.array(map(list, _keys(rows, rules.user)), pa.list_(pa.int64()))
@@ -137,7 +140,15 @@ def _figures(
     rules: Rules,
     first: int,
 ) -> dict[str, tuple[float, int]]:
-    """Return figures of rows ``[Q, C]``; 0 for rows whose item is not in the training split."""
+    """Return the sum and count of each metric for ``Q`` rows, keyed by metric name.
+
+    Args:
+        scores: ``[Q, C]``, the score of each item.
+        own: ``[Q]``, index of each row's item, or -1 if it is unknown; unknown items count as 0.
+        left_out: bool ``[Q, C]``, items to exclude from the ranking.
+        rules: options of the command.
+        first: number of the first row, which seeds the sampling of items.
+    """
     known = np.flatnonzero(own >= 0)
     ranked = ~left_out
     ranked[known, own[known]] = False
@@ -166,7 +177,7 @@ def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
 
 
 class _Had:
-    """Looks up items that the users of rows already had."""
+    """Finds items that the user of a test row had before, to exclude them from the ranking."""
 
     def __init__(self, registry: RunConfig, rules: Rules, items: Items) -> None:
         self._rules, self._items = rules, items
@@ -179,7 +190,7 @@ class _Had:
                         self._by_user.setdefault(user, []).append(place)
 
     def of(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return the mask of items that the users already had, bool ``[rows, C]``."""
+        """Return a mask of items that the user of each row had before, bool ``[rows, C]``."""
         had = np.zeros((len(rows), len(self._items)), bool)
         if self._rules.user is not None:
             for query, user in enumerate(_keys(rows, self._rules.user)):
@@ -199,7 +210,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 
 
 def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
-    """Yield positive rows of the test split in blocks of ``_QUERIES``."""
+    """Yield the positive rows of the test split in batches of ``_QUERIES``."""
     for rows in row_tables.rows_of_split(registry.dataset, "test"):
         table = row_tables.RowTable([rows])
         chosen = np.flatnonzero(is_positive(rows, label))

@@ -1,4 +1,4 @@
-"""Items of a dataset: the item id of each row, and the items of the training split."""
+"""Item ids of dataset rows, the items of the training split, and random numbers per row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _kept: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
-    """Cache a value per dataset and process, across all wrappers of the dataset."""
+    """Return the cached value of ``key`` for a dataset, or create it with ``make``."""
     while isinstance(dataset, DatasetWrapper):
         dataset = dataset.inner
     known = _kept.setdefault(dataset, {})
@@ -34,13 +34,13 @@ def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
-    """Return the ids of a sparse feature and the number of ids in each row."""
+    """Return a sparse feature's ids ``[num_ids]`` and list lengths ``[num_rows]``, both int64."""
     ids, offsets = arrow.sparse_column(rows, feature)
     return ids[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64)
 
 
 def item_of_rows(rows: Rows, feature: str) -> Int64s:
-    """Return the single item id of each row, ``[num_rows]``."""
+    """Return the item id of each row, int64 ``[num_rows]``. Every row must have one id."""
     ids, lengths = lists_of(rows, feature)
     if len(wrong := np.flatnonzero(lengths != 1)):
         place = rows.place_of(int(wrong[0]))
@@ -52,7 +52,7 @@ def item_of_rows(rows: Rows, feature: str) -> Int64s:
 
 
 def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
-    """Return whether each row has a label above 0.5, bool ``[num_rows]``."""
+    """Return a mask of the rows with a label above 0.5, bool ``[num_rows]``."""
     labels = rows.data.column(label)
     if (empty := labels.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
@@ -64,7 +64,7 @@ def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Items:
-    """Items of a training split: ascending ids, row counts ``[C]``, and first rows."""
+    """Items of a training split: ids (ascending) and row counts, int64 ``[C]``, and first rows."""
 
     ids: Int64s
     counts: Int64s
@@ -73,7 +73,7 @@ class Items:
 
     @classmethod
     def of(cls, dataset: Dataset, item: str, columns: Sequence[str]) -> Items:
-        """Collect the items by reading the training split once."""
+        """Read the training split and collect its items."""
         ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
         parts: list[Rows] = []
         found: list[Int64s] = []
@@ -97,7 +97,7 @@ class Items:
         return len(self.ids)
 
     def places(self, ids: Int64s) -> Int64s:
-        """Return indices of ids in ``self.ids``, with -1 for unknown ids."""
+        """Return the index of each id in ``self.ids``, or -1 for unknown ids."""
         place = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[place] == ids, place, -1)
 
@@ -108,7 +108,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def row_keys(rows: Rows, seed: int, epoch: int) -> Keys:
-    """Hash each row's file, position in the file and epoch, ``[num_rows]``."""
+    """Return a hash of each row's file, row number, seed and epoch, uint64 ``[num_rows]``."""
     numbers = [
         np.arange(origin.first_row, origin.first_row + origin.num_rows)
         if origin.rows is None
@@ -124,13 +124,13 @@ def row_keys(rows: Rows, seed: int, epoch: int) -> Keys:
 
 
 def unit_floats(keys: Keys, number: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the ``number``-th random number in [0, 1) of each key. Arguments broadcast."""
+    """Return random numbers in [0, 1): for each key, the one with index ``number``."""
     mixed = _mixed(keys + _GOLDEN * (number.astype(np.uint64) + np.uint64(1)))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _name(path: str) -> str:
-    """Name a file by its Hive partition and name, independent of the table's location."""
+    """Return the file name with its Hive partition folders, independent of the table's location."""
     name, *folders = reversed(PurePath(path).parts)
     partition = takewhile(lambda folder: "=" in folder, folders)
     return "/".join([name, *partition])

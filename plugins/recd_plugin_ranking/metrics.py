@@ -26,12 +26,12 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of tied samples. Each query's blocks follow one another, best score first.
+    """Groups of samples with equal scores, sorted by query and then by descending score.
 
     Attributes:
-        query: int64 ``[blocks]``, from 0.
-        ahead: number of samples of the query with a higher score.
-        size, positives: number of samples and of positive samples.
+        query: int64 ``[blocks]``, the number of the query.
+        ahead: int64 ``[blocks]``, number of samples of the query with a higher score.
+        size, positives: int64 ``[blocks]``, number of samples and of positive samples.
     """
 
     query: Int64s
@@ -41,7 +41,7 @@ class Blocks:
 
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
-        """Build the blocks from samples ``[N]`` in any order."""
+        """Group samples ``[N]``, given in any order, into blocks of equal scores."""
         from recd_plugins.api import tie_groups
 
         groups = tie_groups(scores)
@@ -56,7 +56,7 @@ class Blocks:
         return cls(number[starts], starts - begins, size, positives)
 
     def sums(self, values: Floats | Int64s) -> Floats:
-        """Sum values of blocks for each query."""
+        """Sum values ``[blocks]`` per query, float64 ``[queries]``."""
         found: Floats = np.bincount(self.query, values).astype(np.float64)
         return found
 
@@ -64,11 +64,13 @@ class Blocks:
 def figures(
     queries: Int64s, scores: Floats, labels: NDArray[np.bool_], most: Sequence[int]
 ) -> dict[str, tuple[float, int]]:
-    """Return sums of each figure over queries with a positive sample, and the query count.
+    """Return the sum of each metric over queries, and the number of queries, keyed by metric name.
+
+    Only queries with a positive sample count.
 
     Args:
-        queries, scores, labels: of samples, ``[N]``.
-        most: cutoff k of the top-k figures.
+        queries, scores, labels: query, score and label of each sample, ``[N]``.
+        most: cutoffs k of the top-k metrics.
     """
     found: dict[str, tuple[float, int]] = {}
     if not len(queries):
@@ -98,7 +100,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return means over the queries of all parts; NaN if no query has a positive sample."""
+    """Return the mean of each metric over all queries in results of ``figures``; NaN for none."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {
@@ -108,7 +110,7 @@ def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
 
 
 def _before(blocks: Blocks, values: Int64s) -> Int64s:
-    """Sum a value over the query's blocks with higher scores."""
+    """Return the sum of ``values`` over the query's blocks with higher scores, ``[blocks]``."""
     total = np.cumsum(values) - values
     begins = np.flatnonzero(blocks.ahead == 0)
     before: Int64s = total - total[begins][blocks.query]
@@ -116,7 +118,7 @@ def _before(blocks: Blocks, values: Int64s) -> Int64s:
 
 
 def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
-    """Return the log of the probability of no positive sample in the first ``slots`` of blocks."""
+    """Return the log-probability that the first ``slots`` samples of a block are negative."""
     misses = np.zeros(len(slots))
     there = (blocks.positives > 0) & (slots > 0)
     misses[there & (blocks.size - blocks.positives < slots)] = -np.inf
@@ -127,7 +129,7 @@ def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
 
 
 def _reciprocal_rank(blocks: Blocks) -> Floats:
-    """Return the mean 1 / rank of the first positive sample of each query."""
+    """Return the expected value of 1 / rank of the first positive sample, ``[queries]``."""
     found = np.zeros(int(blocks.query[-1]) + 1)
     with_positive = np.flatnonzero(blocks.positives > 0)
     _, first = np.unique(blocks.query[with_positive], return_index=True)
@@ -149,7 +151,7 @@ State = list[tuple["Tensor", "Tensor", "Tensor"]]
 
 
 class RankingMetrics(Metric):
-    """GAUC, MRR, and NDCG, recall and hit rate at k, grouped by session."""
+    """Metrics GAUC, MRR, and NDCG, recall and hit rate at k. Each session is one ranked list."""
 
     name = "ranking.metrics"
 

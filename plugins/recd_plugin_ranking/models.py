@@ -1,4 +1,4 @@
-"""``ranking.two_tower`` and ``ranking.sasrec``."""
+"""Models ``ranking.two_tower`` and ``ranking.sasrec``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _shares(
 
 
 class SasRec(Model):
-    """Self-attention over a history that shares its embedding table with the item (SASRec)."""
+    """SASRec: self-attention over a history of items, which share one embedding table."""
 
     name = "ranking.sasrec"
 

@@ -1,4 +1,4 @@
-"""``ranking.negatives``: samples negatives from all items, or from the rows of a session."""
+"""Dataset wrapper ``ranking.negatives``, which adds sampled negatives to training rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ATTEMPTS = 16
 
 
 class DrawnItems:
-    """Adds copies of each row with other items, sampled with ``weights`` ``[C]``."""
+    """Adds negatives: copies of each row with other items, sampled with ``weights`` ``[C]``."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class DrawnItems:
         self._until = np.cumsum(weights) / weights.sum()
 
     def __call__(self, rows: Rows, epoch: int) -> Rows:
-        """Return ``rows`` with their negatives."""
+        """Return ``rows``, with the negatives of each row after it."""
         self._check_positive(rows)
         drawn = self._drawn(rows, epoch)
         num_rows, copies = len(rows), self._negatives
@@ -85,7 +85,7 @@ class DrawnItems:
         return Rows(data, whole.origins)
 
     def _drawn(self, rows: Rows, epoch: int) -> Int64s:
-        """Draw item indices, ``[num_rows, negatives]``."""
+        """Draw indices of items as negatives, int64 ``[num_rows, negatives]``."""
         keys = row_keys(rows, self._seed, epoch)
         forbidden = self._forbidden(rows)
         row, number = np.divmod(np.arange(len(rows) * self._negatives), self._negatives)
@@ -102,7 +102,7 @@ class DrawnItems:
     def _allowed(
         self, rows: Rows, forbidden: Int64s, row: int, keys: NDArray[np.uint64], number: int
     ) -> int:
-        """Draw once from the items that are allowed for the row."""
+        """Draw the index of one item that is not excluded for the row."""
         size = len(self._items)
         mine = forbidden[(forbidden >= row * size) & (forbidden < (row + 1) * size)] - row * size
         weights = self._weights.copy()
@@ -117,7 +117,7 @@ class DrawnItems:
         return int(np.searchsorted(np.cumsum(weights), drawn, "right"))
 
     def _forbidden(self, rows: Rows) -> Int64s:
-        """Return row * num_items + index of all forbidden items, ascending."""
+        """Return ``row * num_items + item index`` of all excluded items, in ascending order."""
         own = item_of_rows(rows, self._item), np.ones(len(rows), np.int64)
         pairs = []
         for ids, lengths in (own, *(lists_of(rows, name) for name in self._never)):
@@ -146,10 +146,10 @@ _UNIT_ROWS = 2048
 
 
 class RequestRows:
-    """The training split in memory: positive rows, each followed by unclicked rows of its session.
+    """Positive training rows, each followed by unclicked rows of its session.
 
-    Positive rows of sessions without unclicked rows are omitted. If a session has fewer unclicked
-    rows than ``negatives``, they are repeated.
+    Loads the training split into memory. Omits positive rows of sessions without unclicked rows. If
+    a session has fewer unclicked rows than ``negatives``, they are repeated.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class RequestRows:
         self._negatives, self._seed = negatives, seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
-        """Return a reader whose column has the indices of positive rows."""
+        """Return a reader of the positive rows; its only column has their indices."""
         units = tuple(
             readers.Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
             for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))
@@ -209,13 +209,13 @@ class RequestRows:
             yield Rows(pa.record_batch([pa.array(places)], names=["place"]), origins)
 
     def __call__(self, positives: Rows, epoch: int) -> Rows:
-        """Return the given positive rows, each followed by its unclicked rows."""
+        """Return the positive rows of ``positives``, each followed by its unclicked rows."""
         places = positives.data.column("place").to_numpy()
         chosen = self._chosen(places, row_keys(positives, self._seed, epoch))
         return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel())
 
     def _chosen(self, places: Int64s, keys: Any) -> Int64s:
-        """Draw unclicked rows from the session of each positive row, ``[rows, negatives]``."""
+        """Draw unclicked rows of the same session for each positive row, ``[rows, negatives]``."""
         session = self._session[places]
         starts, sizes = self._starts[session], np.diff(self._starts)[session]
         row = np.repeat(np.arange(len(places)), sizes)
@@ -228,7 +228,7 @@ class RequestRows:
 
 
 def _sessions(rows: Rows, column: str) -> pa.Array:
-    """Return each row's session as stored: as a float, several large ids would coincide."""
+    """Return the session of each row in its stored type, because floats could merge large ids."""
     sessions = rows.data.column(column)
     if pt.is_dictionary(sessions.type):
         sessions = sessions.dictionary_decode()
@@ -245,7 +245,7 @@ Expand = Callable[[Rows, int], Rows]
 
 
 class Negatives(DatasetWrapper):
-    """Adds sampled negatives, with label 0, after each positive training row."""
+    """Dataset wrapper that adds sampled negatives with label 0 after each positive training row."""
 
     name = "ranking.negatives"
 
@@ -311,7 +311,7 @@ class Negatives(DatasetWrapper):
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        """Return a reader. It adds negatives to training rows; test rows are unchanged."""
+        """Return a reader that adds negatives to training rows. Test rows are unchanged."""
         ranks = {"rank": rank, "world_size": world_size}
         if split != "train":
             return self.inner.reader(**ranks, batch_size=batch_size, split=split)
@@ -377,7 +377,7 @@ class Negatives(DatasetWrapper):
 
 
 class NegativesReader(Reader):
-    """Adds negatives to another reader's batches; ``said`` identifies the draws in its state."""
+    """Adds negatives to a reader's batches. ``said`` identifies sampling options in the state."""
 
     def __init__(self, inner: Reader, expand: Expand, said: dict[str, Any]) -> None:
         self._inner, self._expand, self._said = inner, expand, said

@@ -1,6 +1,6 @@
-"""Padding of jagged rows, and softmax over items with logQ correction.
+"""Tensor functions of ranking models: padding of jagged rows, and softmax with logQ correction.
 
-Uses ``shape[0]``: ``len`` would write the size of an example into a program of torch.export.
+Uses ``shape[0]`` instead of ``len``, because torch.export would record ``len`` as a constant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the last values of each row, at most ``most``, and pad them at the end.
+    """Convert jagged rows to a padded tensor of the last ``most`` values of each row.
 
     Args:
         rows: values ``[num_values, ...]``.
@@ -28,8 +28,8 @@ def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Te
         fill: padding value, ``[1, ...]``.
 
     Returns:
-        ``[rows, L, ...]``, L being the longest row (``most`` in torch.export, whose sizes do not
-        depend on values), and int64 ``[rows]``, the number of values of each.
+        Padded values ``[rows, L, ...]``, and the number of values of each row, int64 ``[rows]``.
+        L is the longest row, or ``most`` in torch.export.
     """
     lengths = rows.lengths().long()
     kept = lengths.clamp(max=most)
@@ -53,7 +53,7 @@ def row_sums(rows: JaggedTensor) -> Tensor:
 
 
 def only_ids(rows: JaggedTensor) -> Tensor:
-    """Return the id of each row that has one id, -1 for others, int64 ``[rows]``."""
+    """Return the id of each row, int64 ``[rows]``, or -1 for rows without exactly one id."""
     lengths = rows.lengths().long()
     values = torch.cat([rows.values(), rows.values().new_zeros(1)])
     first = values[(lengths.cumsum(0) - lengths).clamp(max=values.shape[0] - 1)]
@@ -65,7 +65,7 @@ def expanded(unique: Tensor, inverse: Tensor | None) -> Tensor:
 
 
 def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
-    """Return ``only_ids`` of a feature, however the batch stores it, int64 ``[B]``."""
+    """Return the id of each batch row, int64 ``[B]``, or -1 for rows without exactly one id."""
     if (kjt := batch.sequence_features) is not None and feature in kjt.keys():  # noqa: SIM118
         unique = only_ids(batch.unique_rows(feature, kjt[feature]))
         return expanded(unique, batch.inverse_lookup.get(feature))
@@ -80,19 +80,19 @@ def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
 
 
 def shares(counts: NDArray[Any]) -> NDArray[np.float32]:
-    """Return each item's share of the positive rows. An item without rows counts as half a row."""
+    """Return each item's share of positive rows, ``[C]``; items without rows count as 0.5 rows."""
     smoothed = np.maximum(counts, 0.5)
     return np.asarray(smoothed / smoothed.sum(), np.float32)
 
 
 def log_of_presence(share: Tensor, num_draws: Tensor) -> Tensor:
-    """Return the log-probability that an item is among ``num_draws`` drawn items."""
+    """Return the log-probability that at least one of ``num_draws`` draws is a given item."""
     return (-torch.expm1(num_draws * torch.log1p(-share.double()))).log().float()
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Distinct items: ids, int64 ``[C]``, and vectors, ``[C, D]``."""
+    """Distinct candidate items: ids, int64 ``[C]``, and vectors, ``[C, D]``."""
 
     ids: Tensor
     vectors: Tensor
@@ -101,7 +101,7 @@ class Candidates:
     def of(
         cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
     ) -> Candidates:
-        """Return the distinct items of ids ``[N]`` and vectors ``[N, D]``, at most ``most``."""
+        """Return distinct items of ids ``[N]`` and vectors ``[N, D]``; ``most`` limits them."""
         unique, which = torch.unique(ids, return_inverse=True)
         places = torch.arange(len(ids), device=ids.device)
         first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")
@@ -119,14 +119,14 @@ def losses_among(
     correction: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return the cross-entropy of each query among the candidates, ``[Q]``.
+    """Return the softmax cross-entropy of each query's target among the candidates, ``[Q]``.
 
     Args:
-        candidates: items to compare with. A query's target is not counted twice.
+        candidates: items to compare with. A candidate equal to the target is ignored.
         queries: ``[Q, D]``.
-        targets: ids, ``[Q]``.
+        targets: target item ids, ``[Q]``.
         target_vectors: ``[Q, D]``.
-        correction: value to subtract from each item's logit, indexed by item id;
+        correction: value to subtract from the logit of each item, indexed by item id;
             None for no correction.
         temperature: divisor of the logits.
     """
@@ -141,10 +141,10 @@ def losses_among(
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean, or 0 if all weights are 0."""
+    """Return the weighted mean of losses, or 0 if all weights are 0."""
     return (losses * weights).sum() / weights.sum().clamp(min=1e-12)
 
 
 def full_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy over all items, given logits ``[Q, num_items]``; 0 for target -1."""
+    """Return the cross-entropy of logits ``[Q, num_items]`` per query; 0 for target -1, ``[Q]``."""
     return F.cross_entropy(logits, targets, ignore_index=-1, reduction="none")

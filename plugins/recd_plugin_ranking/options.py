@@ -60,7 +60,7 @@ class TwoTowerOptions(PluginOptions):
     )
 
     def rows_of(self, feature: str) -> int:
-        """Return the row count of a feature's table, from the first matching pattern."""
+        """Return the number of rows of a feature's table, from the first pattern that matches."""
         matching = (rows for name, rows in self.tables.items() if fnmatchcase(f"t_{feature}", name))
         return next(matching, self.num_embeddings)
 

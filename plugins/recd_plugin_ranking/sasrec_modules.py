@@ -36,9 +36,9 @@ _STRIDE, _SEED_STRIDE = 0x4F1BBCDCBFA53E0B, 0x1E3779B97F4A7C15
 
 
 class SteadyDraws(nn.Module):
-    """Random generators of one layer: a new one for each step, the same on every rank.
+    """Creates a random generator per step, with the same seed on every rank.
 
-    The step is a buffer, so checkpoints contain it. Its initial value is derived from torch's seed.
+    The step is a buffer, so checkpoints contain it and a resumed run repeats the same numbers.
     """
 
     def __init__(self, stream: int) -> None:
@@ -49,7 +49,7 @@ class SteadyDraws(nn.Module):
         self.register_buffer("step", torch.tensor(first, dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:
-        """Return the generator of the next step. Evaluation steps do not count."""
+        """Return the generator of the current step, and advance the step in training mode."""
         generator = torch.Generator(device)
         generator.manual_seed((int(self.step) * _STRIDE + self._stream) % (1 << 63))
         if self.training:
@@ -58,7 +58,7 @@ class SteadyDraws(nn.Module):
 
 
 class SteadyDropout(nn.Module):
-    """Dropout with masks from ``SteadyDraws``."""
+    """Dropout with reproducible masks: the same after a resume and on every rank."""
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SteadyDropout(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A transformer layer with pre-layer normalization."""
+    """Causal transformer layer with pre-layer normalization."""
 
     def __init__(self, dim: int, heads: int, dropout: float, stream: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class EncoderLayer(nn.Module):
         self.dropouts = nn.ModuleList(SteadyDropout(dropout, stream + i) for i in range(2))
 
     def forward(self, places: Tensor) -> Tensor:
-        """Encode ``[rows, length, D]``, padded at the end of each row."""
+        """Encode padded sequences ``[rows, length, D]`` to the same shape."""
         rows, length, dim = places.shape
         after_norm = self.in_projection(self.attention_norm(places))
         shape = (rows, length, 3, self.heads, dim // self.heads)
@@ -101,7 +101,7 @@ class EncoderLayer(nn.Module):
 
 
 class HistoryEncoder(nn.Module):
-    """Encodes each prefix of a history to a vector that predicts the next item."""
+    """Encodes each prefix of an item history to a vector that predicts the next item."""
 
     def __init__(self, dim: int, layers: int, heads: int, most: int, dropout: float) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class HistoryEncoder(nn.Module):
         self.last_norm = nn.LayerNorm(dim)
 
     def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """Encode the first ``lengths`` of ``[rows, L, D]`` to ``[rows, L + 1, D]``, causally."""
+        """Encode padded histories ``[rows, L, D]`` causally to ``[rows, L + 1, D]``."""
         rows, longest, dim = items.shape
         start = self.start.expand(rows, 1, dim)
         places = torch.arange(longest + 1, device=items.device)
@@ -134,7 +134,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class SasRecModule(nn.Module):
-    """The embedding table shared by items and histories, followed by ``Top``."""
+    """SASRec module: an embedding table for items and histories, followed by ``Top``."""
 
     def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()
@@ -156,16 +156,16 @@ class SasRecModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Return user vectors of histories, ``[B, D]``. Dot products with items are logits."""
+        """Return user vectors ``[B, D]``; their dot products with item vectors are logits."""
         return self.top.users(self.items(batch.sequence_features), batch)
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
-        """Return vectors of the items, ``[B, D]``."""
+        """Return the vector of each row's item, ``[B, D]``."""
         return self.top.item_vectors(self.items(batch.sequence_features), batch)
 
 
 class Top(nn.Module):
-    """Encodes unique histories and scores items."""
+    """Encodes deduplicated histories, scores items and computes the loss of SASRec."""
 
     share: Tensor | None
 
@@ -210,7 +210,7 @@ class Top(nn.Module):
         return self.output.weight.index_select(0, ids.clamp(min=0)) * there / temperature
 
     def _encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """Encode unique histories: ``[U, L + 1, D]`` and their lengths ``[U]``."""
+        """Encode deduplicated histories to ``[U, L + 1, D]``, and return their lengths ``[U]``."""
         options = self._options
         rows = batch.unique_rows(options.history, embeddings[options.history])
         fill = rows.values().new_zeros(1, options.embedding_dim)
@@ -225,7 +225,7 @@ class Top(nn.Module):
         lengths: Tensor,
         users: Tensor,
     ) -> Tensor:
-        """Return the loss of the items of positive rows and of the items in their histories."""
+        """Return the loss of predicting the items of positive rows and of their histories."""
         options = self._options
         targets = self._item_ids(batch)
         positive = (batch.labels > 0.5) & (targets >= 0)
@@ -279,5 +279,5 @@ class Top(nn.Module):
 
 
 def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
-    """Return the vector after the last item of each row, ``[U, D]``."""
+    """Return the vector of each row at position ``lengths``, ``[U, D]``."""
     return encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]

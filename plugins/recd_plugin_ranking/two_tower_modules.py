@@ -26,7 +26,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class TwoTowerModule(nn.Module):
-    """One table per feature, a user tower and an item tower."""
+    """Two-tower model with one embedding table per feature."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class TwoTowerModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Return user vectors ``[B, D]``. Dot products with item vectors are logits."""
+        """Return user vectors ``[B, D]``; their dot products with item vectors are logits."""
         return self.top.towers(*self._looked_up(batch), batch)[0]
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
-        """Return vectors of the items, ``[B, D]``."""
+        """Return the vector of each row's item, ``[B, D]``."""
         return self.top.towers(*self._looked_up(batch), batch)[1]
 
     def _looked_up(self, batch: ModelInput) -> tuple[Any, Any, Any]:
@@ -73,7 +73,7 @@ class TwoTowerModule(nn.Module):
 
 
 class Top(nn.Module):
-    """Both towers and the loss."""
+    """User tower, item tower and loss of the two-tower model, applied after embedding lookup."""
 
     share: Tensor | None
 
@@ -135,7 +135,7 @@ class Top(nn.Module):
         return towers[0] / self._options.temperature, towers[1]
 
     def _in_batch(self, users: Tensor, items: Tensor, batch: ModelInput) -> Tensor:
-        """Return the softmax loss of each positive row's item among all positive rows' items."""
+        """Return the loss of predicting each positive row's item among all positive rows' items."""
         ids = ids_of_rows(batch, self._options.item[0])
         positive = (batch.labels > 0.5) & (ids >= 0)
         ids, logits = ids[positive], users[positive] @ items[positive].T

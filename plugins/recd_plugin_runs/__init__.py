@@ -1,4 +1,4 @@
-"""Commands for trained models and runs: evaluate, predict, export, embeddings, report; trackers."""
+"""Commands for trained models and runs: evaluate, predict, export, embeddings, report. Trackers."""
 
 from __future__ import annotations
 

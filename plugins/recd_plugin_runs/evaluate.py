@@ -41,7 +41,7 @@ class Evaluated:
     metrics: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the metrics as JSON values."""
         return {
             "checkpoint": self.checkpoint,
             "step": self.step,
@@ -50,7 +50,7 @@ class Evaluated:
 
 
 def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Evaluated:
-    """Evaluate a checkpoint. Collective: call on all ranks of an existing process group."""
+    """Evaluate the checkpoint of ``job`` on the test split. Collective: call on all ranks."""
     trained = trained_models.load_trained(job)
     if rank == 0 and not trained.same_data:
         trained_models.say_other_data(job.checkpoint)
@@ -68,7 +68,10 @@ _ROWS_AT_ONCE = 65_536
 
 
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
-    """Write ``id``, ``vector`` and, if known, ``value`` of each table row. Return the row count."""
+    """Write the rows of an embedding table to a Parquet file, and return their number.
+
+    The file has columns ``id``, ``vector`` and, if a vocabulary is known, ``value``.
+    """
     weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
@@ -86,7 +89,7 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
 
 
 def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
-    """Return the original value of each id, if the table's features share one vocabulary."""
+    """Return the original id of each table row, or None without a common vocabulary."""
     run_identity.load_fitted(registry, checkpoint)
     run_identity.check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
@@ -109,7 +112,7 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
 
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Print a note with the reason if the training data is missing."""
+    """Print a note if the training data is missing, with the reason."""
     if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
             f"The training data cannot be read ({registry.dataset.error}). Using the columns "
@@ -119,7 +122,7 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
 
 
 class UnknownIds:
-    """Counts out-of-vocabulary ids of a registry with fitted preprocessing, from creation on.
+    """Counts out-of-vocabulary ids per feature, from the creation of this object on.
 
     Ids that other processes preprocess, such as ``training.workers``, are not counted.
     """
@@ -137,7 +140,7 @@ class UnknownIds:
                 names.append(feature)
 
     def say(self) -> None:
-        """Print the counts over all ranks on rank 0. Collective: call on all ranks."""
+        """Sum the counts over all ranks and print them on rank 0. Collective: call on all ranks."""
         ranks = rank_agreement.together(lambda: [ids for _, ids in self._counted.values()])
         counts = [len(set[int]().union(*of_ranks)) for of_ranks in zip(*ranks, strict=True)]
         told = [

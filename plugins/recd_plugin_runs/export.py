@@ -1,4 +1,4 @@
-"""Exports a trained model with its preprocessing as one module from raw ids to probabilities."""
+"""Exports a trained model with its preprocessing as one torch.export program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from recd_plugins.api import (
 
 
 class ServingModel(nn.Module):
-    """Scores rows with fitted preprocessing and a model with unsharded tables."""
+    """Maps raw features to probabilities, with fitted preprocessing and unsharded tables."""
 
     def __init__(
         self, model: nn.Module, schema: FeatureSchema, steps: Mapping[str, Sequence[Preprocessing]]
@@ -51,7 +51,7 @@ class ServingModel(nn.Module):
         lengths: dict[str, Tensor],
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Return probabilities, float32 ``[B]``. ``signature`` describes the inputs."""
+        """Return probabilities, float32 ``[B]``. ``signature.json`` describes the inputs."""
         features = {}
         for name in self.schema.sparse:
             ids, offsets = values[name], F.pad(lengths[name].cumsum(0), (1, 0))
@@ -105,7 +105,7 @@ class StoredRows:
 
 
 class PlainBags(nn.Module):
-    """An exportable EmbeddingBagCollection that takes ``StoredRows`` per feature."""
+    """An exportable EmbeddingBagCollection. Its inputs are ``StoredRows``, keyed by feature."""
 
     def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class PlainBags(nn.Module):
 
 
 class PlainSequences(nn.Module):
-    """An exportable EmbeddingCollection that takes ``StoredRows`` per feature."""
+    """An exportable EmbeddingCollection. Its inputs are ``StoredRows``, keyed by feature."""
 
     def __init__(self, sequences: EmbeddingCollection, int8: bool) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class PlainSequences(nn.Module):
 
 
 def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
-    """Replace TorchRec's embedding modules in place by exportable modules."""
+    """Replace TorchRec's embedding modules by exportable modules, in place. Return the model."""
     for name, module in list(model.named_children()):
         if isinstance(module, EmbeddingBagCollection):
             setattr(model, name, PlainBags(module, int8))
@@ -178,7 +178,7 @@ def _table(weight: Tensor, int8: bool) -> nn.Module:
 
 
 def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield table, feature and name of each output, as TorchRec names them."""
+    """Yield the table index, feature and TorchRec output name of each lookup."""
     seen = Counter(feature for config in configs for feature in config.feature_names)
     for index, config in enumerate(configs):
         for feature in config.feature_names:
@@ -186,13 +186,13 @@ def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _sums(vectors: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum of each row's vectors, ``[num_rows, dim]``."""
+    """Return the sum of the vectors of each row, ``[num_rows, dim]``."""
     row = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
     return vectors.new_zeros(lengths.shape[0], vectors.shape[1]).index_add(0, row, vectors)
 
 
 class Int8Rows(nn.Module):
-    """Embedding rows ``weight``, float32 ``[rows, dim]``, stored as FBGEMM's fused 8-bit rows."""
+    """Embedding table quantized from float32 ``[rows, dim]`` to FBGEMM's fused 8-bit rows."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Int8Rows(nn.Module):
         self.register_buffer("scales", scales.contiguous())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the vectors of ids, float32 ``[num_ids, dim]``."""
+        """Look up and dequantize rows. Return float32 ``[num_ids, dim]``."""
         # Bracket indexing would read -1 as the last row.
         scale, offset = self.scales.index_select(0, ids).unbind(1)
         return self.numbers.index_select(0, ids).float() * scale.unsqueeze(1) + offset.unsqueeze(1)
@@ -222,7 +222,7 @@ _ROWS_COMPARED = 4096
 
 
 def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) -> ServingModel:
-    """Return the model of a checkpoint with its fitted preprocessing."""
+    """Build the ``ServingModel`` of a checkpoint."""
     model = trained_models.unchecked_model(registry, checkpoint)
     schema = registry.dataset.schema()
     steps = transforms.fitted_steps(registry, schema)
@@ -230,7 +230,7 @@ def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) 
 
 
 def exported(model: ServingModel) -> ExportedProgram:
-    """Trace a model for any number of rows, stored rows and ids."""
+    """Export a model with torch.export, for any number of batch rows, stored rows and ids."""
     inputs = _example(model.schema)
     dynamic = tuple(
         {name: {0: Dim.DYNAMIC} for name in each} if isinstance(each, dict) else {0: Dim.DYNAMIC}
@@ -242,7 +242,7 @@ def exported(model: ServingModel) -> ExportedProgram:
 
 
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
-    """Write the exported program and a description of its inputs into a folder."""
+    """Export a model to file ``name`` in ``folder``, and write ``signature.json``."""
     program = exported(model)
     _detach_empty(program)
     with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:
@@ -251,7 +251,7 @@ def write_export(model: ServingModel, folder: Path, name: str) -> None:
 
 
 def _detach_empty(program: ExportedProgram) -> None:
-    """Give empty constants their own storage, which torch.export.save (2.11 to 2.14) needs."""
+    """Copy empty constants to new storage, which torch.export.save (2.11 to 2.14) needs."""
     for constants in (program.constants, program.state_dict):
         for name, value in constants.items():
             if isinstance(value, Tensor) and not value.numel():
@@ -260,7 +260,7 @@ def _detach_empty(program: ExportedProgram) -> None:
 
 @dataclass(frozen=True)
 class ScoreError:
-    """Absolute probability differences caused by 8-bit tables, on the first training rows."""
+    """Mean and maximum difference of probabilities between 8-bit and float32 tables."""
 
     rows: int
     mean: float
@@ -270,7 +270,7 @@ class ScoreError:
 def export_to(
     registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
 ) -> ScoreError | None:
-    """Export a checkpoint to a folder. With 8-bit tables, measure the error on training rows."""
+    """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
     model = serving_model(registry, checkpoint)
     write_export(model, folder, PROGRAM)
     (folder / INT8_PROGRAM).unlink(missing_ok=True)  # from a previous export
@@ -290,7 +290,7 @@ def export_to(
 
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
-    """Return a program's inputs for dataset rows. Each batch row has its own stored row."""
+    """Convert dataset rows to the inputs of an exported program, without deduplication."""
     kjt = from_columns.kjt_from_columns(
         {name: arrow.sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()
@@ -303,7 +303,7 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
 
 
 def signature(schema: FeatureSchema) -> dict[str, Any]:
-    """Describe the inputs of a program as JSON values."""
+    """Return a JSON description of the inputs of an exported program."""
     return {
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
@@ -318,7 +318,7 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
 
 
 def _example(schema: FeatureSchema) -> tuple[Any, ...]:
-    """Return example inputs whose sizes are all different."""
+    """Return example inputs for tracing, in which all dynamic sizes differ."""
     values: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}

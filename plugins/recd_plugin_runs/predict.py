@@ -48,7 +48,7 @@ from recd_plugins.api import (
 
 
 class _JsonLines:
-    """A writer of JSON lines, like pyarrow's writers."""
+    """Writer of JSON lines with the interface of pyarrow's writers."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -69,7 +69,7 @@ class _JsonLines:
 def score_file(
     path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
 ) -> Iterator[Any]:
-    """Open a writer of ``path``, which appears only once complete; see ``new_file``."""
+    """Open a writer of score file ``path``. The file appears only when it is complete."""
     with file_utils.new_file(path, token=token, replaces=replaces) as temporary:
         writer: Any
         if kind == "jsonl":
@@ -124,7 +124,7 @@ class KeptColumns:
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
-        """Return the next rows, with row numbers ``rows``; null columns if ``rows`` is empty."""
+        """Return the given rows, which must follow the rows of the previous call."""
         if not len(rows):
             return {name: pa.nulls(0) for name in self._paths}
         kept = next(self._parts, None)
@@ -150,7 +150,7 @@ class KeptColumns:
 
 
 def _of(rows: Rows, column: str) -> pa.Array:
-    """Return a column, with lists of layout ``list_dict`` decoded."""
+    """Return a column of ``rows``, with dictionary-encoded lists decoded."""
     if not list_dict.is_list_dict(rows.data.schema.field(column)):
         return rows.data.column(column)
     ids, offsets = arrow.sparse_column(rows, column)
@@ -159,9 +159,9 @@ def _of(rows: Rows, column: str) -> pa.Array:
 
 @dataclass(frozen=True)
 class PredictJob(trained_models.TrainedJob):
-    """A table to score, pickled to each rank.
+    """Job description of ``recd predict`` that is pickled and sent to each rank.
 
-    ``batch_size`` is the number of rows that a rank scores at once; None means training.batch_size.
+    ``batch_size`` is the number of rows per rank and batch; None means training.batch_size.
     """
 
     table: str = ""
@@ -177,7 +177,7 @@ class PredictJob(trained_models.TrainedJob):
         return trained_models.with_trained_columns(super().load(), self.checkpoint)
 
     def prepare(self) -> None:
-        """Prepare the table to score."""
+        """Prepare the dataset of the table to score, for example import the table."""
         registry = self.load()
         say_absent(registry, self.checkpoint)
         dataset = registry.dataset.to_score(self.table)
@@ -185,13 +185,13 @@ class PredictJob(trained_models.TrainedJob):
         dataset.prepare()
 
     def kept(self, dataset: Dataset, size: int) -> KeptColumns | None:
-        """Return a reader of the columns to keep, ``size`` rows at a time."""
+        """Return a reader of the columns of option ``--keep``, or None if there are none."""
         if not self.keep:
             return None
         return KeptColumns(self.table, self.keep, size, dataset.storage())
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Return the registry to plan with. Without training data, it reads the table to score."""
+        """Return the run config to plan with. Missing training data is replaced by the table."""
         if not isinstance(registry.dataset, trained_models.AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
@@ -215,7 +215,7 @@ class Predicted:
 
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
-    """Score each row of a prepared table. Collective: call on all ranks."""
+    """Score each row of a table and write the score file. Collective: call on all ranks."""
     trained = trained_models.load_trained(job)
     prepared = trained.parts.prepared
     registry = trained.registry
@@ -253,7 +253,7 @@ def _scores(
     dealt: Iterator[Turn],
     world_size: int,
 ) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Yield each turn with the probabilities of its table rows, float64 ``[N]``. Collective."""
+    """Yield each ``Turn`` with the probabilities of its rows, float64 ``[N]``. Collective."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -271,7 +271,7 @@ def _scores(
 
 
 class _Output:
-    """Writes the score file. The keys of the first scores determine its columns."""
+    """Writes the score file. The first batch of key columns determines the columns of the file."""
 
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
@@ -286,7 +286,7 @@ class _Output:
         return self
 
     def write(self, keys: Sequence[pa.RecordBatch], scores: np.ndarray) -> None:
-        """Append rows."""
+        """Append key columns and scores of some rows to the file."""
         columns: dict[str, pa.Array] = {}
         for column, name in self._names.items():
             columns[name] = _joined([batch.column(column) for batch in keys])
@@ -326,12 +326,12 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 @dataclass(frozen=True)
 class Turn:
-    """The batches that all ranks score at the same time.
+    """Batches that the ranks score at the same time, one batch per rank.
 
     Attributes:
-        rows: the batch of this rank, filled up with a repeated row.
-        counts: number of table rows in the batch of each rank; the other rows are padding.
-        keys: key columns of the table rows, one batch per rank; empty except on rank 0.
+        rows: the batch of this rank, padded by repeating a row.
+        counts: number of rows without padding in the batch of each rank.
+        keys: key columns of the batch of each rank; empty except on rank 0.
     """
 
     rows: Rows
@@ -342,7 +342,7 @@ class Turn:
 def turns(
     scanned: Iterable[Rows], keys: tuple[str, ...], rank: int, world_size: int, batch_size: int
 ) -> Iterator[Turn]:
-    """Distribute the batches of a scan to ranks in turn. Every rank reads all batches."""
+    """Distribute the batches of a scan to ranks, round-robin. Every rank reads all batches."""
     batches = row_tables.rebatch(scanned, batch_size, rest=True)
     while dealt := list(islice(batches, world_size)):
         counts = tuple(len(each) for each in dealt) + (0,) * (world_size - len(dealt))
@@ -356,7 +356,7 @@ def turns(
 
 
 def scanned(dataset: Dataset) -> Iterator[Rows]:
-    """Yield all rows of a dataset that ``Dataset.to_score`` returned, in stored order."""
+    """Yield all rows of a dataset for scoring, in stored order."""
     with plugin_call(dataset, "scan"):
         rows = dataset.scan("train")
     return plugin_items(dataset, "scan", rows)

@@ -1,4 +1,4 @@
-"""Writes HTML pages about runs, from files of ``recd run --json``."""
+"""HTML pages about runs, from files of ``recd run --json``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _EQUAL_LOSSES = 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """A run in a report file: name, ``Result.as_json`` values, and the whole report."""
+    """One run of a report file: its name, its results, and the complete report."""
 
     name: str
     values: Mapping[str, Any]
     report: object = None
 
     def figure(self, name: str) -> float | None:
-        """Return a figure. With several rounds, return the median."""
+        """Return a figure of the run by name: the median over rounds, or None if it is missing."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
         value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]
         return value
 
     def over(self, first: Run, figure: str) -> run_results.Spread | None:
-        """Return a figure divided by the same figure of ``first``, with its spread over rounds."""
+        """Return the ratio of a figure to the same figure of run ``first``, with its spread."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return run_results.Spread(**spread)
@@ -70,7 +70,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def runs_of(report: Any) -> list[Run]:
-    """Return the runs in a report of ``recd run``, the baseline of a comparison first."""
+    """Return the runs in a report of ``recd run``. In a comparison, the baseline is first."""
     if not isinstance(report, dict):
         return []
     sides = report.get("shardings") or {
@@ -97,7 +97,7 @@ _WAITING = 0.05
 
 
 def page(runs: Sequence[Run]) -> str:
-    """Return the HTML page: findings, figures side by side, curves, and tables of the rest."""
+    """Return an HTML page that compares runs: findings, figures, curves and tables."""
     named = " and ".join(run.name or "run" for run in runs)
     title = named if len(runs) < 4 else f"{len(runs)} runs"
     losses = loss_plot([run for run in runs if run.losses])
@@ -117,7 +117,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield findings, one sentence each."""
+    """Yield one sentence for each notable result of the runs."""
     first = runs[0]
     for run in runs[1:]:
         for name, sentence in (
@@ -183,7 +183,7 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield a table for each remaining value of the runs."""
+    """Yield an HTML table for each part of the reports that has no section of its own."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
@@ -212,7 +212,7 @@ def _text(value: Any) -> str:
 
 
 def _registries(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield the registries and overrides of the runs."""
+    """Yield the registry file and overrides of each run as HTML."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
         if text := run.values.get("registry"):
@@ -231,7 +231,7 @@ _POINTS = 400
 
 @plots.plot_style()
 def loss_plot(runs: Sequence[Run]) -> html_page.Html:
-    """Plot the loss of each step."""
+    """Plot the loss of each training step as HTML, one curve per run."""
     axes = _axes(4.0)
     for number, run in enumerate(runs):
         width = math.ceil(len(run.losses) / _POINTS)
@@ -251,7 +251,7 @@ def loss_plot(runs: Sequence[Run]) -> html_page.Html:
 
 @plots.plot_style()
 def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> html_page.Html:
-    """Plot a metric by training step. None values leave gaps."""
+    """Plot a metric over training steps. None leaves a gap in the curve."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
     axes.set(xlabel="step", ylabel=name.replace("_", " "))

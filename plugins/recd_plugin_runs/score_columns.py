@@ -1,4 +1,4 @@
-"""Columns of every score file."""
+"""Names of the columns that every score file of ``recd predict`` has."""
 
 #: The 0-based row of the table, and the probability.
 ROW, SCORE = "row", "score"

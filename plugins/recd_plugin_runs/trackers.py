@@ -1,4 +1,4 @@
-"""Trackers: send a run's figures to files, TensorBoard, Weights & Biases or MLflow."""
+"""Trackers record the metrics of a run in files, TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LocalPath = Annotated[Path, BeforeValidator(_local)]
 
 
 class TrackerOptions(PluginOptions):
-    """Options of every tracker."""
+    """Options that all trackers have."""
 
     every: int = Field(
         default=10,
@@ -60,7 +60,10 @@ class TrackerOptions(PluginOptions):
 
 
 class Tracker(Callback):
-    """Writes figures of steps and evaluations. A resumed run appends to its records."""
+    """Callback that records metrics of training steps and evaluations.
+
+    A resumed run appends to its records.
+    """
 
     class Options(TrackerOptions):
         pass
@@ -69,21 +72,21 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
-        """Prepare to write. ``kept`` is the state in the checkpoint; None for a new run."""
+        """Open the records. ``kept`` is the tracker's state in a checkpoint, or None."""
 
     @abstractmethod
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write the figures after a step."""
+        """Record the metrics after a training step, keyed by name."""
 
     def close(self, *, completed: bool) -> None:
-        """End the run."""
+        """Close the records. ``completed`` is False if the run failed or was interrupted."""
 
     def more_state(self) -> Mapping[str, Any]:
-        """Return JSON values that ``begin`` needs to resume. Called before a checkpoint."""
+        """Return JSON values to store in the checkpoint, which ``begin`` needs to resume."""
         return {}
 
     def on_start(self, start: RunStart) -> None:
-        """Begin now, unless the state of a checkpoint will be loaded."""
+        """Call ``begin``, unless the state of a checkpoint will be loaded first."""
         self._start, self._writes = start, start.rank == 0
         self._total: Tensor | float = 0.0
         self._steps = 0
@@ -124,7 +127,7 @@ class Tracker(Callback):
         self._close(completed=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the pending steps of rank 0."""
+        """Return rank 0's training steps that are not recorded yet, for the checkpoint."""
         if not self._writes:
             return {}
         self._begin()
@@ -160,7 +163,7 @@ class Tracker(Callback):
             self.close(completed=completed)
 
     def _begin(self, kept: Mapping[str, Any] | None = None) -> None:
-        """Begin, once. A checkpoint may have no state for this tracker."""
+        """Call ``begin`` if it was not called yet. ``kept`` can be missing in a checkpoint."""
         if self._writes and not self._began:
             self._began = True
             self.begin(self._start, kept)
@@ -178,12 +181,12 @@ class FileTracker(Tracker):
 
     @abstractmethod
     def head(self, start: RunStart) -> str:
-        """Return the first line of a new file."""
+        """Return the header line of a new file."""
 
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
-        """Truncate the file to the records of the checkpoint. Rename the file of another run.
+        """Open the file. To resume, remove records written after the checkpoint.
 
-        The figures of the last record show whether the file belongs to this run.
+        If the last record differs from the checkpoint's, the file is of another run and renamed.
         """
         path = self.options.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,10 +218,10 @@ class FileTracker(Tracker):
 
     @abstractmethod
     def parse(self, head: str, line: str) -> Mapping[str, Any]:
-        """Return the record of a line, where ``head`` is the first line of the file."""
+        """Parse a line of the file to a record. ``head`` is the header line."""
 
     def _ends_with_last(self, lines: Sequence[str]) -> bool:
-        """Return whether the last kept line has the figures of the last record."""
+        """Return whether the last line has the metrics of the checkpoint's last record."""
         if not self._last:
             return True
         try:
@@ -228,7 +231,7 @@ class FileTracker(Tracker):
             return False
 
     def stamped(self, step: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Count a record and return it with its step and time."""
+        """Add the step and the time to metrics, and count the record."""
         self._records += 1
         self._last = {"step": step} | {
             name: value
@@ -245,7 +248,7 @@ _FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")
 
 
 class Csv(FileTracker):
-    """Writes figures of a run to a CSV file, one row per record."""
+    """Writes metrics of a run to a CSV file, one row per record."""
 
     name = "trackers.csv"
 
@@ -276,7 +279,7 @@ def _text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 class JsonLines(FileTracker):
-    """Writes figures of a run to a file, one JSON object per line."""
+    """Writes metrics of a run to a file, one JSON object per line."""
 
     name = "trackers.jsonl"
 
@@ -293,14 +296,14 @@ class JsonLines(FileTracker):
 
 
 def config_of(start: RunStart) -> dict[str, Any]:
-    """Return the values of the registry file, and its overrides."""
+    """Return the values of the registry file, with overrides, to record as the run's config."""
     from ruamel.yaml import YAML
 
     return {**(YAML(typ="safe").load(start.registry) or {}), "settings": list(start.settings)}
 
 
 class TensorBoard(Tracker):
-    """Writes figures of a run as TensorBoard scalars."""
+    """Writes metrics of a run as TensorBoard scalars."""
 
     name = "trackers.tensorboard"
     free_options = frozenset({"path", "every"})
@@ -336,7 +339,7 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """Sends figures of a run to Weights & Biases."""
+    """Sends metrics of a run to Weights & Biases."""
 
     name = "trackers.wandb"
     free_options = frozenset({"project", "run", "folder", "mode", "every"})
@@ -384,7 +387,7 @@ class WandB(Tracker):
 
 
 class MlFlow(Tracker):
-    """Sends figures of a run to MLflow."""
+    """Sends metrics of a run to MLflow."""
 
     name = "trackers.mlflow"
     free_options = frozenset({"tracking_uri", "experiment", "run", "every"})
@@ -449,7 +452,7 @@ _LONGEST = 250
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Flatten nested values to dotted names that MLflow accepts."""
+    """Flatten nested values to a dict with dotted keys, in characters that MLflow accepts."""
     items: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]

@@ -1,4 +1,4 @@
-"""Tables of one's own: any format and any type of column, as rows for a model."""
+"""Imports a user's own tables, in any common format, as datasets for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts rows of a source table to the columns and types that an import stores."""
+"""Converts rows of a source table to the columns and types that are stored in the import."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OnNan = Literal["error", "drop", "zero"]
 
 
 class Converter:
-    """Converts the columns of a table to the columns of an import.
+    """Converts the columns of a table to the columns of its import.
 
     Args:
         plan: role of each leaf (a column or a struct field).
@@ -54,8 +54,8 @@ class Converter:
     Attributes:
         schema: schema of the import.
         filled: number of missing or infinite values, keyed by column.
-        dropped: number of rows dropped because of a missing value, keyed by column. Scoring keeps
-            these rows and only counts them.
+        dropped: number of rows with a missing value, keyed by column. They are dropped, except
+            for scoring.
         without_candidates: number of table rows whose exploded lists are empty.
     """
 
@@ -179,7 +179,7 @@ class Converter:
     def _grouped(
         self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]
     ) -> pa.Array | None:
-        """Return a session or request id per row; rows with null get a unique id."""
+        """Return the session or request id of each row; rows with null get a unique id."""
         if use is None:
             return None
         cells = exploded.cells(use.leaf)
@@ -218,7 +218,7 @@ class Converter:
 
 
 class Exploded:
-    """Rows of a table after exploding parallel lists: one row per list element."""
+    """Rows of a table after exploding lists: each list element becomes a row."""
 
     def __init__(self, rows: Rows, columns: Sequence[str]) -> None:
         self._rows = rows
@@ -246,11 +246,11 @@ class Exploded:
             self.num_empty = int((lengths == 0).sum())
 
     def column(self, leaf: Leaf) -> pa.Array:
-        """Return the values of a leaf, or its list elements if it is exploded."""
+        """Return the values of a column or struct field, or its list elements if exploded."""
         return self._items[leaf.path[0]] if leaf.exploded else self._rows.data[leaf.path[0]]
 
     def cells(self, leaf: Leaf) -> Cells:
-        """Return the values of a leaf, with their locations for error messages."""
+        """Return the values of a column or struct field, with locations for error messages."""
 
         def place(index: int) -> str:
             row = int(self.parents[index]) if leaf.exploded else index
@@ -262,14 +262,14 @@ class Exploded:
         return Cells(values.cast(leaf.type) if holds_nothing(values.type) else values, place)
 
     def spread(self, values: pa.Array, leaf: Leaf) -> pa.Array:
-        """Repeat the values of an unexploded column for each exploded row."""
+        """Repeat each value of a column that is not exploded for all rows exploded from it."""
         return values if leaf.exploded or not self._items else values.take(pa.array(self.parents))
 
 
 def _finite(
     cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
 ) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
-    """Replace NaN and infinity in ``numbers`` ``[B, width]``.
+    """Replace NaN and infinity in ``numbers`` ``[B, width]`` as the options say.
 
     Returns:
         The replaced numbers, the rows to drop (bool ``[B]``), and the count of NaN and infinity.

@@ -1,4 +1,4 @@
-"""Import of a table: its options, its folder and the note that describes it."""
+"""The import of a table: its options, its folder and the metadata file of the folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTE = "import.json"
 
 
 class ImportOptions(PluginOptions):
-    """Options that, together with the table, determine an import."""
+    """Options that, together with the content of a table, determine its import."""
 
     columns: Columns = Field(
         description="Role of each column: id, ids, number, numbers, session, time, "
@@ -112,11 +112,11 @@ class ImportOptions(PluginOptions):
 
 @dataclass(frozen=True)
 class ImportNote:
-    """Metadata stored beside an import.
+    """Metadata file of an import.
 
     Attributes:
         rows: rows of the table.
-        train, test: rows of the splits.
+        train, test: rows of the training and test splits.
         positives, train_positives: rows with label 1, in both splits and in training.
         scoring: whether the import is for scoring, so that it keeps every row.
         without_candidates: rows of the table whose exploded lists are empty.
@@ -142,17 +142,17 @@ class ImportNote:
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write the note into the import folder."""
+        """Write the metadata file into the folder of the import."""
         file_utils.write_note(folder / _NOTE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> ImportNote | None:
-        """Read the note of an import, or return None if there is no finished import."""
+        """Read the metadata of an import, or return None if the import is missing or incomplete."""
         found = file_utils.read_note(folder / _NOTE)
         return cls(**found) if found is not None else None
 
     def time_leak(self, test_times: tuple[int, int] | None) -> list[str]:
-        """Return the lines of a warning if training rows are later than test rows, otherwise []."""
+        """Return the lines of a warning if training rows are later than test rows, or []."""
         train_times = self.times.get("train")
         if train_times is None or test_times is None or train_times[1] <= test_times[0]:
             return []
@@ -183,13 +183,13 @@ class ImportNote:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Maps a row of an import file to the file and row of the source table."""
+    """Finds the source file and row of a row of an import, for error messages."""
 
     files: Sequence[tuple[str, int]]
     exploded: bool
 
     def __call__(self, path: str, row: int) -> str:
-        """Return the file and row (from 0), and the candidate if lists were exploded."""
+        """Describe the source file, row (from 0) and, if lists were exploded, the candidate."""
         table = pq.ParquetFile(pa.OSFile(path)).read([ROW, CANDIDATE]).slice(row, 1)
         ((in_file, number),) = zip(*table.to_pydict().values(), strict=True)
         candidate = f", candidate {number}" if self.exploded else ""
@@ -202,7 +202,7 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported table. ``folder`` contains its splits; ``new`` is True if this call built it."""
+    """An imported table. ``folder`` has its splits; ``new`` is True if it was just built."""
 
     folder: Path
     note: ImportNote
@@ -211,7 +211,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class ImportPlace:
-    """Location of the import of a table, whether or not it exists yet.
+    """Location of the import of a table, which may not exist yet.
 
     Args:
         path: path or URL of the table.
@@ -219,7 +219,7 @@ class ImportPlace:
         label: name of the label column.
         widths: known list lengths of ``numbers`` features.
         scoring: whether to keep every row in stored order and ignore labels.
-        trained: type of each leaf in the training table, if this is another table.
+        trained: type of each leaf in the training table, if this table is a different one.
     """
 
     path: Path | str
@@ -231,7 +231,7 @@ class ImportPlace:
 
     @cached_property
     def source(self) -> Source:
-        """The opened table."""
+        """The source table, opened."""
         return open_source(
             self.path, self.options.source, of_another=self.scoring, texts=self._texts
         )
@@ -242,7 +242,7 @@ class ImportPlace:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that change whenever the import's content would change."""
+        """Return JSON values that determine the content of the import."""
         location = self.source.location
         options = set(ImportOptions.model_fields) - {"cache"}
         return {
@@ -263,12 +263,12 @@ class ImportPlace:
         return self.options.cache / f"{stem}-{readers.digest(self.identity)}"
 
     def find(self) -> Imported | None:
-        """Return the imported table, or None if it is not imported yet."""
+        """Return the import, or None if it was not built yet."""
         note = ImportNote.read(self.folder)
         return None if note is None else Imported(self.folder, note, False)
 
     def plan(self) -> ColumnPlan:
-        """Assign roles to the columns of the table's schema."""
+        """Assign a role to each column of the table."""
         options = self.options
         return plan_columns(
             self.source.location,

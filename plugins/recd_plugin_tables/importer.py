@@ -1,4 +1,4 @@
-"""Imports tables into the cache; needs numba."""
+"""Builds imports of tables in the cache folder; needs numba."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CANDIDATE_ROWS = 2_048
 
 
 def make_import(place: ImportPlace) -> Imported:
-    """Return the import of a table; build it first if missing, with a progress bar on stderr."""
+    """Return the import of a table. If it is missing, build it and show a progress bar."""
     if (found := place.find()) is not None:
         return found
     location = place.source.location
@@ -60,7 +60,7 @@ class _Importer:
         self._clustered = self._options.order == "session" and bool(grouped)
 
     def make(self, progress: Callable[[int], None], waits: Callable[[], None]) -> ImportNote:
-        """Build the import atomically. ``waits`` is called if another process is building it."""
+        """Build the import atomically. Calls ``waits`` while another process is building it."""
         target = self._place.folder
         with folders.work_folder(
             target, "import", self._place.identity, lambda _: None, waits=waits
@@ -140,7 +140,11 @@ class _Importer:
     def _write_splits(
         self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
     ) -> tuple[Counter[str], dict[str, tuple[int, int]]]:
-        """Write the training and test split. Return row counts and the time range of each split."""
+        """Write the training and test splits.
+
+        Returns:
+            The row count of each split, and its first and last time in microseconds since 1970.
+        """
         times: dict[str, tuple[int, int]] = {}
         counts: Counter[str] = Counter()
         names = ["train"] if self._options.split is None else ["train", "test"]
@@ -175,7 +179,7 @@ class _Importer:
         return counts, times
 
     def _check(self, note: ImportNote) -> None:
-        """Reject an import with an empty split or only one label value."""
+        """Raise an error if a split is empty or all labels are equal."""
         where = self._source.location
         if not note.rows:
             raise DataError(f"{where}: the table has no rows. Use a table with at least one row.")
@@ -197,7 +201,7 @@ class _Importer:
 
 
 def _find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
-    """Return the list length of each ``numbers`` feature: option ``width``, or the first list's."""
+    """Return the length of each ``numbers`` feature, from option ``width`` or its first list."""
     widths = dict(known)
     waiting = {}
     for use in plan.features:

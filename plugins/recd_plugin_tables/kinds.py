@@ -1,4 +1,4 @@
-"""Column options, and the types of a table's columns and struct fields (leaves)."""
+"""Column options of the tables plugin, and the types of columns and struct fields."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ColumnOptions(PluginOptions):
 
     @property
     def feature(self) -> Role | None:
-        """The column's feature role, if it is a feature of the model."""
+        """The role of the column as a model feature, or None if it is not a feature."""
         return next((role for role in self.roles if role in FEATURES), None)
 
 
@@ -168,14 +168,14 @@ _ONLY_FOR: dict[str, tuple[Role, ...]] = {
 
 
 def unescaped(separator: Any) -> Any:
-    r"""Decode a separator that is written as ``\t`` or ``\x01``."""
+    r"""Replace escape sequences such as ``\t`` or ``\x01`` in a separator by their character."""
     if isinstance(separator, str) and re.fullmatch(r"\\(t|x[0-9a-fA-F]{2})", separator):
         return codecs.decode(separator, "unicode_escape")
     return separator
 
 
 def feature_name(column: str) -> str:
-    """Return the column's name with underscores in place of other characters."""
+    """Return the feature name of a column: special characters become underscores."""
     return re.sub(r"\W", "_", column)
 
 
@@ -185,9 +185,9 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column or, for a struct column, one of its fields.
+    """A column of a table or, for a struct column, one of its fields.
 
-    If ``exploded``, each list element of the column becomes a row.
+    If ``exploded``, the column is a list and each element becomes a row.
     """
 
     name: str
@@ -197,7 +197,10 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
-    """Return the leaves of all columns in order, using the element type of exploded columns."""
+    """Return the leaves (columns and struct fields) of a schema, in order.
+
+    Leaves of the columns in ``explode`` have the type of the list elements.
+    """
     found = []
     for field in schema:
         kind, exploded = plain(field.type), field.name in explode
@@ -222,7 +225,10 @@ def _below(kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
 
 
 def leaf_array(column: pa.Array, leaf: Leaf) -> pa.Array:
-    """Return the values of a leaf, given its column (or the elements of an exploded column)."""
+    """Return the values of a leaf (a column or struct field).
+
+    ``column`` has the values of the top-level column, or its elements if it is exploded.
+    """
     return _at(normal(column), leaf.path[1:])
 
 
@@ -237,7 +243,7 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
 
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
-    """Split lists of any list type into int32 offsets (from 0), elements and a null mask."""
+    """Split a list array into int32 offsets that start at 0, elements, and a mask of null lists."""
     values = normal(values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -245,7 +251,7 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """Return the values converted from extension, run-end encoded and view types."""
+    """Convert extension, run-end encoded and view types to basic Arrow types."""
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
         return normal(values.storage)
@@ -258,7 +264,7 @@ def normal(values: pa.Array) -> pa.Array:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the value type without extension, dictionary, run-end encoding or view."""
+    """Return a type without extension, dictionary, run-end encoding or view."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
@@ -267,7 +273,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether values are lists of any list type."""
+    """Return whether a type is any list type."""
     return bool(
         pt.is_list(kind)
         or pt.is_large_list(kind)
@@ -278,7 +284,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
-    """Return the roles allowed for a leaf of this type. A timestamp as an id also needs ``by``."""
+    """Return the roles that a column of this type can have."""
     kind = plain(kind)
     if is_list(kind):
         of = plain(kind.value_type)
@@ -303,7 +309,7 @@ def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
 
 
 def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None:
-    """Return why a leaf of this type cannot have a role, or None if it can."""
+    """Return why a column of this type cannot have a role, or None if it can."""
     kind = plain(kind)
     if role == "unused":
         return None
@@ -331,27 +337,27 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values are text."""
+    """Return whether a type is a string type."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether values are bytes, such as UUIDs."""
+    """Return whether a type is a binary type, as for UUIDs."""
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
 def is_span(kind: pa.DataType) -> bool:
-    """Return whether values are times of day or durations."""
+    """Return whether a type is a time of day or a duration."""
     return bool(pt.is_time(kind) or pt.is_duration(kind))
 
 
 def holds_nothing(kind: pa.DataType) -> bool:
-    """Return whether the type is null, or a list of null."""
+    """Return whether a type is null, or a list of null."""
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
 
 
 def holds_text(kind: pa.DataType) -> bool:
-    """Return whether values are text, or lists of it."""
+    """Return whether a type is a string type, or a list of strings."""
     kind = plain(kind)
     return is_text(kind) or (is_list(kind) and is_text(plain(kind.value_type)))
 
@@ -368,9 +374,9 @@ _TYPES = {
 
 
 def sort_of(kind: pa.DataType) -> str:
-    """Return the category of values: text, bytes, times, times of day, durations or numbers.
+    """Return the category of a type: text, bytes, times, times of day, durations or numbers.
 
-    Ids of two categories are never equal. The category of a list starts with ``lists of``.
+    Ids of different categories are never equal. The category of lists starts with ``lists of``.
     """
     kind = plain(kind)
     if is_list(kind):
@@ -380,7 +386,7 @@ def sort_of(kind: pa.DataType) -> str:
 
 
 def type_of_sort(sort: str) -> pa.DataType:
-    """Return an Arrow type for a category that ``sort_of`` returns."""
+    """Return an example Arrow type for a category of ``sort_of``."""
     kind = _TYPES[sort.removeprefix(_LISTS)]
     return pa.list_(kind) if sort.startswith(_LISTS) else kind
 

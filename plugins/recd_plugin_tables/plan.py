@@ -1,4 +1,4 @@
-"""Column plans: the role of each leaf of a table."""
+"""Column plans, which assign a role to each column and struct field of a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Problem = tuple[tuple[str, ...], str]
 
 
 class PlanError(DataError):
-    """Error for options that do not match a table's columns; ``problems`` lists all mismatches."""
+    """Error for options that do not match a table's columns. ``problems`` lists all mismatches."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(f"{where}: {problem}" for _, problem in problems))
@@ -47,7 +47,7 @@ class PlanError(DataError):
 
 @dataclass(frozen=True)
 class Use:
-    """A leaf, its options, its feature name, and its name in predictions if it is a key."""
+    """A leaf (column or struct field) with its options, feature name and name in score files."""
 
     leaf: Leaf
     options: ColumnOptions
@@ -57,7 +57,10 @@ class Use:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Leaves of a table, grouped by role; ``explode`` lists columns whose elements become rows."""
+    """Leaves (columns and struct fields) of a table, grouped by role.
+
+    ``explode`` lists the columns whose elements become rows.
+    """
 
     features: tuple[Use, ...]
     label: Use | None
@@ -69,7 +72,7 @@ class ColumnPlan:
 
     @property
     def columns(self) -> list[str]:
-        """Columns to read from the table."""
+        """Names of the columns to read from the table."""
         uses = [*self.features, *self.keys, self.label, self.session, self.request, self.time]
         read = {use.leaf.path[0] for use in uses if use is not None}
         return sorted(read | set(self.explode))
@@ -87,7 +90,7 @@ def plan_columns(
     needed: Collection[Role] = (),
     trained: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> ColumnPlan:
-    """Assign a role to each leaf.
+    """Assign a role to each leaf (column or struct field) of a table.
 
     Args:
         where: name of the table for errors.
@@ -96,7 +99,7 @@ def plan_columns(
         others: what to do with leaves that are missing in ``columns``.
         explode: list columns whose elements become rows.
         implicit: whether every row is a positive, so that no label column exists.
-        labelled: False for a table to score, which needs no label.
+        labelled: whether a label column is required; False for a table to score.
         needed: further roles whose columns a table to score must have.
         trained: types in the training table, used for leaves that have only nulls here.
     """
@@ -168,7 +171,7 @@ def plan_columns(
 
 
 def key_name(column: str, options: ColumnOptions) -> str:
-    """Return the name of a column in predictions (``_key`` is added to a feature name), or ""."""
+    """Return the name of a key column in score files, or "" for other columns."""
     if not set(KEYS) & set(options.roles):
         return ""
     name = feature_name(column)
@@ -204,7 +207,7 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
 
 
 def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
-    """Yield the problems with the columns to explode."""
+    """Yield an error text for each column that cannot be exploded."""
     for name in explode:
         if name not in schema.names:
             meant = text_utils.did_you_mean(name, schema.names)

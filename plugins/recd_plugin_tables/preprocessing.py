@@ -1,4 +1,4 @@
-"""Preprocessing fitted to the training split: vocabularies of ids and scaling of numbers."""
+"""Preprocessing steps fitted to the training split: vocabularies of ids, scaling of numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class FittedPreprocessing(Preprocessing):
-    """Base class of transforms that compute tensors from the training split."""
+    """Base class of preprocessing steps that compute tensors from the training split."""
 
     fit_rows = None
     _state: Mapping[str, Tensor] | None = None
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """Return the fitted tensors, keyed by name."""
+        """Return the fitted tensors, keyed by name, to store in a checkpoint."""
         if self._state is None:
             raise PluginError(
                 f"{self.name}: transform() was called before fit(). Call fit() first."
@@ -50,13 +50,16 @@ _WAITING = 1 << 22
 
 
 class Vocabulary(FittedPreprocessing):
-    """Maps training ids to rows 1, 2, ... by descending frequency; unknown ids share rows."""
+    """Maps the ids of the training split to table rows; out-of-vocabulary ids share other rows.
+
+    Training ids get rows 1, 2, ... by descending frequency.
+    """
 
     name = "tables.vocabulary"
     scope = "id"
 
     class Options(PluginOptions):
-        """Options: the size of the vocabulary and the handling of unknown ids."""
+        """Options for the size of the vocabulary and for out-of-vocabulary ids."""
 
         rows: int = Field(ge=2, le=2**40, description="Number of rows of the table.")
         min_count: int = Field(
@@ -97,7 +100,7 @@ class Vocabulary(FittedPreprocessing):
 
         @property
         def num_others(self) -> int:
-            """Number of rows for unknown ids."""
+            """Number of table rows for out-of-vocabulary ids."""
             if self.others == "unknown":
                 return 1
             return self.hash_rows or max(1, self.rows // 10)
@@ -151,7 +154,7 @@ class Vocabulary(FittedPreprocessing):
         return torch.where(known, rows[at], others), offsets
 
     def original_values(self) -> list[int | None]:
-        """Return the original id of each row, or None for rows shared by unknown ids."""
+        """Return the original id of each table row, or None for rows of out-of-vocabulary ids."""
         found: list[int | None] = [None] * self.options.rows
         ids, rows = (self.state[name].tolist() for name in ("ids", "rows"))
         for known, row in zip(ids, rows, strict=True):
@@ -193,7 +196,7 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
 
 
 class Standardise(FittedPreprocessing):
-    """Subtract the mean of the training rows and divide by their standard deviation."""
+    """Subtracts the mean of the training split and divides by its standard deviation."""
 
     name = "tables.standardise"
     scope = "id"
@@ -245,7 +248,7 @@ _MAX_KEPT = 1 << 22
 
 
 class Quantiles(FittedPreprocessing):
-    """Replaces a number by its quantile bucket, scaled to 0 to 1."""
+    """Replaces a number by the index of its quantile bucket, scaled to 0 to 1."""
 
     name = "tables.quantiles"
     scope = "id"

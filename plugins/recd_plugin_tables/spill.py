@@ -1,4 +1,4 @@
-"""Sorts the rows of an import, builds session histories and splits off the test rows."""
+"""Sorts the rows of an import, builds session histories and selects the test rows."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MOST_TIMES = 1 << 22
 
 
 class Spill:
-    """Sorts rows out of core: rows that do not fit into memory are written to files.
+    """External sort of rows by session: rows that exceed the memory limit are written to files.
 
     Sessions are sorted by hash. Rows of a session are sorted by time, request and position.
 
     Args:
-        folder: folder for files.
+        folder: folder for temporary files.
         schema: schema of the rows.
-        memory: bytes to keep in memory. A part, 1/64 of the rows, is sorted in memory.
-        order: "session", "row" for the order of the table, or "added" to keep the order.
+        memory: maximum bytes of rows in memory. Each 1/64 of the rows is sorted in memory.
+        order: "session", "row" for the order of the table, or "added" for no sorting.
         num_rows: rows of the table, for "row".
-        histories: histories to build, by name, for "session".
+        histories: histories to build, keyed by feature name, for "session".
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Spill:
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows in any order."""
+        """Add rows, in any order."""
         if not batch.num_rows:
             return
         if self._order == "added":
@@ -77,7 +77,7 @@ class Spill:
             self._write()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order. Can be called only once."""
+        """Yield all rows in sorted order. Can be called only once."""
         for part in range(1 << _BITS):
             batches = self._read(part)
             if self._order == "added":
@@ -153,7 +153,7 @@ class HistoryOptions(PluginOptions):
 
 
 class Histories:
-    """Builds histories from ``rows``, which are whole sessions sorted by session and time."""
+    """Builds history features from ``rows``: complete sessions, sorted by session and time."""
 
     def __init__(self, rows: pa.Table, options: Mapping[str, HistoryOptions]) -> None:
         session, time, row = (rows[name].to_numpy() for name in (SESSION, TIME, ROW))
@@ -168,7 +168,7 @@ class Histories:
             self._spans[name] = ids, offsets[starts], offsets[stops]
 
     def add_to(self, rows: pa.Table, first: int) -> pa.Table:
-        """Return rows with their histories. The first row has index ``first`` of all rows."""
+        """Return ``rows`` with history columns. ``first`` is the index of the first row."""
         for name, (ids, starts, stops) in self._spans.items():
             begin, end = (each[first : first + len(rows)] for each in (starts, stops))
             lengths = end - begin
@@ -188,7 +188,7 @@ def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 class SplitOptions(PluginOptions):
-    """How rows are split into training and test."""
+    """Options to split rows into training and test rows."""
 
     by: Literal["time", "session", "row"] = Field(
         default="time",
@@ -216,7 +216,7 @@ class SplitOptions(PluginOptions):
 
 
 class Splitter:
-    """Splits off the test rows. It must see the times of all rows first."""
+    """Selects the test rows. Call ``see`` with all rows before ``test_rows``."""
 
     def __init__(self, options: SplitOptions | None, unit: Unit | None) -> None:
         self._options = options
@@ -227,7 +227,7 @@ class Splitter:
             self._cut = _time(options.test_from, unit)
 
     def see(self, batch: pa.RecordBatch) -> None:
-        """Record the times of rows, in any order."""
+        """Record the times of some rows, in any order."""
         if self._options is None or self._options.by != "time" or self._cut is not None:
             return
         times = np.stack([batch[TIME].to_numpy(), batch[ROW].to_numpy()])
@@ -239,7 +239,7 @@ class Splitter:
             self._num_times = self._times[0].shape[1]
 
     def test_rows(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return which rows are in the test split, bool ``[B]``."""
+        """Return a mask of the rows in the test split, bool ``[B]``."""
         if self._options is None:
             return np.zeros(batch.num_rows, np.bool_)
         if self._options.by == "time":

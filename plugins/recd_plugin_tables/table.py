@@ -46,9 +46,9 @@ _OF_SCORES = frozenset({"row", "candidate", "score"})
 
 
 class Table(Dataset):
-    """Dataset for a table in any supported format, imported once into Parquet.
+    """Dataset for a table in any supported format, which is imported to Parquet before training.
 
-    Option ``columns`` describes the role of each column.
+    Option ``columns`` assigns a role to each column.
     """
 
     name = "tables.table"
@@ -102,7 +102,7 @@ class Table(Dataset):
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """Check ``columns``, ``explode`` and ``implicit`` against the schemas of local files."""
+        """Return option paths and error texts, if the options do not match the table's columns."""
         path, test_path, source = self.options.path, self.options.test_path, self.options.source
         try:
             if not has_local_files(path, source):
@@ -121,7 +121,7 @@ class Table(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Return features in the order of ``columns``, then histories."""
+        """Return the feature schema, in the order of option ``columns``, followed by histories."""
         sparse, dense = [], []
         for name, use in self._features():
             if use.feature in ("id", "ids"):
@@ -172,7 +172,7 @@ class Table(Dataset):
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> dict[str, str]:
-        """Return the columns of predictions; ``explode`` also adds row and candidate numbers."""
+        """Return the columns of score files; ``explode`` adds row and candidate numbers."""
         own = {key_name(column, use): column for column, use in self.options.columns.items()}
         if self._trained is not None:  # a table to score may lack some of them
             there = self._table_of("train").schema.names
@@ -195,7 +195,7 @@ class Table(Dataset):
         return self.options.source.storage
 
     def to_score(self, location: str) -> Table:
-        """Return a dataset that reads every row of another table in stored order, for scoring."""
+        """Return a dataset that reads all rows of another table in stored order, for scoring."""
         changed = {"path": location, "test_path": None, "split": None, "order": "stored"}
         given = self.options.model_dump(by_alias=True) | changed
         scored = type(self)(type(self.options).model_validate(given))
@@ -210,7 +210,7 @@ class Table(Dataset):
         }
 
     def texts(self, feature: str) -> dict[int, str]:
-        """Return the text of each id of a feature; empty unless its column has ``texts: true``."""
+        """Return the text of each id of a feature, or {} if its column lacks ``texts: true``."""
         if not any(name == feature and use.texts for name, use in self._features()):
             return {}
         path = self._train.folder / "texts" / f"{feature}.parquet"
@@ -221,7 +221,7 @@ class Table(Dataset):
 
     @property
     def widths(self) -> dict[str, int]:
-        """The list length of each feature that is a list of numbers."""
+        """List length of each feature that is a list of numbers, keyed by feature name."""
         if self._trained is not None:
             return self._trained.widths
         if self.trained_schema is not None:
@@ -264,7 +264,7 @@ class Table(Dataset):
         return ImportPlace(path, options, self._label, widths, scoring=True, trained=trained)
 
     def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
-        """Return the location of the import of ``test_path``, with the training table's types."""
+        """Return the location of the import of table ``test_path``."""
         assert self.options.test_path is not None
         place = ImportPlace(
             self.options.test_path, self.options, self._label, widths, trained=self._types_known()
@@ -273,7 +273,7 @@ class Table(Dataset):
         return place
 
     def _types_known(self) -> dict[str, pa.DataType] | None:
-        """Return the type of each leaf, from the table or, if it is missing, from a checkpoint."""
+        """Return the type of each column, from the table or, if missing, from a checkpoint."""
         if found := self._leaves():
             return {leaf.name: leaf.type for leaf in found if not leaf.exploded}
         if not self.trained_kinds:
@@ -288,14 +288,14 @@ class Table(Dataset):
         }
 
     def _leaves(self) -> list[Leaf]:
-        """Return the leaves of the table, or none if it is missing."""
+        """Return the columns and struct fields of the table, or [] if the table is missing."""
         try:
             return leaves(self._place.source.schema, self.options.explode)
         except RecdError:
             return []
 
     def kinds(self) -> dict[str, str]:
-        """Return the category (see ``sort_of``) of each feature; empty if the table is missing."""
+        """Return the category of each feature's type, as in ``sort_of``; {} without the table."""
         compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
         return {leaf.name: sort_of(leaf.type) for leaf in compared}
 
@@ -305,7 +305,7 @@ class Table(Dataset):
         return use is not None and use.feature is not None and use.by is None
 
     def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
-        """Reject columns whose category differs from training, because no id would match."""
+        """Raise an error if a column's category differs from training, as no id would match."""
         for leaf in leaves(mine.schema, self.options.explode):
             there = known.get(leaf.name, "")
             here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))

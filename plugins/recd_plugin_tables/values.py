@@ -1,7 +1,7 @@
 """Converts column values to ids, numbers, labels and times.
 
-The id of a text is the 8-byte BLAKE2b digest of its UTF-8 bytes, read as little-endian and shifted
-right by one bit. It has 63 bits and is the same on every machine.
+The id of a text is the 8-byte BLAKE2b digest of its UTF-8 bytes, as a little-endian integer,
+shifted right by one bit. It has 63 bits and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LATEST_SECOND = 10**11
 
 @dataclass(frozen=True)
 class Cells:
-    """Values of a column. ``place`` describes the file, row and column of the value at an index."""
+    """Values of a column. ``place`` returns the file, row and column of a value for messages."""
 
     values: pa.Array
     place: Callable[[int], str]
@@ -69,13 +69,13 @@ class Cells:
         return len(self.values)
 
     def wrong(self, index: int, why: str) -> DataError:
-        """Return an error with the value at ``index``, its location, and the sentences ``why``."""
+        """Return an error for the value at ``index``. ``why`` says what is wrong and what to do."""
         text = repr(python_value(self.values[index]))
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         return DataError(f"{self.place(index)}: the value is {shown}. {why}")
 
     def items(self, values: pa.Array, offsets: NDArray[Any]) -> Cells:
-        """Return cells for list elements; each element reports the location of its list."""
+        """Return cells for list elements ``values``, located in the list given by ``offsets``."""
         return Cells(values, lambda at: self.place(int(np.searchsorted(offsets, at, "right")) - 1))
 
     def decoded(self) -> Cells:
@@ -86,7 +86,7 @@ class Cells:
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """Convert an Arrow scalar to Python, or to its storage value if Python has no such type."""
+    """Convert an Arrow scalar to a Python value; unsupported types become their storage value."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError, LookupError):
@@ -94,7 +94,7 @@ def python_value(scalar: pa.Scalar) -> Any:
 
 
 def as_numpy(values: pa.Array, fill: Any) -> NDArray[Any]:
-    """Convert values to a NumPy array, replacing nulls by ``fill``."""
+    """Convert an Arrow array to NumPy, with nulls replaced by ``fill``."""
     filled = values.fill_null(fill) if values.null_count else values
     return filled.to_numpy(zero_copy_only=False)
 
@@ -105,13 +105,13 @@ def nulls(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def text_id(text: str | bytes) -> int:
-    """Hash a text to its id (see the module docstring)."""
+    """Hash a text to a 63-bit id, as described at the top of this module."""
     data = text.encode() if isinstance(text, str) else text
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def text_ids(values: pa.Array) -> pa.Int64Array:
-    """Hash texts or bytes to ids; nulls stay null."""
+    """Hash texts or bytes to 63-bit ids; nulls stay null."""
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     words = values.dictionary.to_pylist()
@@ -129,12 +129,12 @@ def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
 
 
 def largest_whole(kind: pa.DataType) -> int:
-    """Return the largest n such that a float type represents every integer from 0 to n."""
+    """Return the largest n for which a float type represents all integers from 0 to n."""
     return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
 
 
 def number_type(kind: pa.DataType) -> pa.DataType:
-    """Return float32 if it represents every value of an Arrow type exactly, otherwise float64."""
+    """Return float32 if it represents all values of an Arrow type exactly, otherwise float64."""
     kind = plain(kind)
     if is_list(kind):
         return number_type(kind.value_type)
@@ -237,11 +237,10 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
 
 
 def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.ndarray, int]:
-    """Convert each row to a list of ids, handling nulls as option ``missing`` says.
+    """Convert each row to a list of ids, with nulls handled according to option ``missing``.
 
     Returns:
-        The lists; the rows to drop according to ``missing``, bool ``[B]``; the number of null lists
-        and null elements.
+        The lists, the rows to drop (bool ``[B]``), and the number of null lists and elements.
     """
     if options.feature == "id":
         ids = ids_of(cells, options)
@@ -279,7 +278,7 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
 
 
 def missing_id(missing: object) -> int:
-    """Return the id for nulls: option ``missing``, or 0 if it is error, empty or drop."""
+    """Return the id that replaces nulls: option ``missing`` if it is a value, otherwise 0."""
     if isinstance(missing, str) and missing not in RULES:
         return text_id(missing)
     return int(missing) if isinstance(missing, int | float) else 0
@@ -301,7 +300,7 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split each text at a separator. Drops spaces, empty parts and brackets around the text."""
+    """Split each text at a separator. Removes spaces, empty parts and enclosing brackets."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if separator.strip() in ("", ","):
@@ -314,7 +313,7 @@ def split_text(values: pa.Array, separator: str) -> pa.ListArray:
 
 
 def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """Convert each label to 0 or 1, float64 ``[B]``; nulls become NaN."""
+    """Convert labels to 0 or 1 according to the options, float64 ``[B]``; nulls become NaN."""
     cells = cells.decoded()
     values = cells.values
     if is_text(values.type):
@@ -345,14 +344,14 @@ def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
 
 
 class Texts:
-    """Writes the distinct texts of each feature, and their ids, to ``folder/FEATURE.parquet``."""
+    """Writes the distinct texts of each feature, with their ids, to a Parquet file per feature."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, dict[int, str]] = {}
 
     def add(self, feature: str, cells: Cells, options: ColumnOptions) -> None:
-        """Collect the distinct texts of a batch of rows."""
+        """Collect the distinct texts of some rows."""
         values = cells.values
         if options.separator is not None:
             values = split_text(values, options.separator)
@@ -364,7 +363,7 @@ class Texts:
         known.update(zip(ids, texts.to_pylist(), strict=True))
 
     def close(self) -> None:
-        """Write one file per feature."""
+        """Write ``folder/FEATURE.parquet`` for each feature."""
         for feature, known in self._known.items():
             self._folder.mkdir(parents=True, exist_ok=True)
             ids, texts = pa.array(known.keys(), pa.int64()), pa.array(known.values(), pa.string())
@@ -373,7 +372,7 @@ class Texts:
 
 
 def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
-    """Return times of any type as int64 microseconds since 1970, null for nulls.
+    """Convert times of any type to int64 microseconds since 1970; nulls stay null.
 
     Args:
         cells: times, dates, texts such as 2024-05-01 10:00:00, or numbers.
@@ -446,7 +445,7 @@ def _check(cells: Cells, found: NDArray[np.float64], unit: Unit | None) -> None:
 
 
 def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
-    """Parse numbers such as 20240501 to microseconds since 1970, or null."""
+    """Parse numbers such as 20240501 to microseconds since 1970; others become null."""
     if pt.is_floating(values.type):
         values = pa.array(np.nan_to_num(as_numpy(values.cast(pa.float64()), -1), nan=-1))
     texts = values.cast(pa.int64(), safe=False).cast(pa.string())
@@ -456,7 +455,7 @@ def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
 
 
 def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray[np.float64]:
-    """Return hour of the day, day of the week (Monday is 0) or days since 1970, with fractions."""
+    """Return the hour of day, weekday (Monday is 0) or days since 1970 of times, with fractions."""
     micro: NDArray[Any] = as_numpy(times, 0)
     if by == "hour":
         found = (micro % _DAY) / _HOUR
@@ -468,7 +467,7 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
 
 
 def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
-    """Return the unit in which all finite numbers are plausible times, or None."""
+    """Return the unit in which all numbers would be times between 2000 and 2040, or None."""
     least, largest = numbers.min(), numbers.max()
     for unit in _FORMATS:
         if len(f"{least:.0f}") == len(unit) == len(f"{largest:.0f}"):

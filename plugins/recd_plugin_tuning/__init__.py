@@ -1,4 +1,4 @@
-"""Commands for tuning: ``recd calibrate``, ``recd profile`` and ``recd plan --scaling``."""
+"""Tuning commands: ``recd calibrate``, ``recd profile``, ``recd plan --auto`` and ``--scaling``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``use: auto``: search the candidates of other shardings for the shortest estimated step."""
+"""Sharding ``auto``: searches the candidates of other shardings for the shortest predicted step."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _SAVED_ALONE = 0.5
 
 
 class Auto(choosing.Chooser):
-    """Chooses the candidate with the shortest estimated step for each table."""
+    """Sharding plugin that chooses the candidate with the shortest predicted step per table."""
 
     name = "auto"
 
     def choose(self, question: choosing.SearchContext) -> choosing.Choice:
-        """Search choices, starting with the planner for all tables."""
+        """Search for the best candidates, starting with TorchRec's planner for all tables."""
         groups = groups_of(question)
         evaluations = Evaluations(question, groups)
         best = best_choices(evaluations, groups)
@@ -76,12 +76,12 @@ class Group:
 
     @property
     def least_gain(self) -> float:
-        """Minimum share of the step time that a different candidate must save."""
+        """Minimum fraction of the step time that a changed candidate must save."""
         return _LEAST_GAIN_POOLED if self.pooled else _LEAST_GAIN
 
 
 def groups_of(question: choosing.SearchContext) -> list[Group]:
-    """Group similar tables, ordered by the first table of each group."""
+    """Group similar tables. The groups are ordered by their first table."""
     alike: dict[tuple[Any, ...], list[Table]] = {}
     profile = question.context.data.profile()
     for table in question.tables:
@@ -102,7 +102,7 @@ def _key(table: Table, profile: data_profiles.DataProfile) -> tuple[Any, ...]:
 
 
 class Evaluations:
-    """Cache of evaluated choices, where a choice has one candidate per group."""
+    """Cache of estimated step costs. The key is a tuple with one candidate per group of tables."""
 
     def __init__(self, question: choosing.SearchContext, groups: Sequence[Group]) -> None:
         self._question, self._groups = question, groups
@@ -110,13 +110,13 @@ class Evaluations:
         self._settled: set[Choices] = set()
 
     def __call__(self, choices: Choices) -> choosing.Evaluation:
-        """Return the evaluation of ``choices``, on a sample of the data unless settled."""
+        """Return the cached estimate for ``choices``, or estimate it on a sample of the data."""
         if choices not in self.made:
             self.made[choices] = self._evaluation(choices, fast=True)
         return self.made[choices]
 
     def settle(self, choices: Choices) -> bool:
-        """Evaluate ``choices`` on all data. Return whether this was already done."""
+        """Estimate ``choices`` on all data. Return whether this was done before."""
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
@@ -124,7 +124,7 @@ class Evaluations:
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
-        """Return the time of a step without some groups, in seconds."""
+        """Return the estimated step time in seconds without the tables of some groups."""
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
@@ -136,7 +136,7 @@ class Evaluations:
 
 
 def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) -> choosing.Offered:
-    """Return the chosen candidates, each with the tables of all its groups."""
+    """Return each chosen candidate with the tables of all groups that use it."""
     names: dict[str, tuple[choosing.Candidate, list[str]]] = {}
     for tables, candidate in chosen:
         if candidate is not None:
@@ -145,10 +145,10 @@ def _offered(chosen: Iterable[tuple[Sequence[str], choosing.Candidate | None]]) 
 
 
 def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
-    """Search for the choice of candidates with the shortest estimated step.
+    """Search for one candidate per group, so that the estimated step is shortest.
 
-    Compares fast evaluations, starting with the planner's choice for all tables. The best choices
-    and those near them are then evaluated on all data, and the search is repeated.
+    Starts with the planner for all tables and compares estimates on a sample of the data. The
+    best choices are then estimated on all data, and the search is repeated.
     """
     start: Choices = (None,) * len(groups)
     if not any(group.offers for group in groups):
@@ -188,13 +188,13 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """Return the better choice. A new choice must save at least the minimum."""
+    """Return ``choices`` if it saves at least the minimum over ``best``, otherwise ``best``."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 
 
 def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, number: int) -> bool:
-    """Return whether another choice for a group could save enough."""
+    """Return whether another candidate for group ``number`` could save enough time."""
     whole = evaluations(best).total
     if whole == float("inf"):
         return True
@@ -205,7 +205,7 @@ def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, n
 def _may_be_better(
     evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
-    """Return whether a choice could beat ``best``, given the evaluated ones."""
+    """Return whether ``choices`` could beat ``best``, judged by the evaluated choices."""
     for other in tried:
         differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
         if evaluations(other).seconds is None:
@@ -219,7 +219,7 @@ def _may_be_better(
 def _changed(
     choices: Choices, groups: Sequence[Group], numbers: Sequence[int]
 ) -> Iterator[Choices]:
-    """Yield choices with one candidate for all of some groups that offer it."""
+    """Yield variants of ``choices`` in which some groups use one common candidate."""
     offered = {offer.key: offer for number in numbers for offer in groups[number].offers}
     for offer in (None, *offered.values()) if numbers else ():
         other = tuple(
@@ -234,14 +234,14 @@ def _changed(
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """The choice for a group of tables.
+    """The candidate chosen for a group of tables.
 
     Attributes:
         tables: table names.
-        pooled: whether the tables are looked up in bags.
-        offer: the chosen candidate; None for the planner.
-        others: other choices with the shortest step in seconds, shortest first.
-        refused: candidates without a plan, with the reason.
+        pooled: whether the tables belong to an EmbeddingBagCollection.
+        offer: the chosen candidate; None for TorchRec's planner.
+        others: other candidates and the step time with each in seconds, shortest first.
+        refused: candidates that cannot be used, with the reason.
     """
 
     tables: tuple[str, ...]
@@ -253,14 +253,14 @@ class GroupChoice:
 
 @dataclass(frozen=True)
 class Chosen(choosing.Choice):
-    """Result of ``auto`` with its report.
+    """Result of sharding ``auto``, with a report.
 
     Attributes:
-        groups: the choice of each group.
-        others: names of tables in other sharding entries.
-        seconds: seconds of a step, without dense layers.
-        planner: seconds of a step with the planner's choice for all tables; None without a plan.
-        num_trials: number of plans tried.
+        groups: the chosen candidate of each group of tables.
+        others: names of tables in other entries of the ``sharding`` section.
+        seconds: predicted step time in seconds, without dense layers.
+        planner: the same with TorchRec's planner for all tables; None if it finds no plan.
+        num_trials: number of evaluated plans.
         measured: whether costs were measured. Otherwise the report shows no milliseconds.
     """
 
@@ -281,7 +281,7 @@ class Chosen(choosing.Choice):
         return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
 
     def lines(self) -> str:
-        """Return the lines of the ``sharding`` section, or those that replace the entry."""
+        """Return YAML of a ``sharding`` section with the same choices, to use without ``auto``."""
         every = [*self.others, *(name for each in self.groups for name in each.tables)]
         lines = [
             entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
@@ -293,7 +293,7 @@ class Chosen(choosing.Choice):
         return "\n".join([f"# sharding: {instead}", *lines])
 
     def as_json(self) -> Any:
-        """Return JSON values."""
+        """Return the report as JSON values."""
         return {
             "milliseconds": 1000 * self.seconds,
             "milliseconds_of_the_planner": self.planner and 1000 * self.planner,
@@ -393,7 +393,7 @@ def _chosen(
 
 
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return patterns that match ``names`` but not ``others``: prefixes up to a ``_``."""
+    """Return glob patterns that match ``names`` but not ``others``, such as ``t_user_*``."""
     found: list[str] = []
     for name in names:
         if not any(fnmatchcase(name, pattern) for pattern in found):
@@ -412,7 +412,7 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
 
 
 def entry_line(offer: choosing.Candidate, patterns: Sequence[str]) -> str:
-    """Return one item of the ``sharding`` section."""
+    """Return a YAML entry of the ``sharding`` section for a candidate and table patterns."""
     options = f", options: {offer.written}" if offer.options else ""
     tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no surrogate pairs
     return f"  - {{use: {offer.use}, tables: {tables}{options}}}"

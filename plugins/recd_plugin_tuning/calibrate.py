@@ -1,4 +1,4 @@
-"""``recd calibrate``: measure the cluster, and write it as a topology."""
+"""``recd calibrate``: measures the cluster and writes a topology file."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _default_ranks(device: str) -> int:
 
 
 def _kind(device: str, ranks: int) -> str:
-    """Return ``cpu`` or ``cuda``."""
+    """Return the device type, ``cpu`` or ``cuda``, for option ``--device``."""
     from recd_plugins.api import devices
 
     lack = "" if device == "cpu" else devices.lack_for_cuda(ranks)
@@ -163,7 +163,7 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
 
 
 def _comment(found: MeasuredCluster, quick: bool) -> str:
-    """Return the first line of the file."""
+    """Return the comment in the first line of the topology file."""
     how = f"recd calibrate {version('recd-plugins-core')}{' --quick' if quick else ''}"
     line = f"Measured by {how} on {time.strftime('%Y-%m-%d')}."
     return line if found.spec.nodes > 1 else f"{line} One node: rates between nodes are assumed."

@@ -49,7 +49,7 @@ _TABLES, _ROWS, _DIM = 4, 64, 16
 
 
 def dense_seconds(device: torch.device, effort: Effort) -> float:
-    """Time the fixed cost of a step of two layers under DistributedDataParallel. Collective."""
+    """Time a training step of two small layers under DistributedDataParallel. Collective."""
     # Uses no global random state, so that a training run in this process is not affected.
     layers = nn.Sequential(
         nn.Linear(_DIM, _DIM, device="meta"), nn.ReLU(), nn.Linear(_DIM, 1, device="meta")
@@ -72,7 +72,7 @@ def dense_seconds(device: torch.device, effort: Effort) -> float:
 
 
 def module_seconds(device: torch.device, effort: Effort) -> float:
-    """Time a step of TorchRec's sharded module with one id per table. Collective."""
+    """Time a step of a small sharded EmbeddingCollection with one id per table. Collective."""
     ranks = list(range(min(_TABLES, dist.get_world_size())))
     names = [f"t{number}" for number in range(len(ranks))]
     module = EmbeddingCollection(
@@ -119,13 +119,13 @@ def module_seconds(device: torch.device, effort: Effort) -> float:
 
 @dataclass(frozen=True)
 class MeasuredCluster:
-    """Measurements of a cluster, equal on every rank.
+    """Measurements of a cluster, equal on every rank. Times are in seconds.
 
     Attributes:
         machine: topology with assumed rates.
-        sweeps: seconds of collectives by size.
-        module: seconds of a step of a tiny sharded module.
-        dense: seconds of a step of tiny dense layers, with its all-reduce.
+        sweeps: time of each collective, keyed by size in bytes.
+        module: time of a step of a small sharded module.
+        dense: time of a step of small dense layers, with its all-reduce.
         work: rates of local work.
     """
 
@@ -137,12 +137,12 @@ class MeasuredCluster:
 
     @property
     def collective(self) -> float:
-        """Return the seconds that a sharded module spends in each collective per step."""
+        """Return the fixed time of a collective in a sharded module, in seconds."""
         return max(0.0, self.module - self.work.lookup["lookups"]) / step_costs.COLLECTIVES
 
     @property
     def spec(self) -> topologies.TopologySpec:
-        """Return the topology with median rates."""
+        """Return the topology of the cluster with the measured rates."""
         machine, rates = self.machine, self.work.rates
         changed: dict[str, Any] = {"ddr_bandwidth": rates["copy"], "flops": rates["matmul"]}
         if "device_copy" in rates:
@@ -164,7 +164,7 @@ class MeasuredCluster:
         return spec.model_copy(update={"costs": self._costs(spec)})
 
     def _costs(self, spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-        """Return measured costs; those without a measurement keep their lower bounds."""
+        """Return measured costs. Costs without a measurement keep their lower bounds."""
         least, rates, world = spec.least_costs, spec.collective_rates, spec.world_size
         reduced = {}
         if world > 1:
@@ -195,7 +195,7 @@ class MeasuredCluster:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return all measurements as JSON values."""
         return {
             "topology": self.spec.model_dump(exclude_none=True),
             "collectives": {
@@ -215,7 +215,7 @@ class MeasuredCluster:
 def measure_cluster(
     device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> MeasuredCluster:
-    """Measure the ranks of this process group; ``say`` shows progress. Collective."""
+    """Measure the ranks of this process group. ``say`` is called with progress. Collective."""
     with node_groups() as groups:
         work = measure_work(device, effort, say)
         sweeps = sweep(groups, device, effort, say)
@@ -243,12 +243,12 @@ _UNITS = {
 
 
 def render(found: MeasuredCluster) -> RenderableType:
-    """Return tables of collectives and local work."""
+    """Return tables of the measured collectives and local work for a terminal."""
     return Group(_collectives(found), _work(found))
 
 
 def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.CollectiveRate]]:
-    """Return the collectives that send data: not those of a single rank or a single node."""
+    """Yield collectives that send data, without those of a single rank or node."""
     spec = found.machine
     sends = {"a2a_intra": spec.ranks_per_node > 1, "ar_cross": spec.nodes > 1}
     return (each for each in fit_rates(found.sweeps) if sends.get(each[0], spec.world_size > 1))

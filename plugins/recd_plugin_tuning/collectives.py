@@ -1,4 +1,4 @@
-"""Measures the collectives of a process group."""
+"""Measures latency and bandwidth of the collectives of a process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recd_plugins.api import rank_agreement, stage_costs
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """Process groups of this rank: all ranks, its node, and its peers across nodes."""
+    """Process groups of this rank: all ranks, ranks of the same node, and peers on other nodes."""
 
     rank: int
     nodes: int
@@ -34,7 +34,7 @@ class NodeGroups:
 
 @contextmanager
 def node_groups() -> Iterator[NodeGroups]:
-    """Create the process groups of nodes. Collective."""
+    """Context manager that creates the process groups of nodes. Collective."""
     per_node = rank_agreement.ranks_of_each_node()
     world_size, rank = dist.get_world_size(), dist.get_rank()
     everyone = list(range(world_size))
@@ -69,7 +69,10 @@ _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 def sweep(
     groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> dict[str, dict[int, float]]:
-    """Time each collective by size, in all groups of the same type at once. Collective."""
+    """Time each collective for several sizes. Return seconds keyed by collective and bytes.
+
+    Groups of the same kind, such as all nodes, run at the same time. Collective.
+    """
     kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
         "a2a_global": (_all_to_all, groups.everyone),
         "a2a_intra": (_all_to_all, groups.node),
@@ -98,18 +101,15 @@ def _waiting(
 
 
 def fit_rates(sweeps: Sweeps) -> stage_costs.CollectiveRates:
-    """Fit latency and bandwidth of each collective to the faster rounds.
-
-    gloo's all-reduce polls, so ranks that share cores slow each other down in this benchmark.
-    """
+    """Fit latency and bandwidth of each collective to its times."""
     return stage_costs.CollectiveRates(**{name: fit_rate(each) for name, each in sweeps.items()})
 
 
 def fit_rate(seconds: Mapping[int, float]) -> stage_costs.CollectiveRate:
-    """Fit latency and bandwidth to seconds by bytes.
+    """Fit latency and bandwidth to ``seconds``, keyed by bytes.
 
-    The bandwidth is the median slope between the largest sizes: rate-limited links let the first
-    bytes pass in a burst.
+    The bandwidth is the median slope between the largest sizes, because rate-limited links let
+    the first bytes pass in a burst.
     """
     sizes = sorted(seconds)
     slopes = [

@@ -1,4 +1,4 @@
-"""``recd plan --auto`` and ``--scaling``, and the measurement at the start of a run."""
+"""Modes ``--auto`` and ``--scaling`` of ``recd plan``, and the measurement when a run starts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _GLOBAL_BATCH = 65_536
 
 
 class AutoPlan(plan_modes.TablesPlan):
-    """Mode ``--auto`` of ``recd plan``: uses ``auto`` instead of the first sharding entry."""
+    """Mode ``--auto`` of ``recd plan``: plans with sharding ``auto`` instead of the first entry."""
 
     flag = "--auto"
     help = "Choose the sharding with use: auto instead of the first sharding entry."
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
-        """Plan with ``auto``."""
+        """Plan with sharding ``auto``."""
         path = question.registry.path
         registry = load_registry(path, plugins_dir=question.plugins_dir, sharding="auto")
         return super().plan(replace(question, registry=registry))
 
 
 class ScalingPlan(plan_modes.PlanMode):
-    """Mode ``--scaling`` of ``recd plan``: predicts step times by number of nodes."""
+    """Mode ``--scaling`` of ``recd plan``: predicts the step time for each number of nodes."""
 
     flag = "--scaling"
     help = (
@@ -69,7 +69,7 @@ class ScalingPlan(plan_modes.PlanMode):
         ]
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:
-        """Plan each registry for each number of nodes."""
+        """Plan each registry file for each number of nodes."""
         if question.options["global_batch"] < (ranks := question.spec.world_size):
             raise click.UsageError(
                 f"--global-batch {question.options['global_batch']} is too small for {ranks:,} "
@@ -103,7 +103,7 @@ class Calibrated(plan_modes.Measurement):
     """Measures the cluster as ``recd calibrate --quick`` does."""
 
     def cluster(self, device: torch.device) -> topologies.TopologySpec:
-        """Measure for 10 to 20 seconds."""
+        """Measure the cluster for 10 to 20 seconds, and return its topology."""
         from recd_plugin_tuning.cluster import measure_cluster
         from recd_plugin_tuning.rank_work import QUICK
 

@@ -1,4 +1,4 @@
-"""``recd profile``: counts how often each row of a table is read."""
+"""``recd profile``: counts how often training reads each row of an embedding table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -
 
 
 def _written(command: Callable[..., AccessProfile]) -> Any:
-    """Decorate a command so that its returned profile is written to a file and shown."""
+    """Decorate a command so that the profile it returns is written to a file and shown."""
 
     @click.option(
         "-o",
@@ -215,7 +215,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 
 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
-    """Return the tables of the command line, or else those of the registry's model."""
+    """Return the tables given with ``--table``, or those of the registry's model."""
     if own:
         return [
             Table(
@@ -251,7 +251,7 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
 
 
 def as_json(profile: AccessProfile) -> dict[str, Any]:
-    """Return JSON values."""
+    """Return a summary of the profile as JSON values."""
     return {
         "source": profile.source,
         "tables": {name: _figures(table) for name, table in profile.tables.items()},
@@ -259,7 +259,7 @@ def as_json(profile: AccessProfile) -> dict[str, Any]:
 
 
 def render(profile: AccessProfile) -> RenderableType:
-    """Return the report for a terminal, with one line per table."""
+    """Return a report for a terminal, with one line per table."""
     from rich.console import Group
 
     from recd_plugins.api import text_table
@@ -335,7 +335,7 @@ def plot(profile: AccessProfile, path: Path) -> None:
 
 
 def coverage(table: TableAccess) -> tuple[np.ndarray, np.ndarray]:
-    """Return points of the curve: shares of the table's rows and of accesses."""
+    """Return points of the coverage curve: fractions of rows, and of accesses to these rows."""
     import numpy as np
 
     rows = np.unique(np.geomspace(1, table.num_embeddings, _POINTS).round().astype(np.int64))

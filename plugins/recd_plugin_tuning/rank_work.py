@@ -1,4 +1,4 @@
-"""Times local work of ranks: lookups, matrix products, copies and operators."""
+"""Times the local work of ranks: lookups, matrix products, copies and small operators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
 def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return the seconds of the faster rounds of ``run`` on the slowest rank. Collective."""
+    """Time ``run`` repeatedly; return the 25th percentile on the slowest rank. Collective."""
     seconds: list[float] = []
     while len(seconds) < LEAST_ROUNDS or (
         len(seconds) < effort.rounds and sum(seconds) < effort.seconds
@@ -76,7 +76,7 @@ def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> f
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return the time of a step without barriers between steps, in seconds. Collective."""
+    """Return seconds per step of consecutive steps without barriers. Collective."""
 
     def turn(steps: int) -> float:
         with doing("measuring", long=False):
@@ -97,14 +97,14 @@ def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Eff
 
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
-    """Return whether time remains for a larger size."""
+    """Return whether there is time to measure the larger size ``size``, in bytes."""
     if last_size <= _LATENCY_BYTES:  # Small sizes measure latency, not bandwidth.
         return True
     return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished its work."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -132,11 +132,11 @@ _PRODUCTS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Lookup:
-    """Forward and backward lookups in one FBGEMM call with row-wise Adagrad.
+    """A forward and backward lookup in one FBGEMM call with row-wise Adagrad.
 
     Attributes:
-        ids: ids of all tables, spread evenly over rows.
-        dim: columns.
+        ids: number of ids over all tables, spread evenly over rows.
+        dim: embedding dimension.
         rows: rows per table.
         tables: number of tables.
     """
@@ -152,12 +152,12 @@ class Lookup:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Return the numbers of calls, bytes, ids and updated rows, in the order of the costs."""
+        """Return the numbers of calls, bytes, ids and updated rows, to fit their costs."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """Return a function that runs the lookup once."""
+        """Return a function that runs the lookup once on a device."""
         on_cuda = device.type == "cuda"
         where = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
@@ -189,11 +189,11 @@ class Product:
 
     @property
     def work(self) -> tuple[float]:
-        """Return the operations of one forward and two backward products."""
+        """Return the floating-point operations of one forward and two backward products."""
         return (6.0 * _PRODUCTS_AT_ONCE * self.rows * self.inner * self.columns,)
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """Return a function that runs the products once."""
+        """Return a function that runs the products once on a device."""
         # Uses no global random state, so that a training run in this process is not affected.
         leaf = partial(torch.ones, device=device, requires_grad=True)
         values = [leaf(self.rows, self.inner) for _ in range(_PRODUCTS_AT_ONCE)]
@@ -227,7 +227,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Return the measurements of ``WORKS`` by name: work per run, and a function to run."""
+    """Return the amount of work and a function to run it, for each name of ``WORKS``."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))
@@ -274,10 +274,10 @@ class WorkRates:
     """Median rates of local work over all ranks.
 
     Attributes:
-        rates: bytes, operations or ids per second by name of ``WORKS``.
-        lookup: section ``costs.lookup`` of a topology.
-        gemm: section ``costs.gemm``.
-        timed: seconds to which these are fitted.
+        rates: bytes, operations or ids per second, keyed by name of ``WORKS``.
+        lookup: costs in section ``costs.lookup`` of a topology file.
+        gemm: costs in section ``costs.gemm`` of a topology file.
+        timed: measured seconds, to which these costs are fitted.
     """
 
     rates: Mapping[str, float]
@@ -287,7 +287,7 @@ class WorkRates:
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
-    """Time each measurement on all ranks at once. Collective."""
+    """Time all kinds of local work on all ranks at the same time. Collective."""
     works, products = works_of(device), PRODUCTS[device.type]
     fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
@@ -317,11 +317,11 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
 def fit_costs(
     work: NDArray[np.float64], measured: NDArray[np.float64], *, least: float
 ) -> NDArray[np.float64]:
-    """Fit non-negative ``costs`` so that ``work @ costs`` has least squares of relative errors.
+    """Fit non-negative costs to measured times by least squares of relative errors.
 
     Args:
-        work: ``[measurements, costs]``.
-        measured: ``[measurements]``.
+        work: ``[measurements, costs]``, amounts of work; ``work @ costs`` is the fitted time.
+        measured: ``[measurements]``, times in seconds.
         least: lower limit for the denominator of a relative error.
 
     Returns:
@@ -345,10 +345,7 @@ def fit_costs(
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return the mean seconds per round of each rank. Collective.
-
-    The mean includes waiting of ranks that share cores.
-    """
+    """Return each rank's mean seconds per round while all ranks are busy. Collective."""
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
     # Continue until all are done, so that no rank gets a core to itself.
@@ -364,7 +361,7 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Time at least ``least`` seconds in total or ``_MOST_ROUNDS`` rounds."""
+    """Run for at least ``least`` seconds or ``_MOST_ROUNDS`` rounds, and return their seconds."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
     while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):

@@ -1,4 +1,4 @@
-"""Predicted step times by number of ranks, under weak and strong scaling."""
+"""Predicts step times by number of ranks, under weak and strong scaling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """Predicted step time of one variant for a number of ranks, or why it has no plan."""
+    """Predicted step time of a variant for a number of ranks, or the reason why it has no plan."""
 
     ranks: int
     batch_size: int
@@ -45,7 +45,7 @@ class ScalingPoint:
 
     @property
     def milliseconds(self) -> float | None:
-        """Return milliseconds per step."""
+        """Return the predicted milliseconds per step."""
         return None if self.seconds is None else 1000 * self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class ScalingReport:
     Attributes:
         topology: name of the topology.
         spec: the topology with the most nodes.
-        batch_size: rows of a rank under weak scaling.
+        batch_size: rows per rank under weak scaling.
         global_batch: rows of all ranks under strong scaling.
-        points: maps the type of scaling and the variant to points, in the order of ranks.
+        points: predictions in ascending order of ranks, keyed by type of scaling and variant.
     """
 
     topology: str
@@ -112,10 +112,10 @@ def study_scaling(
     global_batch: int,
     say: Callable[[str], None],
 ) -> ScalingReport:
-    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... up to ``spec.nodes`` nodes.
+    """Plan each registry, and stock TorchRec, for 1, 2, 4 ... up to ``spec.nodes`` nodes.
 
-    Plain TorchRec trains the first registry's model. Weak scaling keeps the first registry's
-    ``training.batch_size`` per rank, strong scaling divides ``global_batch``.
+    Stock TorchRec trains the model of the first registry. Weak scaling keeps the batch size per
+    rank of the first registry. Strong scaling divides ``global_batch`` by the number of ranks.
     """
     variants = _sides(registries, say)
     batch_size = next(iter(registries.values())).training.batch_size
@@ -166,7 +166,7 @@ def _point(variant: _Side, spec: topologies.TopologySpec, batch_size: int) -> Sc
 
 
 def _costs(spec: topologies.TopologySpec) -> stage_costs.StageCosts:
-    """Return measured costs, or lower bounds with an assumed latency of collectives."""
+    """Return measured costs or, if there are none, lower bounds with an assumed latency."""
     costs = spec.costs or spec.least_costs
     if costs.all_to_all.collectives:
         return costs
@@ -187,7 +187,7 @@ def render(report: ScalingReport) -> RenderableType:
 
 
 def _problems(report: ScalingReport) -> Iterator[Text]:
-    """Yield the first problem of each variant."""
+    """Yield, per variant, the first reason why it has no plan."""
     for kind, variants in report.points.items():
         for name, points in variants.items():
             for point in points:
@@ -220,7 +220,7 @@ def _table(report: ScalingReport, kind: Scaling) -> Table:
 
 @plots.plot_style()
 def plot(report: ScalingReport, path: Path) -> None:
-    """Plot milliseconds per step against ranks, for weak and strong scaling."""
+    """Plot milliseconds per step over the number of ranks, for weak and strong scaling."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 

@@ -1,4 +1,4 @@
-"""``recd criteo convert``: converts TSV to Parquet, file by file and part by part."""
+"""``recd criteo convert``: converts Criteo's TSV files to Parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Options of a conversion. A killed run repeats at most ``part_rows`` rows."""
+    """Options of a conversion from TSV to Parquet. Each output file has ``part_rows`` rows."""
 
     source: Path
     target: Path
@@ -32,7 +32,7 @@ class ConvertOptions:
 
 @dataclass
 class ConvertedLogs:
-    """Result of a conversion, or the progress of one file with the position to resume from."""
+    """Number of converted rows and files, with the input position from which to resume."""
 
     rows: int = 0
     part: int = 0
@@ -48,14 +48,14 @@ def convert(
     say: Callable[[str], None] = lambda _: None,
     start: Callable[[str, int | None], Callable[[int], None]] = lambda *_: lambda _: None,
 ) -> ConvertedLogs:
-    """Convert files. ``target`` appears when it is complete. A killed run is resumed.
+    """Convert Criteo's TSV files to Parquet, or resume a conversion that was killed.
 
     Args:
-        options: options of the conversion.
+        options: options of the conversion; folder ``target`` appears only when it is complete.
         force: whether to overwrite a table that this command wrote.
-        say: receives messages.
-        start: starts a progress bar with a name and a number of rows, and returns a function that
-            updates it.
+        say: function that shows a message to the user.
+        start: function that starts a progress bar, given a name and a number of rows. It returns a
+            function that advances the bar.
     """
     days = find_days(options.source)
     for day in days:
@@ -114,7 +114,7 @@ def _convert_day(
 def _write_part(
     path: Path, stream: TsvStream, options: ConvertOptions, progress: Callable[[int], None]
 ) -> int:
-    """Write one file of at most ``part_rows`` rows, and return the number of rows."""
+    """Write at most ``part_rows`` rows of a stream to a Parquet file, and return their number."""
     left = options.part_rows
     with parquet_writer.TableWriter(
         path,
@@ -142,7 +142,7 @@ def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
-    """Refuse to overwrite anything but an unused table of this command."""
+    """Reject a target folder that exists, unless ``force`` is set and this command wrote it."""
     if not target.exists():
         return
     if not force:

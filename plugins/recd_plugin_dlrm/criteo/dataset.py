@@ -54,7 +54,7 @@ IdCoder = Callable[[int, Int64s], Int64s]
 
 
 class IdCounts:
-    """Sorted ids of one feature with their counts, complete after ``flush``."""
+    """Counts occurrences of the ids of one feature. Call ``flush`` before reading the counts."""
 
     def __init__(self) -> None:
         self.ids: Int64s = np.empty(0, np.int64)
@@ -63,14 +63,14 @@ class IdCounts:
         self._num_waiting = 0
 
     def add(self, ids: Int64s, counts: Int64s) -> None:
-        """Add distinct ids and their counts."""
+        """Add distinct ids ``[n]`` and their counts ``[n]`` to the totals."""
         self._waiting.append((ids, counts))
         self._num_waiting += len(ids)
         if self._num_waiting > max(_FEWEST_WAITING, len(self.ids)):
             self.flush()
 
     def flush(self) -> None:
-        """Merge the buffered counts."""
+        """Merge all buffered ids and counts into the totals."""
         ids = np.concatenate([self.ids, *(each for each, _ in self._waiting)])
         counts = np.concatenate([self.counts, *(each for _, each in self._waiting)])
         # Freed before the sort, which needs as much memory.
@@ -84,7 +84,7 @@ class IdCounts:
 
 
 def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
-    """Write arrays of any lengths to one Arrow file that can be memory-mapped."""
+    """Write named arrays of different lengths to one Arrow file that can be memory-mapped."""
     columns = {
         name: pa.LargeListArray.from_arrays(pa.array([0, len(array)], pa.int64()), pa.array(array))
         for name, array in arrays.items()
@@ -98,7 +98,7 @@ def write_arrays(path: Path, arrays: dict[str, Int64s]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, Int64s] | None:
-    """Memory-map a file written by ``write_arrays``. Return None if it is missing or damaged."""
+    """Memory-map a file of ``write_arrays``. Return None if the file is missing or damaged."""
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
             batch = reader.get_batch(0)
@@ -109,7 +109,7 @@ def read_arrays(path: Path) -> dict[str, Int64s] | None:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """Rows that are counted together: a day, or the training rows of a file."""
+    """A range of rows in which ids are counted to build a dictionary: a day, or part of a file."""
 
     day: Day
     segments: Sequence[Segment]
@@ -119,11 +119,11 @@ class CountedRows:
         return sum(part.num_rows for part in self.segments)
 
     def identity(self) -> list[Any]:
-        """Return JSON values that identify the rows."""
+        """Return JSON values that identify these rows, as part of a cache key."""
         return [self.day.name, self.day.contents(), self.segments[0].first_row, self.num_rows]
 
     def count(self, totals: Mapping[str, IdCounts], progress: Callable[[int], None]) -> None:
-        """Add the ids of the rows to each feature's counts."""
+        """Count the ids of these rows, and add them to ``totals``, keyed by feature name."""
         for rows, _ in self.day.read(self.segments):
             for total, ids in zip(totals.values(), rows.sparse, strict=True):
                 total.add(*np.unique(ids, return_counts=True))
@@ -131,7 +131,7 @@ class CountedRows:
 
 
 class Dictionary:
-    """Encodes ids by dictionary: sorted ids per feature, and their numbers under ``NAME_codes``."""
+    """Maps ids to consecutive numbers; ``arrays`` has sorted ids, and numbers as ``NAME_codes``."""
 
     def __init__(self, arrays: dict[str, Int64s]) -> None:
         self._ids = [arrays[name] for name in SPARSE]
@@ -152,9 +152,9 @@ def dictionary_of(
     threshold: int,
     most_ids: int | None,
 ) -> Dictionary:
-    """Return the dictionary of some rows, from ``cache`` or newly built.
+    """Build the dictionary of the given rows, or load it from folder ``cache``.
 
-    Ids that occur fewer than ``threshold`` times share one number with ids beyond ``most_ids``.
+    Ids that occur fewer than ``threshold`` times or exceed ``most_ids`` share one number.
     """
     identities = [section.identity() for section in sections]
     key = json.dumps([_VERSION, identities, threshold, most_ids], sort_keys=True)
@@ -189,7 +189,7 @@ SCHEMA = pa.schema(
 
 
 class Buckets:
-    """Encodes ids modulo the number of rows of their table, given by feature name or pattern."""
+    """Maps ids to table rows by modulo; ``buckets`` has row counts per feature name or pattern."""
 
     def __init__(self, buckets: int | Mapping[str, int]) -> None:
         by_pattern = {"*": buckets} if isinstance(buckets, int) else buckets
@@ -214,14 +214,14 @@ class Buckets:
 
 
 def raw_ids(feature: int, ids: Int64s) -> Int64s:  # noqa: ARG001
-    """Return ids unchanged, for a preprocessing that hashes them."""
+    """Return ids unchanged, for datasets that hash ids in a later preprocessing step."""
     return ids
 
 
 def encode(
     rows: RawRows, path: str, coder: IdCoder, dense: Literal["log1p", "stored"] | None
 ) -> pa.RecordBatch:
-    """Return rows of a file with the columns and types of ``SCHEMA``. Labels must be 0 or 1."""
+    """Encode raw rows of file ``path`` with the columns of ``SCHEMA``. Labels must be 0 or 1."""
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
         raise DataError(f"{path}: a label is {rows.labels[wrong][0]}. Write all labels as 0 or 1.")
@@ -245,7 +245,7 @@ CACHE = ".recd-criteo"
 
 
 class Criteo(Dataset):
-    """Criteo's click logs, Kaggle or Terabyte, as TSV (also compressed), Parquet or npy."""
+    """Dataset of Criteo's click logs (Kaggle or Terabyte) in TSV, Parquet or npy files."""
 
     name = "dlrm.criteo"
     free_options = frozenset({"path", "cache", "prefetch"})
@@ -311,7 +311,7 @@ class Criteo(Dataset):
     options: Options
 
     def prepare(self) -> None:
-        """Create the index of TSV files and the dictionary, unless they are in the cache."""
+        """Index the TSV files and build the id dictionary, unless both are cached."""
         days = self._days
         if self.options.shuffle and not all(day.can_jump for day in days):
             raise DataError(
@@ -364,11 +364,10 @@ class Criteo(Dataset):
                 yield Rows(encode(rows, origins[0].path, self._coder, self.options.dense), origins)
 
     def _rows_of(self, split: Split) -> list[tuple[int, list[Segment]]]:
-        """Return the file number and the rows in the split, for each day.
+        """Return pairs of a file number and its row segments that belong to the split.
 
-        The first half of the last day, which may be one row longer, is for validation, the second
-        for testing, as in torchrec.datasets.criteo. A single file is divided into equal days; the
-        first days have one more row if it does not divide evenly, as in DLRM.
+        As in torchrec.datasets.criteo, the first half of the last day is for validation and the
+        second half for testing. As in DLRM, a single file is divided into days of equal length.
         """
         sizes = [day.num_rows for day in self._days]
         days = [(number, 0, size) for number, size in enumerate(sizes)]

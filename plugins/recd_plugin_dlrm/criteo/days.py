@@ -1,4 +1,4 @@
-"""Days of Criteo's logs: finds their files, and reads Parquet and npy."""
+"""Files of Criteo's logs by day: finds the files, and reads Parquet and npy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EDGE = 1024
 
 @dataclass(frozen=True)
 class RawRows:
-    """Columns, 0 for missing values. Dense features are int64, or floats if transformed."""
+    """Columns of Criteo rows, with 0 for missing values. Dense columns are int64 or float."""
 
     labels: NDArray[Any]
     dense: Sequence[NDArray[Any]]
@@ -50,7 +50,7 @@ class RawRows:
 
 @dataclass(frozen=True)
 class DayFiles:
-    """The file or folder of one day; ``number`` is None if it contains several days."""
+    """The file or folder of one day. ``number`` is None if the data is not split into days."""
 
     name: str
     number: int | None
@@ -59,7 +59,7 @@ class DayFiles:
 
 
 def find_days(path: Path) -> list[DayFiles]:
-    """Return the days at ``path`` in order, or the single file with several days."""
+    """Return the files of each day at ``path`` in order, or a single file with all days."""
     if path.is_file():
         return [_one_file(path)]
     if not path.is_dir():
@@ -114,7 +114,7 @@ def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
 
 @dataclass(frozen=True)
 class Segment:
-    """``num_rows`` adjacent rows of a day, all in one unit."""
+    """A range of ``num_rows`` adjacent rows of a day, within one readable unit."""
 
     first_row: int
     num_rows: int
@@ -124,13 +124,13 @@ DayRows = Generator[tuple[RawRows, tuple[Origin, ...]], None, None]
 
 
 class Day(ABC):
-    """Rows of one file or set of files, in order.
+    """Rows of one day, stored in one or several files.
 
     Attributes:
         name: ``day_0`` or ``train``.
-        starts: the first row of each unit, int64 ``[num_units]``; reads can start there.
+        starts: int64 ``[num_units]``, the first row of each unit at which reads can start.
         num_rows: number of rows, at least 1.
-        can_jump: whether reads can start at any row without extra cost, which shuffling needs.
+        can_jump: whether reads can start at any unit without extra cost, as shuffling requires.
     """
 
     name: str
@@ -143,22 +143,22 @@ class Day(ABC):
         """Return JSON values that identify these rows in a checkpoint, without file paths."""
 
     def contents(self) -> dict[str, Any]:
-        """Return JSON values that distinguish this day from others with the same number of rows."""
+        """Return JSON values that identify the content of this day, beyond its name."""
         return {"rows": self.identity()}
 
     @abstractmethod
     def read(self, segments: Iterable[Segment]) -> DayRows:
-        """Read the rows of segments, each in one or more parts, together with their origins."""
+        """Yield the rows of the given segments, together with their positions in the files."""
 
     def segments(self, first_row: int, stop_row: int) -> list[Segment]:
-        """Split rows ``first_row`` to ``stop_row`` at unit boundaries."""
+        """Return segments for rows ``first_row`` to ``stop_row``, split at unit boundaries."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
         return [Segment(start, stop - start) for start, stop in pairwise(edges) if start < stop]
 
 
 def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
-    """Return the starts of units of ``UNIT_ROWS`` rows."""
+    """Return the first row of each unit, if all units have ``UNIT_ROWS`` rows."""
     if not num_rows:
         raise DataError(f"{path}: the file has no rows. Remove it or use another file.")
     return np.arange(0, num_rows, UNIT_ROWS, dtype=np.int64)
@@ -224,7 +224,7 @@ SCHEMA = pa.schema(
 
 
 class ParquetDay(Day):
-    """A day in a Parquet file, or in all Parquet files of a folder."""
+    """A day in one Parquet file, or in all Parquet files of a folder."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Writes small files in Criteo's format with Zipf-distributed ids and learnable labels."""
+"""Writes small files in Criteo's format, with Zipf-distributed ids and learnable labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def write_sample(
     seed: int,
     progress: Callable[[int], None],
 ) -> list[Path]:
-    """Write ``day_0``... with ``rows`` rows each, or one ``train.txt``, and return the files."""
+    """Write files ``day_0``, ``day_1``, ... with ``rows`` rows each, and return their paths.
+
+    For kind ``kaggle``, writes a single ``train.txt`` instead.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder}: the folder is not empty. Use another folder.")
     if kind == "kaggle":
@@ -61,7 +64,7 @@ def _pieces(sampler: Sampler, num_rows: int, progress: Callable[[int], None]) ->
 
 
 class Sampler:
-    """Draws rows. The effect of ids on labels is the same for all seeds."""
+    """Draws synthetic Criteo rows. Each id has the same effect on labels for every seed."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
@@ -72,7 +75,7 @@ class Sampler:
         self._shares = [_zipf(size) for size in _IDS]
 
     def rows(self, num_rows: int) -> RawRows:
-        """Draw new rows."""
+        """Draw ``num_rows`` new rows."""
         random = self._random
         logits = np.full(num_rows, -1.2)
         sparse: list[NDArray[np.int64]] = []
@@ -95,7 +98,7 @@ class Sampler:
 
 
 def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
-    """Write rows as text, compressed by suffix. Zero ids and some zero numbers are left empty."""
+    """Write rows as TSV, compressed according to the suffix. Some zeros become empty fields."""
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with (
         file_utils.new_file(path) as temporary,
@@ -109,7 +112,7 @@ def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
 
 
 def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
-    """Write three files like torchrec, but with integers instead of their logarithms."""
+    """Write the dense, label and sparse npy files of a day, with dense features as integers."""
     arrays: dict[str, NDArray[Any]] = {
         "dense": np.stack(rows.dense, axis=1).astype(np.int32),
         "sparse": np.stack(rows.sparse, axis=1),

@@ -1,4 +1,4 @@
-"""Criteo's TSV files, plain or compressed: parses, indexes and reads them."""
+"""Parser, index and reader of Criteo's TSV files, plain or compressed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def parse_lines(
     sparse: NDArray[np.int64],
     first: int,
 ) -> tuple[int, int, bool]:
-    """Parse the lines of ``data[start:stop]`` into rows from ``first`` on.
+    """Parse TSV lines of ``data[start:stop]`` into the last arrays, from row ``first`` on.
 
-    Parsing stops at a malformed line, or when ``labels``, ``[capacity]``, is full.
+    Parsing stops at a malformed line, or when ``labels``, int8 ``[capacity]``, is full. ``dense``
+    and ``sparse`` are int64 ``[13, capacity]`` and ``[26, capacity]``.
 
     Returns:
         The next row, the start of the next line, and whether that line is malformed.
@@ -107,12 +108,12 @@ _REPLACED = "the file was replaced while it was in use. Run the command again."
 
 
 def compression_of(path: Path) -> str | None:
-    """Return ``gzip``, ``zstd`` or None, depending on the suffix."""
+    """Return ``gzip``, ``zstd`` or None, depending on the suffix of the file."""
     return _COMPRESSIONS.get(path.suffix)
 
 
 class TsvStream:
-    """Rows of one file, starting at line ``line`` and ``offset`` of the decompressed bytes."""
+    """Sequential reader of a TSV file, starting at byte ``offset``, which is line ``line``."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class TsvStream:
         self._set_data(b"")
 
     def read(self, most: int) -> RawRows:
-        """Read at most the next ``most`` rows. Return no rows at the end of the file.
+        """Read the next rows, at most ``most``. At the end of the file, return zero rows.
 
         Raises:
             DataError: a line is malformed, or the file cannot be read.
@@ -160,7 +161,7 @@ class TsvStream:
         return RawRows(labels[:row], list(dense[:, :row]), list(sparse[:, :row]))
 
     def seek(self, offset: int, line: int = 1) -> None:
-        """Seek to a line that starts at ``offset``. Compressed files can only seek forward."""
+        """Move to the start of line ``line`` at byte ``offset``; forward only if compressed."""
         if self._compression:
             while self.offset + len(self._data) - self._at < offset:
                 self.offset += len(self._data) - self._at
@@ -179,12 +180,12 @@ class TsvStream:
         self._source.close()
 
     def _set_data(self, data: bytes) -> None:
-        """Set ``data`` as the next input, up to its last complete line."""
+        """Use ``data`` as the next bytes to parse, up to the last complete line."""
         self._data, self._array = data, np.frombuffer(data, np.uint8)
         self._at, self._stop = 0, data.rfind(b"\n") + 1
 
     def _fill(self) -> bool:
-        """Read until there is a complete line. Return False at the end of the file."""
+        """Read bytes until they contain a complete line. Return False at the end of the file."""
         while True:
             try:
                 chunk: bytes = self._source.read(_CHUNK)
@@ -208,7 +209,7 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class TsvIndex:
-    """Offsets of every ``UNIT_ROWS``-th row in the decompressed text, and its CRC-32."""
+    """Byte offsets of every ``UNIT_ROWS``-th row of the decompressed file, and its CRC-32."""
 
     size: int
     mtime_ns: int
@@ -218,13 +219,13 @@ class TsvIndex:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Return the size and modification time."""
+    """Return the size and modification time of a file."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
 
 def index_of(path: Path, cache: Path) -> TsvIndex:
-    """Return the index from folder ``cache``, or create it by reading the whole file."""
+    """Load the index of a TSV file from folder ``cache``, or build it by reading the file."""
     note = cache / f"{path.name}.index.json"
     size, mtime_ns = stamp(path)
     found = file_utils.read_note(note) or {}
@@ -257,7 +258,7 @@ def index_of(path: Path, cache: Path) -> TsvIndex:
 
 
 class TsvDay(Day):
-    """Rows of an indexed file. A compressed file is decompressed from its start."""
+    """A day in an indexed TSV file. A compressed file is always decompressed from its start."""
 
     def __init__(self, name: str, path: Path, index: TsvIndex) -> None:
         self.name = name

@@ -60,8 +60,8 @@ def profile_command(
 ) -> None:
     """Profile the traces of SOURCE: a text file (.gz too), or a registry file (.yaml, .yml).
 
-    In a text file, each trace is a column of integers. For a registry file, a trace is the sequence
-    of ids in a table's lookups, over the rows of the training split after preprocessing.
+    In a text file, each trace is a column of integers. For a registry file, the trace of a table
+    lists the ids that are looked up in the training rows, after preprocessing.
     """
     from recd_plugin_dlrm.trace import profile, trace_report
     from recd_plugins.api import (

@@ -1,4 +1,4 @@
-"""Dataset ``dlrm.trace``: rows generated once into a Parquet file, in the order of traces."""
+"""Dataset ``dlrm.trace``: rows whose ids follow synthetic traces, stored in a Parquet file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VERSION = 1
 
 
 class Trace(Dataset):
-    """Rows with the locality of profiled traces; dense features and labels are random."""
+    """Dataset whose ids have the locality of profiled traces; other values are random."""
 
     name = "dlrm.trace"
     free_options = frozenset({"path", "profile", "prefetch"})
@@ -75,7 +75,7 @@ class Trace(Dataset):
     options: Options
 
     def prepare(self) -> None:
-        """Generate the file if it is missing, else check that its options were the same."""
+        """Generate the Parquet file, or check that an existing file has the same options."""
         options = self.options
         profile = read_profile(options.profile)
         tables = choose(list(profile.tables), options.tables or ())
@@ -164,7 +164,7 @@ class Trace(Dataset):
                 progress(unit.num_rows)
 
     def _provenance(self, traces: list[TableTrace]) -> dict[str, Any]:
-        """Return JSON values that determine the rows exactly."""
+        """Return JSON values that determine the generated rows exactly."""
         content = hashlib.sha256()
         for trace in traces:
             content.update(f"{trace.feature} {trace.rows}".encode())

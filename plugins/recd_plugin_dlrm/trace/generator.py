@@ -27,7 +27,7 @@ Float64s = NDArray[np.float64]
 def code_ids(
     ids: Int64s, keys: Int64s, codes: Int32s, unique: Int64s, num: int, out: Int32s
 ) -> int:
-    """Assign codes to ids with a hash table (-1 is empty), and return the number of ids."""
+    """Map ids to consecutive codes with a hash table, and return the number of distinct ids."""
     mask = nb.uint64(len(keys) - 1)
     for i in range(len(ids)):
         key = ids[i]
@@ -57,7 +57,7 @@ def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
 
 @nb.njit(cache=True, nogil=True)
 def compact(at: Int32s, used: int, last: Int32s, new_tree: Int32s, new_at: Int32s) -> int:
-    """Move a stack into new arrays without free positions, and return the positions in use."""
+    """Copy an LRU stack to new arrays without free positions, and return the positions in use."""
     live = 0
     for position in range(1, used + 1):
         code = at[position]
@@ -112,7 +112,7 @@ def stack_distances(
     last: Int32s,
     state: Int64s,
 ) -> int:
-    """Run Algorithm 1: write distances until positions are used up, and return their number."""
+    """Run Algorithm 1: write stack distances until no position is free, and return their number."""
     used, live = state[0], state[1]
     done = 0
     while done < len(codes) and used < len(at) - 1:
@@ -141,7 +141,7 @@ def stack_distances(
 
 @nb.njit(cache=True, nogil=True)
 def _access(distance: int, tree: Int32s, at: Int32s, used: int, live: int) -> tuple[int, int, int]:
-    """Return the code, positions in use and ids in the stack after one access."""
+    """Access the id at a stack distance. Return its code, the used positions and the stack size."""
     if distance == 1:
         return at[used], used, live
     if distance == 0:
@@ -170,7 +170,7 @@ def generate(
     at: Int32s,
     state: Int64s,
 ) -> int:
-    """Run Algorithm 2: draw codes until positions are used up, and return their number."""
+    """Run Algorithm 2: draw codes until no position is free, and return their number."""
     used, live, reach, drawn = state[0], state[1], state[2], state[3]
     stream = mix(nb.uint64(seed))
     done = 0
@@ -201,13 +201,13 @@ SHARES = np.arange(1, 51) / 100
 
 @dataclass(frozen=True, eq=False)
 class TableTrace:
-    """Profile of one table's trace (DLRM paper, Algorithm 1).
+    """Profile of the id trace of one table (DLRM paper, Algorithm 1).
 
     Attributes:
         feature: the sparse feature; its table is ``t_<feature>``.
-        ids: int64 ``[m]``, distinct, in the order of first use.
-        distances: int64 ``[k]``, LRU stack distances that occur, rising from 0.
-        counts: int64 ``[k]``, accesses by distance.
+        ids: int64 ``[m]``, distinct ids in the order of first use.
+        distances: int64 ``[k]``, the LRU stack distances that occur, in ascending order from 0.
+        counts: int64 ``[k]``, number of accesses with each distance.
         rows: number of rows of the data.
     """
 
@@ -227,19 +227,19 @@ class TableTrace:
 
     @property
     def new_share(self) -> float:
-        """Return the paper's p0, the share of accesses to new ids."""
+        """Return p0 of the paper: the fraction of accesses to ids that did not occur before."""
         return float(self.counts[0] / self.accesses)
 
     @property
     def median_distance(self) -> int | None:
-        """Return the median distance of accesses to known ids, or None without such accesses."""
+        """Return the median stack distance of repeated accesses, or None if no id repeats."""
         sums = np.cumsum(self.counts[1:])
         if not len(sums):
             return None
         return int(self.distances[1:][np.searchsorted(sums, (int(sums[-1]) + 1) // 2)])
 
     def weights(self, min_new: float = 0.0) -> NDArray[np.float64]:
-        """Return the distribution of distances, float64 ``[k]``, with p0 at least ``min_new``."""
+        """Return the probability of each distance, float64 ``[k]``; ``min_new`` or more for 0."""
         weights = self.counts / self.accesses
         raised = max(weights[0], min_new)
         if len(weights) > 1:
@@ -248,7 +248,7 @@ class TableTrace:
         return weights
 
     def cache_sizes(self) -> NDArray[np.int64]:
-        """Return the rows of caches that hold ``SHARES`` of the ids."""
+        """Return cache sizes in rows, one for each fraction of the distinct ids in ``SHARES``."""
         return np.maximum(1, np.round(SHARES * len(self.ids))).astype(np.int64)
 
     def hit_rates(
@@ -256,7 +256,7 @@ class TableTrace:
         sizes: NDArray[np.int64],
         counts: NDArray[np.int64] | NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """Return hit rates of LRU caches with ``sizes`` rows, for these or other counts ``[k]``."""
+        """Return hit rates of LRU caches with ``sizes`` rows, by default with ``self.counts``."""
         counts = self.counts if counts is None else counts
         hits = np.concatenate(([0.0], np.cumsum(counts[1:])))
         return hits[np.searchsorted(self.distances[1:], sizes, side="right")] / counts.sum()
@@ -269,11 +269,11 @@ _PIECE = 1 << 16
 
 
 class LruStack:
-    """LRU stack for the kernels; it stores codes of ids. m ids need 2m to 4m positions.
+    """State of an LRU stack of id codes, for the Numba kernels. m ids need 2m to 4m positions.
 
     Attributes:
-        tree, at, last: int32; see ``compact``.
-        state: int64 ``[4]``: positions used, ids in the stack, and two more for the generator.
+        tree, at, last: int32, Fenwick tree, code at each position, and last position per code.
+        state: int64 ``[4]``: used positions, stack size, and two values of the generator.
     """
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class LruStack:
         self.state = np.zeros(4, np.int64)
 
     def make_room(self) -> None:
-        """Remove free positions if all positions are used."""
+        """Move the stack to larger arrays if all positions are used."""
         used, live = int(self.state[0]), int(self.state[1])
         if used < len(self.at) - 1:
             return
@@ -294,7 +294,7 @@ class LruStack:
 
 
 def _grown(array: np.ndarray, size: int) -> np.ndarray:
-    """Return the array enlarged to ``size`` values and padded with zeros."""
+    """Return a copy of the array with at least ``size`` values, padded with zeros."""
     if size <= len(array):
         return array
     larger = np.zeros(max(size, 2 * len(array)), array.dtype)
@@ -303,7 +303,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
 
 
 class StackDistances:
-    """Profiles a trace piece by piece, in O(log m) per access for m distinct ids."""
+    """Computes LRU stack distances piece by piece, in O(log m) per access for m distinct ids."""
 
     def __init__(self) -> None:
         self.accesses = 0
@@ -315,7 +315,7 @@ class StackDistances:
         self._counts = np.zeros(_PIECE + 1, np.int64)
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the LRU stack distances of the next accesses, int64 ``[n]``; 0 for a new id."""
+        """Return the LRU stack distance of each id, int64 ``[n]``, or 0 for an id that is new."""
         out = np.empty(len(ids), np.int64)
         for first in range(0, len(ids), _PIECE):
             self._add(ids[first : first + _PIECE], out[first : first + _PIECE])
@@ -323,7 +323,7 @@ class StackDistances:
         return out
 
     def trace(self, feature: str, rows: int | None = None) -> TableTrace:
-        """Return the profile so far, for ``rows`` rows (by default the number of accesses)."""
+        """Return the profile of all ids so far. ``rows`` defaults to the number of accesses."""
         distances = np.flatnonzero(self._counts)
         return TableTrace(
             feature=feature,
@@ -359,21 +359,21 @@ class StackDistances:
 
 
 def profile_ids(ids: NDArray[np.int64], feature: str = "id") -> TableTrace:
-    """Return the profile of a whole trace, int64 ``[n]``."""
+    """Profile a complete trace of ids, int64 ``[n]``."""
     distances = StackDistances()
     distances.add(np.ascontiguousarray(ids, np.int64))
     return distances.trace(feature)
 
 
 class TraceGenerator:
-    """Generates a trace piece by piece, in O(log m + log k) per access.
+    """Generates a synthetic trace in pieces, in O(log m + log k) per access.
 
-    Each access draws a distance from the profile, among those within the number of ids so far.
-    Distance 0 yields the next new id. The result does not depend on the size of the pieces.
+    Each access draws a stack distance from the profile, limited to the number of ids so far.
+    Distance 0 yields a new id. The result does not depend on the size of the pieces.
 
     Attributes:
-        new_share: the p0 in use, at least ``min_new``.
-        counts: int64 ``[k]``: number of accesses so far, by the profile's distances.
+        new_share: the probability p0 of a new id, at least ``min_new``.
+        counts: int64 ``[k]``, number of accesses so far with each distance of the profile.
     """
 
     def __init__(self, profile: TableTrace, seed: int = 0, min_new: float = 0.0) -> None:
@@ -397,7 +397,7 @@ class TraceGenerator:
         return int(self._stack.state[1])
 
     def draw(self, accesses: int) -> NDArray[np.int64]:
-        """Return the ids of the next accesses, int64 ``[accesses]``."""
+        """Generate the next ids of the trace, int64 ``[accesses]``."""
         profile, stack = self.profile, self._stack
         if len(profile.distances) == 1 and self.accesses + accesses > len(profile.ids):
             raise DataError(
@@ -429,7 +429,7 @@ _TRIED = 64
 
 
 def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDArray[np.float64]]:
-    """Return a function from ``min_new`` to the mean accesses per distance, float64 ``[k]``."""
+    """Return a function from ``min_new`` to the expected accesses per distance, float64 ``[k]``."""
     num_ids = len(profile.ids)
     sums = np.concatenate(([0.0], np.cumsum(profile.counts[1:]) / profile.accesses))
     within = sums[np.searchsorted(profile.distances[1:], np.arange(num_ids), side="right")]
@@ -459,7 +459,10 @@ def worst_difference(profile: TableTrace, counts: NDArray[np.int64] | NDArray[np
 
 
 def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> float:
-    """Return the lowest p0 with expected hit rates ``within`` the original's, or the best."""
+    """Return the lowest p0 whose expected hit rates differ at most ``within`` from the original.
+
+    Returns the p0 with the smallest difference if no value is close enough.
+    """
     expected = expected_counts(profile, accesses)
     own = profile.new_share
     tried = [own]
@@ -478,6 +481,6 @@ def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> flo
 def generator_of(
     profile: TableTrace, accesses: int, seed: int, min_new: float | None
 ) -> TraceGenerator:
-    """Return a generator with its own random stream. If ``min_new`` is None, use ``least_new``."""
+    """Return a trace generator for one table. If ``min_new`` is None, use ``least_new``."""
     share = least_new(profile, accesses) if min_new is None else min_new
     return TraceGenerator(profile, stream_of(seed, "trace", profile.feature), share)

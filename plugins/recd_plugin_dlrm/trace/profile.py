@@ -1,4 +1,4 @@
-"""Reads and writes traces and profiles, and reads traces from registries."""
+"""Reads and writes traces and trace profiles, and reads traces from registry datasets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]:
-    """Yield ids of a text file, int64 ``[n, max(1, columns)]`` per piece; gunzip by suffix."""
+    """Yield ids of a text file, int64 ``[n, max(1, len(columns))]`` per piece. Also reads .gz."""
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             while lines := list(islice(file, _LINES)):
@@ -50,7 +50,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
 def text_pieces(
     path: Path, columns: Sequence[str], features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
-    """Yield features from the first ``rows`` rows of a text file; see ``read_text``."""
+    """Yield the ids of each feature from the first ``rows`` lines of a text file, in pieces."""
     places = {name: columns.index(name) if columns else 0 for name in features}
     left = rows
     for numbers in read_text(path, columns):
@@ -66,7 +66,7 @@ def text_pieces(
 def registry_pieces(
     registry: RunConfig, features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
-    """Yield rows of the training split of a registry's dataset after preprocessing."""
+    """Yield the ids of each feature from a registry's training split, after preprocessing."""
     from recd_plugins.api import prepared_data, row_tables
 
     lookups = prepared_data.RegistryLookups(registry)
@@ -76,7 +76,7 @@ def registry_pieces(
 
 
 def _in_order(lookups: FeatureLookups) -> NDArray[np.int64]:
-    """Return the ids of every row; a list that several rows share is repeated."""
+    """Return the ids of all rows in order. A deduplicated list is repeated for each of its rows."""
     if lookups.inverse is None:
         return lookups.ids
     lists = pa.LargeListArray.from_arrays(lookups.offsets.astype(np.int64), lookups.ids)
@@ -84,7 +84,7 @@ def _in_order(lookups: FeatureLookups) -> NDArray[np.int64]:
 
 
 def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the tables that match the patterns, or all tables without patterns."""
+    """Return the tables that match any of the patterns, or all tables if there are no patterns."""
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
             near = text_utils.did_you_mean(pattern, list(tables))
@@ -96,7 +96,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TraceProfile:
-    """Profiles by table, with descriptions of the source and the file."""
+    """Profiles of several tables, keyed by table name, with the source and the profile file."""
 
     tables: Mapping[str, TableTrace]
     source: str
@@ -164,7 +164,7 @@ def _list(numbers: NDArray[np.int64]) -> pa.Array:
 
 
 def read_profile(path: Path) -> TraceProfile:
-    """Read a profile."""
+    """Read a file of ``write_profile``."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             head = json.loads((file.schema_arrow.metadata or {}).get(_KEY, "{}"))

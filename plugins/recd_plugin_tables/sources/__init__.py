@@ -1,4 +1,4 @@
-"""Sources of rows: files, tables that libraries read, and databases."""
+"""Table sources: files, table formats that libraries read, and databases."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def open_source(
     of_another: bool = False,
     texts: Collection[str] = (),
 ) -> Source:
-    """Open a table: a file, a folder of files or of a table format, a database, or a URL.
+    """Open a table for reading.
 
     Args:
-        location: a path or a URL.
+        location: a path or URL of a file, a folder of files, a table format or a database.
         options: how to open it.
         of_another: whether the options were written for another table and may not fit.
         texts: columns that are text even if they look like numbers or times.
@@ -85,7 +85,7 @@ def open_source(
 
 
 def has_local_files(location: str | Path, options: SourceOptions) -> bool:
-    """Return whether a location holds local files in a format that Arrow reads, by their names."""
+    """Return whether a location has local files in a format that Arrow reads, judged by name."""
     if _URL.match(str(location)):
         return False
     return _find_format(object_stores.Location(Path(location)), options.format)[0] in _FILES
@@ -94,7 +94,7 @@ def has_local_files(location: str | Path, options: SourceOptions) -> bool:
 def _find_format(
     root: object_stores.Location, wanted: str | None, *, of_another: bool = False
 ) -> tuple[str, list[object_stores.Location]]:
-    """Return the format of a location, and its files if Arrow reads them."""
+    """Return the format of a location, and its files if Arrow reads the format."""
     found = _library_format(root)
     if found is not None:
         if wanted in (None, found) or of_another:
@@ -131,7 +131,7 @@ def _find_format(
 
 
 def _library_format(root: object_stores.Location) -> str | None:
-    """Return the format of a table that a library reads, None for files."""
+    """Return the format of a folder that a library reads (Delta, Iceberg, ...), or None."""
     place = str(root.path).rstrip("/")
     if str(root.path).startswith(libraries.HUB):
         return "huggingface"

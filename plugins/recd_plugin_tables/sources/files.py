@@ -1,4 +1,4 @@
-"""Sources that consist of files of one format; readers of Parquet and Arrow files."""
+"""Sources of one or several files in one format; readers of Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class FileFormat(ABC):
-    """Reads files of one format. The first of ``suffixes`` is the usual one."""
+    """Base class of file format readers. ``suffixes`` lists file suffixes, the usual one first."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def schema(self, file: object_stores.Location) -> pa.Schema:
-        """Return the columns of a file."""
+        """Return the schema of a file."""
 
     @abstractmethod
     def read(
         self, file: object_stores.Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file with at least ``columns``; ``schema`` is that of the table."""
+        """Yield the rows of a file with at least ``columns``. ``schema`` is the table's schema."""
 
     def num_rows(self, file: object_stores.Location) -> int | None:  # noqa: ARG002
-        """Return the number of rows of a file, or None if counting requires reading it all."""
+        """Return the number of rows of a file, or None if counting would read the complete file."""
         return None
 
 
 @contextmanager
 def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
-    """Add the file name to Arrow errors."""
+    """Convert Arrow errors to ``DataError`` with the name of the file."""
     try:
         with file.told():
             yield
@@ -68,7 +68,7 @@ def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
 
 
 def open_stream(file: object_stores.Location) -> pa.NativeFile:
-    """Open a text file, decompressed according to its suffix."""
+    """Open a text file and decompress it according to its suffix."""
     source = file.open()
     kind = _compression_of(file)
     return pa.CompressedInputStream(source, kind) if kind else source
@@ -80,12 +80,12 @@ def _compression_of(file: object_stores.Location) -> str | None:
 
 
 def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
-    """Return the suffixes, each also with a compression suffix."""
+    """Return the suffixes, and each suffix combined with each compression suffix."""
     return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
 
 
 def set_option(name: str, value: str) -> str:
-    """Describe how to set an option, both in a registry file and in `recd init`."""
+    """Describe, for a message, how to set an option in a registry file and in `recd init`."""
     return f"set source.{name}: {value} (recd init: --{name} {value})"
 
 
@@ -119,7 +119,7 @@ def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:
 
 
 class ArrowFormat(FileFormat):
-    """Arrow IPC files (Feather) and streams."""
+    """Arrow IPC files (Feather) and Arrow IPC streams."""
 
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
@@ -157,7 +157,7 @@ class ArrowFormat(FileFormat):
 def _whole_stream(
     file: object_stores.Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream; refuse one without an end mark, as Arrow does not."""
+    """Yield the batches of an Arrow stream, and raise an error if its end marker is missing."""
     end, num_rows = source.tell(), 0
     for batch in reader:
         end, num_rows = source.tell(), num_rows + batch.num_rows
@@ -177,16 +177,16 @@ def _open_arrow(source: pa.NativeFile) -> Any:
 
 
 class FileSource(Source):
-    """Files of one format, in name order. Hive partition keys become columns.
+    """Table of one or several files in name order. Hive partition keys become columns.
 
-    If the files store a key themselves, their values are used. Parent folders of the location count
-    too, so a single partition has the same columns as the whole table.
+    A key column that the files contain takes precedence. Parent folders of the location count as
+    partitions, so a single partition has the same columns as the complete table.
 
     Args:
         root: the location.
         files: its files.
-        form: their format.
-        texts: keys that are text even if all are numbers.
+        form: format of the files.
+        texts: key columns that are text even if all values are numbers.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class FileSource(Source):
 
     @cached_property
     def _versions(self) -> list[list[str | int | None]]:
-        """Return name, size and modification time of each file; a digest if there is no time."""
+        """Return the name, size and modification time (or a digest) of each file."""
         return [
             [
                 file.below(self._root),
@@ -259,7 +259,7 @@ class FileSource(Source):
 
     @cached_property
     def _inner(self) -> pa.Schema:
-        """Merge the columns of all files, with the wider type if number types differ."""
+        """The merged schema of all files. If number types differ, the wider type is used."""
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
             schema = self._schema(file)
@@ -306,7 +306,7 @@ def _keys(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
-    """Return folder keys as integers if all parse and stay distinct, otherwise as text."""
+    """Return a Hive partition key as integers if no information is lost, otherwise as text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
     distinct = {value for value in values if value is not None}
     if not as_text and all(_WHOLE.fullmatch(value) for value in distinct):

@@ -1,4 +1,4 @@
-"""Sources read by libraries: DuckDB, Hugging Face, Iceberg, Delta and Lance."""
+"""Sources that libraries read: DuckDB, Hugging Face, Iceberg, Delta and Lance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recd_plugins.api import DataError, Origin, RecdError, Rows, imports
 
 
 class BatchSource(Source):
-    """A table that a library reads. The library raises ``errors`` if the table is damaged."""
+    """Base class of tables that a library reads. ``errors`` are exceptions for damaged tables."""
 
     def __init__(self, location: str, errors: tuple[type[Exception], ...]) -> None:
         self.location = location
@@ -25,11 +25,11 @@ class BatchSource(Source):
 
     @abstractmethod
     def read_schema(self) -> pa.Schema:
-        """Return the columns."""
+        """Return the schema of the table."""
 
     @abstractmethod
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
-        """Yield all rows with these columns."""
+        """Yield all rows of the table, with the given columns."""
 
     @property
     def num_rows(self) -> int | None:
@@ -106,12 +106,12 @@ _SETTINGS = {
 
 
 class DuckDbSource(BatchSource):
-    """A table of a DuckDB file, or the result of a query over that file.
+    """A table in a DuckDB file, or the result of a query on the file.
 
     Args:
-        location: the file of the database.
-        table: name of the table, with or without its schema; None if there is only one table.
-        query: one SELECT to use instead of a table. Without ORDER BY the row order is undefined.
+        location: path of the database file.
+        table: name of the table, optionally with its schema; None if there is only one table.
+        query: a SELECT to use instead of a table. Without ORDER BY the row order is undefined.
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
@@ -189,7 +189,7 @@ def _reader(database: Any, query: str) -> Any:
 
 
 def _chosen(location: str, option: str, names: Collection[str], name: str | None) -> str:
-    """Return the table or split named by option ``source.table``, or the only one."""
+    """Return the table or split ``name``, or the only one if ``name`` is None."""
     if name is None and len(names) == 1:
         return next(iter(names))
     if name is None or name not in names:
@@ -205,7 +205,7 @@ HUB = "hf://"
 
 
 class HuggingFaceSource(BatchSource):
-    """A split of a Hugging Face dataset: a folder of ``save_to_disk``, or ``hf://NAME``."""
+    """A split of a Hugging Face dataset, in a folder of ``save_to_disk`` or at ``hf://NAME``."""
 
     def __init__(self, location: str, split: str | None) -> None:
         super().__init__(location, (ValueError, KeyError))
@@ -251,7 +251,7 @@ CATALOG = "iceberg://"
 
 
 class IcebergSource(BatchSource):
-    """A snapshot of an Iceberg table: a folder, its metadata, or ``iceberg://CATALOG/NAME``."""
+    """A snapshot of an Iceberg table: a folder, a metadata file, or ``iceberg://CATALOG/NAME``."""
 
     def __init__(self, location: str) -> None:
         catalogs = imports.optional_library("pyiceberg.catalog", "iceberg", location)
@@ -291,7 +291,7 @@ class IcebergSource(BatchSource):
 
 
 def _metadata_file(location: str) -> str:
-    """Return the newest metadata file of a table's folder."""
+    """Return the newest metadata file in the folder of an Iceberg table."""
     if location.endswith(".metadata.json"):
         return location
     folder = Path(location) / "metadata"

@@ -1,4 +1,4 @@
-"""Sources: tables to read, and the options that open them."""
+"""The interface of table sources, and the options to open them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH_ROWS = 65_536
 
 
 class SourceOptions(PluginOptions):
-    """How to open a table if its name and content do not determine it."""
+    """Options to open a table whose name and content do not determine how."""
 
     format: Format | None = Field(
         default=None, description="Format of the table; null detects it from the name and content."
@@ -72,7 +72,7 @@ class SourceOptions(PluginOptions):
     @field_validator("query")
     @classmethod
     def _one_select(cls, query: str | None) -> str | None:
-        """Reject anything but one SELECT. DuckDB parses the text here but does not run it."""
+        """Reject a query that is not one SELECT. DuckDB parses the query but does not run it."""
         if query is None:
             return None
         try:
@@ -92,14 +92,14 @@ class SourceOptions(PluginOptions):
 
 
 class Source(ABC):
-    """A table that can be read repeatedly; ``location`` names it in messages."""
+    """Base class of tables to import; can be read repeatedly. Messages use ``location``."""
 
     location: str
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Columns and types, as stored."""
+        """Names and types of the columns, as stored."""
 
     @property
     @abstractmethod
@@ -108,19 +108,19 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Yield every row once, in stored order. ``columns`` defaults to all of ``schema``."""
+        """Yield all rows in stored order. ``columns`` defaults to all columns."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that identify this content and are quick to compute."""
+        """Return JSON values that change if the content changes, without reading all rows."""
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows without their positions."""
+        """Yield all rows like ``read``, as Arrow batches without row positions."""
         return (rows.data for rows in self.read(columns))
 
 
 def check_names(location: str, schema: pa.Schema) -> pa.Schema:
-    """Return the schema. Reject duplicate column names."""
+    """Return ``schema``, or raise an error if column names are duplicated."""
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise DataError(

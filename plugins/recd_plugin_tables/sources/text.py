@@ -1,4 +1,4 @@
-"""Text formats: CSV, TSV and JSON lines. Column types are inferred from the first rows."""
+"""Readers of CSV, TSV and JSON lines. Column types are inferred from the first rows."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _JSON_STRING = rb'"(?:[^"\\]|\\.)*"'
 
 
 class CsvFormat(FileFormat):
-    """Lines of text whose columns are separated by one character.
+    """Reader of text files whose columns are separated by one character.
 
-    An empty field is null. A column of integers is text if one of them has a leading zero (01234 is
-    not 1234) or needs more than 64 bits.
+    An empty field is null. A column of integers is read as text if a value has a leading zero
+    (01234 is not 1234) or needs more than 64 bits.
 
     Args:
         separator: character between columns; None means the default of the format.
-        header: names of the columns, None if the first line has them.
-        types: types by column.
-        decimal: character before the fraction of numbers.
-        needed: columns of ``types`` that must be there.
+        header: column names, or None to read them from the first line.
+        types: type name per column, instead of an inferred type.
+        decimal: decimal separator.
+        needed: columns of ``types`` that must exist.
     """
 
     name = "csv"
@@ -87,7 +87,7 @@ class CsvFormat(FileFormat):
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
     def _codes(self, file: object_stores.Location, found: pa.Schema) -> Iterator[str]:
-        """Yield number columns whose first block has a value that would change as a number."""
+        """Yield number columns with a value that would lose information as a number."""
         kinds = {
             field.name: field.type
             for field in found
@@ -165,7 +165,7 @@ class CsvFormat(FileFormat):
 
 
 class TsvFormat(CsvFormat):
-    """Lines of text whose columns are separated by tabs."""
+    """Reader of text files whose columns are separated by tabs."""
 
     name = "tsv"
     suffixes = with_compressed([".tsv", ".tab"])
@@ -173,7 +173,7 @@ class TsvFormat(CsvFormat):
 
 
 class JsonLinesFormat(FileFormat):
-    """One JSON object per line; ``texts`` lists columns to keep as text, not as times."""
+    """Reader of files with one JSON object per line. ``texts`` lists columns that are not times."""
 
     name = "jsonl"
     suffixes = with_compressed([".jsonl", ".ndjson", ".json"])
@@ -212,7 +212,7 @@ class JsonLinesFormat(FileFormat):
 
 
 class _Extended(io.RawIOBase):
-    """The bytes of a stream, followed by ``more``."""
+    """The bytes of a stream, followed by the bytes ``more``."""
 
     def __init__(self, source: pa.NativeFile, more: bytes) -> None:
         self._source, self._more = source, more
@@ -247,7 +247,7 @@ def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
 
 
 def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
-    """Return the field, with text instead of times if it is in ``texts``."""
+    """Return the field as text instead of a time if ``texts`` has its name or a parent's name."""
     path, kind = above + field.name, field.type
     if pa.types.is_timestamp(kind) and path in texts:
         return field.with_type(pa.string())
@@ -257,7 +257,7 @@ def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
 
 
 def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with nulls instead of empty texts."""
+    """Replace empty texts by null."""
     arrays = [
         pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
         if pa.types.is_string(column.type)

@@ -145,7 +145,7 @@ def init(
 
 
 def _check_same(file: Path, text: str, table: str) -> None:
-    """Refuse to replace a file whose content would change."""
+    """Raise an error if the existing file differs from ``text``."""
     if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         name = shlex.quote(str(file))
         raise RecdError(

@@ -65,7 +65,7 @@ class Wanted:
 
 
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
-    """Return whether the label is not a list of candidates, so that rows are not exploded."""
+    """Return whether the label has one value per row instead of one per list element."""
     return any(seen.leaf.name == label and not seen.leaf.exploded for seen in survey.seen)
 
 
@@ -193,7 +193,7 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
 
 
 def _upper_part(seen: Seen) -> float:
-    """Return a threshold for positives: four of five stars, or above 0 for counts."""
+    """Return a threshold for positive labels: 4 for one to five stars, above 0 for counts."""
     assert seen.least is not None
     assert seen.largest is not None
     if seen.least == 0 and seen.largest > 10:
@@ -239,7 +239,7 @@ def _column(seen: Seen, given: Mapping[str, bool], outcome: str) -> Guess:
 
 
 def _with_dominant_value(found: Guess) -> Guess:
-    """Add to the reason that a dominant value makes a bad session."""
+    """Extend the reason of a guess if one very frequent value makes the column a bad session."""
     seen = found.seen
     grouping = bool({"session", "request"} & set(found.roles))
     named = named_so([seen], (*SESSION, *USER, *REQUEST), "session")
@@ -273,7 +273,7 @@ def _why_unused(seen: Seen) -> str:
 
 
 def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each outcome, why a model cannot know it when it predicts."""
+    """Return, per column that is an outcome of the row, why it is unknown at prediction time."""
     reasons = {}
     for seen in free:
         if seen.leaf.name in suspicious and is_later_event(seen):
@@ -284,7 +284,7 @@ def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -
 
 
 def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[str, str]:
-    """Return, for each suspicious column, why it may be known only after the label."""
+    """Return, per suspicious column, why it may be known only after the label."""
     if label is None:
         return {}
     labels = label_of(survey, label.seen, label.options.get("positive_from", 1))
@@ -293,7 +293,7 @@ def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[s
 
 
 def _feature(seen: Seen) -> Guess:
-    """Return the role of a column that is neither a key nor a time."""
+    """Guess the role of a column that is neither a key nor a time."""
     kind, name = plain(seen.leaf.type), words_of(seen.leaf.path[-1])
     is_history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
     is_unique = seen.unique and seen.rows > _FEW_VALUES

@@ -1,4 +1,4 @@
-"""Guessed roles of columns, and the models that suit them."""
+"""Guessed roles of a table's columns, and the models that suit them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.api import data_profiles
 
 @dataclass(frozen=True)
 class Guess:
-    """Guessed role of a column, with the reason. ``long_tail`` numbers suit a log transform."""
+    """Guessed role of a column, and the reason. ``long_tail`` marks numbers for a log transform."""
 
     seen: Seen
     roles: tuple[Role, ...]
@@ -30,7 +30,7 @@ class Guess:
 
     @property
     def name(self) -> str:
-        """Name of the leaf."""
+        """Name of the column or struct field."""
         return self.seen.leaf.name
 
     @property
@@ -52,19 +52,19 @@ class Guesses:
     implicit: bool
 
     def the(self, role: Role) -> Guess | None:
-        """Return the column of a role that at most one column can have."""
+        """Return the column with a role, for roles that at most one column can have."""
         return next((guess for guess in self.columns if role in guess.roles), None)
 
     @property
     def item(self) -> Guess | None:
-        """The item id, found by its name, otherwise the id with the most values."""
+        """The item id, found by its name; otherwise the id column with the most distinct values."""
         ids = [each for each in self.columns if each.is_plain_id]
         named = named_so([each.seen for each in ids], ITEM, "id")
         most = max(ids, key=lambda each: each.seen.distinct, default=None)
         return next((each for each in ids if each.name == named), most)
 
     def features(self, *roles: Role) -> list[Guess]:
-        """Return the columns of any of these roles."""
+        """Return the columns that have any of these roles."""
         return [guess for guess in self.columns if set(roles) & set(guess.roles)]
 
 
@@ -73,7 +73,10 @@ _ROWS = 20_000
 
 
 def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
-    """Return whether deduplicating a list pays off if each row is exploded into ``copies`` rows."""
+    """Return whether deduplication would speed up training on this table.
+
+    ``copies`` is the number of training rows made from each row.
+    """
     survey = guesses.survey
     candidates = max((each.rows for each in survey.seen if each.leaf.exploded), default=0)
     copies *= max(1, candidates // survey.rows)
@@ -110,14 +113,14 @@ _ALIKE = 0.5
 
 @dataclass(frozen=True)
 class Shared:
-    """An id and the lists with the same ids, and the number of distinct ids in the sample."""
+    """Names of an id column and of lists with the same ids, and their number of distinct ids."""
 
     names: tuple[str, ...]
     distinct: int
 
 
 def shared(guesses: Guesses) -> list[Shared]:
-    """Return columns that share ids in the sample. Gapless numbers do not count."""
+    """Return groups of columns that have the same ids in the sample, to share a vocabulary."""
     survey = guesses.survey
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
     found = {each.name: survey.elements(each.name) for each in features}
@@ -149,7 +152,7 @@ _LATER = 0.1
 
 @dataclass(frozen=True)
 class ItemSequence:
-    """A session's items in order: the history to build, the item column, and option ``ties``."""
+    """A session log for SASRec: name of the history feature, item column, and option ``ties``."""
 
     history: str
     item: str
@@ -157,12 +160,12 @@ class ItemSequence:
 
     @property
     def rank_options(self) -> str:
-        """Options of `recd rank` for this model."""
+        """Command line options of `recd rank` for this model."""
         return f" --seen {self.history}"
 
 
 def sequence(guesses: Guesses) -> ItemSequence | None:
-    """Return a sequence for a session log without user ids or histories, otherwise None."""
+    """Return the item sequence of a session log without user ids or histories, otherwise None."""
     survey, item = guesses.survey, guesses.item
     group = guesses.the("session") or guesses.the("request")
     if not guesses.implicit or item is None or group is None or group.seen.unique:
@@ -184,14 +187,14 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
 
 @dataclass(frozen=True)
 class Towers:
-    """Features of each side, the id first. Using other features would leak the item.
+    """Features of a two-tower model, the id first. Features in neither tower would leak the item.
 
     Attributes:
-        item, user: sparse features.
-        item_dense, user_dense: indices of dense features.
+        item, user: sparse features of each tower.
+        item_dense, user_dense: indices of the dense features of each tower.
         item_numbers: names of the item's dense features.
-        histories: lists in ``user``.
-        user_id: feature of the user, None if no column is one.
+        histories: history lists among ``user``.
+        user_id: the user id feature, or None.
     """
 
     item: tuple[str, ...]
@@ -204,13 +207,13 @@ class Towers:
 
     @property
     def rank_options(self) -> str:
-        """Options of `recd rank` for this model."""
+        """Command line options of `recd rank` for this model."""
         user = f" --user {self.user_id}" if self.user_id else ""
         return user + "".join(f" --seen {n}" for n in self.histories)
 
 
 def towers(guesses: Guesses) -> Towers | None:
-    """Return both sides of a log, or None without an item or without a user id and history."""
+    """Return both towers, or None if the table lacks an item, a user id or a history."""
     item, session = guesses.item, guesses.the("session")
     if not guesses.implicit or item is None:
         return None

@@ -70,7 +70,7 @@ def named_so(
     role: Role,
     allowed: Callable[[Seen], bool] = lambda _: True,
 ) -> str | None:
-    """Return the column whose name equals, or ends with, the earliest of ``words``."""
+    """Return the column whose name equals or ends with one of ``words``; earlier words win."""
     usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
     for start in ("", ".*_"):
         for word in words:
@@ -81,7 +81,7 @@ def named_so(
 
 
 def words_of(name: str) -> str:
-    """Return a name in snake case without its type: userId:token becomes user_id."""
+    """Convert a column name to snake case, without a type suffix: userId:token becomes user_id."""
     name = name.partition(":")[0]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
 
@@ -90,7 +90,7 @@ _IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(found: list[Seen]) -> str | None:
-    """Return the time column: chosen by name, otherwise the first column of times."""
+    """Return the time column: found by name, otherwise the first column with times."""
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)
@@ -101,17 +101,17 @@ def time_column(found: list[Seen]) -> str | None:
 
 
 def is_timestamp(seen: Seen) -> bool:
-    """Return whether values have a time type, or are texts of times."""
+    """Return whether a column has a time type, or texts that are times."""
     return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
 
 
 def is_stored_time(seen: Seen) -> bool:
-    """Return whether numbers are times, by name and values or by values alone."""
+    """Return whether a number column stores times, judged by name and values."""
     return (named_so([seen], TIME, "time", _has_unit) is not None) or is_time_by_value(seen)
 
 
 def is_time_by_value(seen: Seen) -> bool:
-    """Return whether numbers look like times. Unlike times, ids do not rise and usually repeat."""
+    """Return whether numbers look like times of a log, which rise and seldom repeat."""
     name = words_of(seen.leaf.path[-1])
     if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
         return False
@@ -195,7 +195,7 @@ _LATER_EVENT = re.compile(
 
 
 def is_outcome(survey: Survey, seen: Seen) -> bool:
-    """Return whether a column is an outcome by its name, and not constant per item or user."""
+    """Return whether a column is named like an outcome, and not constant per item or user."""
     name = words_of(seen.leaf.path[-1])
     if _holds_flags(seen):
         return name in LABEL or _FLAG.fullmatch(name) is not None
@@ -216,7 +216,7 @@ def is_outcome(survey: Survey, seen: Seen) -> bool:
 
 
 def is_later_event(seen: Seen) -> bool:
-    """Return whether a column is named like an event after the row, such as conversion_time."""
+    """Return whether a column is named like a later event, such as conversion_time."""
     return _LATER_EVENT.fullmatch(words_of(seen.leaf.path[-1])) is not None
 
 
@@ -231,13 +231,13 @@ def _holds_flags(seen: Seen) -> bool:
 
 
 def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.float64]:
-    """Return the label of each row of the sample: 0, 1 or NaN, ``[rows]``."""
+    """Return the label of each row of the sample, float64 ``[rows]``: 0, 1 or NaN."""
     numbers = _numbers(survey.values(label.leaf.name))
     return np.where(np.isneginf(numbers), np.nan, numbers >= positive_from)
 
 
 def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> str:
-    """Return why a column may be known only after the label (see ``label_of``), or ""."""
+    """Return why a column may be known only after the label, or "". ``label`` has 0, 1 or NaN."""
     kind = plain(seen.leaf.type)
     timed = pt.is_timestamp(kind) or pt.is_date(kind)
     comparable = seen.largest is not None or pt.is_boolean(kind) or timed or seen.is_text
@@ -272,7 +272,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
 
 
 def _numbers(values: pa.Array) -> NDArray[np.float64]:
-    """Return numbers, bools or times as numbers, with minus infinity for missing values."""
+    """Convert numbers, bools or times to float64, with minus infinity for missing values."""
     if pt.is_date32(values.type) or pt.is_boolean(values.type):
         values = values.cast(pa.int32())
     elif pt.is_timestamp(values.type) or pt.is_date(values.type):

@@ -124,7 +124,15 @@ def registry_text(
     source: Mapping[str, Any],
     test: float,
 ) -> str:
-    """Return a registry that trains on the table at ``location``, opened by ``source`` options."""
+    """Return the text of a registry file that trains on the table at ``location``.
+
+    Args:
+        guesses: guessed roles of the columns.
+        location: path or URL of the table.
+        file: path of the registry file.
+        source: options to open the table.
+        test: fraction of rows in the test split.
+    """
     survey = guesses.survey
     items = sequence(guesses)
     sides = None if items else towers(guesses)
@@ -177,7 +185,7 @@ def registry_text(
 
 
 def _batch_size(samples: int) -> int:
-    """Return a batch size from 16 to 1,024, for a few hundred steps per epoch."""
+    """Return a batch size from 16 to 1,024 that gives a few hundred steps per epoch."""
     return max(16, min(1024, 1 << max(0, math.floor(math.log2(max(1, samples) / 200)))))
 
 
@@ -211,7 +219,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
-    """Yield one line per column. Rows without the ``chosen`` item are dropped."""
+    """Yield a line per column. If ``chosen`` is an item, rows without it are dropped."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
@@ -255,7 +263,7 @@ def _histories(items: ItemSequence, time: Guess | None) -> str:
 
 
 def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
-    """Use the item's vocabulary for the history."""
+    """Add the history feature to the group of columns that share the item's vocabulary."""
     own = Shared((items.item,), guesses.survey[items.item].distinct)
     same = next((each for each in alike if items.item in each.names), own)
     longer = Shared((*same.names, items.history), same.distinct)

@@ -59,12 +59,12 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """Statistics of a leaf in a sample.
+    """Statistics of a leaf (column or struct field) in a sample of the table.
 
     Attributes:
-        rows, nulls: rows of the sample (exploded candidates count), and those without a value.
-        values, distinct: number of values and of distinct values; of lists, of their elements.
-        least, median, largest: of numbers; the median also of durations, in seconds.
+        rows, nulls: number of rows (after exploding lists), and of rows without a value.
+        values, distinct: number of values and of distinct values; for lists, of elements.
+        least, median, largest: statistics of numbers; ``median`` also of durations, in seconds.
         whole: whether all numbers are integers.
         length: mean length of lists, 1 for single values.
         width: common length of all lists that are not empty, else None.
@@ -72,9 +72,9 @@ class Seen:
         separator: separator of several ids in a text; ``integers``: whether they are integers.
         most_frequent, most_frequent_rows: the most frequent single value as text, and its rows.
         unit: unit of numbers that may be times, by their range.
-        rising: whether numbers seldom fall from one row to the next, like times of a log.
-        timed: whether texts are times, as 2024-05-01 10:00:00.
-        daily: whether times of any type are days without an hour.
+        rising: whether numbers seldom decrease from row to row, like times of a log.
+        timed: whether texts are times such as 2024-05-01 10:00:00.
+        daily: whether all times are dates without an hour.
         infinite: number of values that are infinite as float32.
     """
 
@@ -103,7 +103,7 @@ class Seen:
 
     @property
     def dominant_share(self) -> float:
-        """Share of rows with a value too frequent to be one user or session, otherwise 0."""
+        """Fraction of rows with the most frequent value if it is too frequent for an id, else 0."""
         if self.distinct < 2:
             return 0.0
         share = self.most_frequent_rows / self.rows
@@ -123,12 +123,12 @@ class Seen:
 
     @property
     def unique(self) -> bool:
-        """Whether all values differ."""
+        """Whether all values are distinct."""
         return self.length == 1 and self.values > 1 and self.distinct == self.values
 
     @property
     def has_gaps(self) -> bool:
-        """Whether integers are so sparse that two columns cannot share them by chance."""
+        """Whether integers are so sparse that two unrelated columns would not share values."""
         if self.least is None or self.largest is None:
             return False
         return self.whole and self.largest - self.least > 2 * self.distinct
@@ -144,14 +144,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Survey:
-    """A sample of a table.
+    """A sample of a table, with statistics of its columns.
 
     Attributes:
-        location: the table.
-        rows: rows of the sample.
-        all_rows: rows of the table, None if unknown.
-        seen: its leaves, in order.
-        explode: columns whose elements are candidates of a request: each is a row.
+        location: path or URL of the table.
+        rows: number of rows in the sample.
+        all_rows: number of rows in the table, or None if unknown.
+        seen: statistics of each column and struct field, in order.
+        explode: list columns whose elements become rows, such as candidates of a request.
         sample: the rows.
     """
 
@@ -168,14 +168,14 @@ class Survey:
         return self.all_rows == self.rows
 
     def determines(self, key: str, name: str) -> bool:
-        """Return whether a column has a single value for each value of ``key``, which repeats."""
+        """Return whether values of ``key`` repeat, and always with the same value of ``name``."""
         if self[key].unique:
             return False
         keys = self._column(key)
         return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
 
     def pairs(self, key: str, name: str) -> int | None:
-        """Return the distinct pairs of two columns; None for lists and exploded columns."""
+        """Return the number of distinct pairs of two columns, or None for lists."""
         if self[key].is_list or self[name].is_list:
             return None
         keys, values = self._column(key), self._column(name)
@@ -185,18 +185,18 @@ class Survey:
         return int(pairs.num_rows)
 
     def share(self, name: str, other: str) -> float:
-        """Return the fraction of a column's elements that also occur in another column."""
+        """Return the fraction of the elements of ``name`` that also occur in ``other``."""
         values, known = (self.elements(each).cast(pa.string()) for each in (name, other))
         found = pc.is_in(values, value_set=pc.unique(known))
         return float(pc.mean(found.cast(pa.float32())).as_py() or 0)
 
     def values(self, name: str) -> pa.Array:
-        """Return the values of a column: one per row, or one per candidate if exploded."""
+        """Return the values of a column, one per row after exploding lists."""
         found = self._column(name)
         return found.dictionary_decode() if pt.is_dictionary(found.type) else found
 
     def elements(self, name: str) -> pa.Array:
-        """Return the values of a column, or the elements of its lists, without nulls."""
+        """Return the non-null values of a column, or the elements of its lists."""
         values = self._column(name)
         if self[name].is_list:
             values = normal(list_parts(values)[1])
@@ -214,7 +214,7 @@ class Survey:
 
 
 def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
-    """Sample the first rows of a table. If ``explode`` is None, detect the columns to explode."""
+    """Sample the first rows of a table. If ``explode`` is None, detects columns to explode."""
     for problem in explode_problems(source.schema, explode or ()):
         raise DataError(f"{source.location}: {problem}")
     batches, rows, size = [], 0, 0
@@ -299,7 +299,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
 
 
 def _numeric(numbers: NDArray[np.float64], is_single: bool) -> dict[str, Any]:
-    """Return the fields of ``Seen`` that apply to numbers."""
+    """Return the fields of ``Seen`` for numbers."""
     finite = numbers[np.isfinite(numbers)]
     with np.errstate(over="ignore"):
         endless = ~np.isnan(numbers) & ~np.isfinite(numbers.astype(np.float32))
@@ -328,7 +328,7 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _times(values: pa.Array) -> pa.Array | None:
-    """Return times without time zone, or None if values are not times. Parses only some texts."""
+    """Convert times or texts to timestamps without time zone, or return None if they are none."""
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
         return values.cast(pa.timestamp("us"), safe=False)
     if is_text(values.type) and len(values):
@@ -339,7 +339,7 @@ def _times(values: pa.Array) -> pa.Array | None:
 
 
 def _separator(texts: pa.Array, characters: float) -> str | None:
-    """Return the separator of ids: many texts have it, and parts repeat more than texts."""
+    """Return the character that separates ids in many of the texts, or None."""
     distinct = pc.count_distinct(texts).as_py()
     for separator in _SEPARATORS:
         share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
@@ -355,7 +355,7 @@ def _separator(texts: pa.Array, characters: float) -> str | None:
 
 
 def _candidates(table: pa.Table) -> list[str]:
-    """Return list columns of candidates: one of their fields, or a parallel list, is 0 or 1."""
+    """Return list columns of candidates, detected by a label of 0 and 1 per list element."""
     lengths: dict[str, np.ndarray] = {}
     labels: list[str] = []
     for field in table.schema:
