@@ -126,7 +126,7 @@ def test_what_cannot_be_packed_is_refused():
     with pytest.raises(ValueError, match="no feature 'c'"):
         PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["c"])
     for keys in (["a", "a"], []):
-        with pytest.raises(ValueError, match="keys that are all different"):
+        with pytest.raises(ValueError, match="keys must be unique"):
             PartialInverseKeyedJaggedTensor(keys, kjt.values(), kjt.values(), kjt.values(), [4])
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
     with pytest.raises(ValueError, match="variable batch"):

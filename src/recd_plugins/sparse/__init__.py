@@ -1,4 +1,4 @@
-"""Jagged tensors without duplicate rows, and duplicate detection."""
+"""Jagged tensors that store duplicate rows once, and functions that find duplicate rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact deduplication of jagged columns in memory.
+"""Exact deduplication of the rows of jagged numpy columns.
 
 Each row is first compared with the previous row, since data clustered by session repeats rows. Rows
 that differ are looked up in a hash table, and matches are compared value by value.
@@ -29,12 +29,13 @@ SPARE = 1.2
 
 @dataclass(frozen=True)
 class UniqueRows:
-    """The distinct rows of a group of columns, in the order of first occurrence.
+    """Distinct rows of a group of jagged columns, in the order of first occurrence.
 
     Attributes:
-        values: one array for each run of columns of one dtype, column by column.
-        lengths: lengths of the unique rows, column by column, int32 ``[num_columns * U]``.
-        inverse_lookup: the unique row of each row, int64 ``[B]``.
+        values: concatenated values of the columns' unique rows, with one array for each run of
+            columns of the same dtype.
+        lengths: lengths of the U unique rows of each column, int32 ``[num_columns * U]``.
+        inverse_lookup: index of the unique row of each row, int64 ``[B]``.
     """
 
     values: tuple[NDArray[Any], ...]
@@ -43,11 +44,11 @@ class UniqueRows:
 
 
 class Deduplicator:
-    """Stores equal rows once, and reuses its working memory between batches. Thread-safe.
+    """Finds the distinct rows of jagged columns. Thread-safe, and reuses working memory.
 
     Args:
-        neighbours_only: compare a row with the one before it only. A row that occurs again later is
-            stored again.
+        neighbours_only: whether to compare rows only with the previous row. If so, a duplicate of
+            an earlier row counts as a new row.
     """
 
     def __init__(self, *, neighbours_only: bool = False) -> None:
@@ -58,7 +59,7 @@ class Deduplicator:
     def __call__(
         self, groups: Sequence[Sequence[JaggedColumn]], num_rows: int, hash_mask: int = ALL_BITS
     ) -> list[UniqueRows]:
-        """Merge the rows of each group that are equal in all of its columns."""
+        """Return the distinct rows of each group; rows are equal if all columns are equal."""
         columns = np.array(
             [describe(column, num_rows) for group in groups for column in group], np.int64
         ).reshape(-1, 4)
@@ -95,7 +96,7 @@ class Deduplicator:
         return unique
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
-        """Return working memory that no other call uses."""
+        """Return working memory that is not in use by another thread."""
         shape = num_groups, group_size, num_rows
         try:
             room = self._idle.pop()
@@ -123,7 +124,7 @@ def _allocate(
     copied: Sequence[bool],
     copies: NDArray[np.int64],
 ) -> tuple[list[UniqueRows], NDArray[np.int64]]:
-    """Allocate unique rows; return them with the addresses of each column's values and lengths."""
+    """Allocate UniqueRows per group, and return the addresses of their values and lengths."""
     is_copied = [flag for group, flag in zip(groups, copied, strict=True) for _ in group]
     to_copy = sum(size for size, done in zip(sizes, is_copied, strict=True) if not done)
     all_values = np.empty(to_copy, np.int64)
@@ -157,7 +158,7 @@ def _allocate(
 
 
 def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
-    """Return the number of all values, or 0 if a column does not have 8-byte values."""
+    """Return the total number of values, or 0 if the values of a column are not 8 bytes."""
     columns = [column for group in groups for column in group]
     if any(values.itemsize != 8 for values, _ in columns):
         return 0
@@ -165,20 +166,20 @@ def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
 
 
 def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
-    """Check a column, and return it as four numbers for the kernels."""
+    """Check a column, and return addresses and 64-bit flags of its values and offsets."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
     if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":
         raise ValueError(
-            f"values of {values.dtype} with offsets of {offsets.dtype}: values have 4 or 8 bytes, "
-            "offsets are int32 or int64"
+            f"values are {values.dtype} and offsets are {offsets.dtype}, expected values of 4 or 8 "
+            "bytes, and int32 or int64 offsets"
         )
     if not (values.flags.c_contiguous and offsets.flags.c_contiguous):
         raise ValueError("values and offsets must be contiguous")
     if len(offsets) != num_rows + 1:
-        raise ValueError(f"{len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
+        raise ValueError(f"got {len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
     if not 0 <= offsets.item(0) <= offsets.item(num_rows) <= len(values):
         raise ValueError(
-            f"offsets from {offsets[0]} to {offsets[num_rows]} for {len(values)} values"
+            f"offsets are {offsets[0]} to {offsets[num_rows]}, but there are {len(values)} values"
         )
     return address_of(values), value_size == 8, address_of(offsets), offset_size == 8

@@ -1,4 +1,4 @@
-"""A KeyedJaggedTensor that carries its unique rows."""
+"""A KeyedJaggedTensor that also contains its unique rows."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ _LENGTHS, _OFFSETS = 1, 2
 
 
 class DeduplicatedKJT(KeyedJaggedTensor):
-    """A KeyedJaggedTensor of all rows that also carries the unique rows.
+    """A KeyedJaggedTensor of all B rows that also contains the unique rows.
 
-    Any code may read it, split it or build another KeyedJaggedTensor from it: it behaves like the
-    plain batch. Sharded modules of this package use the unique rows instead (``unique_rows``). A
-    copy on another device or in another process has only the unique rows, and expands them when its
-    ids are first read.
+    All methods behave as for a plain KeyedJaggedTensor of all rows. Sharded modules of this package
+    call ``unique_rows`` to look up only the unique rows. A copy on another device or in another
+    process contains only the unique rows, and expands them when ids are first read.
 
     Args:
         unique: unique rows, with ``stride_per_key_per_rank`` and ``inverse_indices``.
-        plain: the same batch with all rows, if it already exists.
+        plain: the KeyedJaggedTensor with all rows, if already computed.
     """
 
     def __init__(self, unique: KeyedJaggedTensor, plain: KeyedJaggedTensor | None = None) -> None:
@@ -50,26 +49,26 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         self._seen = [_state(tensor) for tensor in _tensors(plain)]
 
     def __getattr__(self, name: str) -> Any:
-        """Expand the unique rows when a field of the plain batch is read for the first time."""
+        """Expand the unique rows to all rows when a field is read for the first time."""
         if name.startswith("__") or name in ("_unique", "_seen") or self._seen:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._fill(repeat_rows(self._unique))
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Convert to the plain batch, then set the field."""
+        """Expand the unique rows to all rows, then set the field."""
         if name not in ("_unique", "_seen") and not self._seen:
             self._fill(repeat_rows(self._unique))
         super().__setattr__(name, value)
 
     def __copy__(self) -> DeduplicatedKJT:
-        """Return a copy that shares all tensors, like a copy of a plain batch."""
+        """Return a shallow copy that shares all tensors."""
         other = DeduplicatedKJT.__new__(DeduplicatedKJT)
         other.__dict__.update(self.__dict__)
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the unique rows, since they are smaller."""
+        """Pickle only the unique rows, which need fewer bytes."""
         unique = unique_rows(self)
         if unique is self:
             fields = {n: each for n, each in vars(self).items() if n not in ("_unique", "_seen")}
@@ -77,7 +76,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         return DeduplicatedKJT, (unique,)
 
     def stride(self) -> int:
-        """Return the number of all rows, duplicates included."""
+        """Return the number of rows, including duplicates."""
         return super().stride() if self._seen else self._unique.stride()
 
     def device(self) -> torch.device:
@@ -85,7 +84,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         return self._unique.device()
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
+        """Do not reuse the memory before ``stream`` has finished its current work."""
         self._unique.record_stream(stream)
         if self._seen:
             super().record_stream(stream)
@@ -111,10 +110,10 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 
 
 def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the unique rows of a deduplicated batch; return a plain batch unchanged.
+    """Return the unique rows of a DeduplicatedKJT, or ``features`` if it is a plain KJT.
 
-    A batch counts as plain if its keys, ids, lengths or weights were changed after deduplication.
-    So does any batch in inference mode on CPU, where some kernels do not support unique rows.
+    If keys, ids, lengths or weights were changed after deduplication, all rows are returned. This
+    also applies to inference mode on CPU, where some kernels do not support unique rows.
 
     Returns:
         A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or
@@ -140,7 +139,7 @@ def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Expand the unique rows to the plain batch of all rows."""
+    """Return a plain KeyedJaggedTensor in which the unique rows are repeated to all rows."""
     names, inverse = unique.inverse_indices()
     place = {key: row for row, key in enumerate(names)}
     first_row, rows = 0, []
@@ -161,7 +160,7 @@ def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def with_fields(features: KeyedJaggedTensor, **fields: Any) -> KeyedJaggedTensor:
-    """Return a KeyedJaggedTensor with some constructor arguments replaced by ``fields``."""
+    """Return a copy of a KeyedJaggedTensor with the constructor arguments in ``fields``."""
     variable = features.variable_stride_per_key()
     kept: dict[str, Any] = {
         "keys": features.keys(),

@@ -1,7 +1,7 @@
-"""Deduplication of stored dictionary columns by their codes, without reading the ids.
+"""Deduplication of Arrow dictionary columns by dictionary codes, without comparing ids.
 
-The compiled loops describe a column with four numbers: the addresses of its codes (int32) and of
-the byte offsets of its lists (int32), the number of lists, and the address of their bytes.
+The compiled functions receive a column as four numbers: the address of the int32 codes, the address
+of the int32 byte offsets of the lists, the number of lists, and the address of the lists' bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ID_BYTES = 8
 
 
 class BrokenListError(ValueError):
-    """Raised if the number of bytes of a list is not a multiple of 8.
+    """Raised if the size of a dictionary value is not a multiple of 8 bytes, an int64 id.
 
     Attributes:
-        column: index of the list's column, counted over all groups.
+        column: index of the column, counted over all groups.
     """
 
     def __init__(self, column: int) -> None:
@@ -37,12 +37,12 @@ class BrokenListError(ValueError):
 
 @dataclass(frozen=True)
 class DictionaryColumn:
-    """A dictionary-encoded feature of B rows.
+    """A dictionary-encoded column with the id lists of B rows.
 
     Attributes:
-        codes: index of each row's list, int32 ``[B]``.
-        bounds: byte offsets of the lists, int32 ``[num_lists + 1]``.
-        data: bytes of the lists, int64 ids.
+        codes: index of each row's list in the dictionary, int32 ``[B]``.
+        bounds: byte offsets of the lists in ``data``, int32 ``[num_lists + 1]``.
+        data: bytes of the lists of int64 ids.
     """
 
     codes: NDArray[np.int32]
@@ -51,10 +51,10 @@ class DictionaryColumn:
 
 
 def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) -> list[UniqueRows]:
-    """Merge the rows of each group that have equal codes in all columns.
+    """Return the distinct rows of each group; rows are equal if all codes are equal.
 
     Raises:
-        BrokenListError: a list is damaged.
+        BrokenListError: the size of a list is not a multiple of 8 bytes.
     """
     columns = [column for group in groups for column in group]
     described = np.empty((len(columns), 4), np.int64)
@@ -97,7 +97,7 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
 
 @numba.njit(inline="always")
 def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: Any) -> Any:
-    """Number one column's codes in order of first occurrence; return how many codes differ.
+    """Number the codes of one column in order of first occurrence; return the distinct count.
 
     In a run of equal codes, only the first is looked up. The loops avoid unpredictable branches.
     """
@@ -129,7 +129,7 @@ def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: A
 
 @numba.njit(inline="always")
 def _follows(codes: Any, first_rows: Any, inverse: Any) -> Any:
-    """Return whether rows with equal numbers also have equal codes."""
+    """Return whether rows with the same number in ``inverse`` also have the same code."""
     differ = np.int32(0)
     for row in range(len(inverse)):
         differ |= codes[row] ^ codes[first_rows[u64(inverse[row])]]
@@ -156,7 +156,7 @@ def _number_rows(
     first_rows: Any,
     inverse: Any,
 ) -> Any:
-    """Number rows by the codes of several columns; return the number of distinct rows."""
+    """Number the distinct rows of several columns by their codes; return how many there are."""
     codes = int32_at(columns[key, 0])
     count, last = 0, 0
     for row in range(len(inverse)):
@@ -186,20 +186,20 @@ def find_unique_rows(
     num_unique: Any,
     sizes: Any,
 ) -> Any:
-    """Number the distinct rows of each group of columns in the order of first occurrence.
+    """Find the distinct rows of each group of columns, in the order of first occurrence.
 
     Args:
-        columns: int64 ``[num_columns, 4]``.
-        group_ends: int64 ``[num_groups]``: where each group's columns end.
-        heads: int32, as many as the largest dictionary has lists, scratch.
-        scratch: int32 ``[B + 1]``.
-        first_rows: int32 ``[num_groups, B + 1]``, out: row of the first occurrence.
-        inverse: int64 ``[num_groups, B]``, out.
-        num_unique: int64 ``[num_groups]``, out.
-        sizes: int64 ``[num_columns]``, out: ids in the unique rows of each column.
+        columns: int64 ``[num_columns, 4]``, as described at the top of this file.
+        group_ends: int64 ``[num_groups]``, exclusive index of each group's last column.
+        heads: int32 scratch memory, ``[largest number of lists in a dictionary]``.
+        scratch: int32 scratch memory, ``[B + 1]``.
+        first_rows: output, int32 ``[num_groups, B + 1]``, first occurrence of each distinct row.
+        inverse: output, int64 ``[num_groups, B]``, distinct row of each row.
+        num_unique: output, int64 ``[num_groups]``, number of distinct rows.
+        sizes: output, int64 ``[num_columns]``, number of ids in the distinct rows.
 
     Returns:
-        The column of a damaged list, or -1.
+        The column of a list whose size is not a multiple of 8 bytes, or -1.
     """
     begin = 0
     for group in range(len(group_ends)):
@@ -239,9 +239,9 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
 ) -> None:
-    """Copy the unique rows of each column to address ``values``, and int32 ``lengths``.
+    """Copy the distinct rows of each column to address ``values``, and lengths to ``lengths``.
 
-    Dictionary neighbours are copied together. Other arguments are those of ``find_unique_rows``.
+    The other arguments are arguments and outputs of ``find_unique_rows``.
     """
     begin, out = 0, 0
     for group in range(len(group_ends)):

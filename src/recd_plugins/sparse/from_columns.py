@@ -1,4 +1,4 @@
-"""Creates jagged tensors from columns in memory."""
+"""Functions that create TorchRec jagged tensors from numpy columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
-    """Create a plain KJT from one or more named columns; copies values, and lengths are int32."""
+    """Create a plain KJT with int32 lengths from one or more columns, keyed by feature."""
     values = [ids[offsets[0] : offsets[-1]] for ids, offsets in columns.values()]
     lengths = [np.diff(offsets) for _, offsets in columns.values()]
     return KeyedJaggedTensor(
@@ -32,14 +32,14 @@ def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> Keye
 def ikjts_from_columns(
     groups: Sequence[Mapping[str, JaggedColumn]], num_rows: int, deduplicate: Deduplicator
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
-    """Create an IKJT for each group of named columns of one dtype; lengths are int32."""
+    """Deduplicate each group of columns of one dtype to an IKJT with int32 lengths."""
     return _ikjts(groups, deduplicate([list(group.values()) for group in groups], num_rows))
 
 
 def ikjts_from_dictionaries(
     groups: Sequence[Mapping[str, DictionaryColumn]], num_rows: int
 ) -> tuple[InverseKeyedJaggedTensor, ...]:
-    """Create an IKJT for each group of named dictionary columns; lengths are int32.
+    """Deduplicate each group of dictionary columns to an IKJT with int32 lengths.
 
     Raises:
         BrokenListError: a list is damaged.
@@ -67,7 +67,7 @@ def _ikjts(
 def partial_from_columns(
     columns: Mapping[str, JaggedColumn], num_rows: int, pack: RowPacker
 ) -> PartialInverseKeyedJaggedTensor:
-    """Create a partial IKJT from one or more named columns of one dtype."""
+    """Create a partially deduplicated tensor from columns of one dtype, keyed by feature."""
     packed = pack(list(columns.values()), num_rows)
     return PartialInverseKeyedJaggedTensor.from_packed(list(columns), packed)
 
@@ -75,7 +75,7 @@ def partial_from_columns(
 def partial_from_dictionaries(
     columns: Mapping[str, DictionaryColumn], num_rows: int, pack: RowPacker
 ) -> PartialInverseKeyedJaggedTensor:
-    """Create a partial IKJT from named dictionary columns; compares distinct lists only.
+    """Create a partially deduplicated tensor from dictionary columns, keyed by feature.
 
     Raises:
         BrokenListError: a list is damaged.
@@ -94,7 +94,7 @@ def partial_from_dictionaries(
 
 
 def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
-    """Return offsets ``[num_rows + 1]``; rows beyond ``lengths`` are empty."""
+    """Convert lengths to offsets ``[num_rows + 1]``. Rows after the last length are empty."""
     offsets = np.empty(num_rows + 1, np.int64)
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1 : lengths.size + 1])

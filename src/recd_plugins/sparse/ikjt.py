@@ -19,17 +19,17 @@ from recd_plugins.sparse.unique_groups import deduplicate
 class InverseKeyedJaggedTensor(Pipelineable):
     """A KeyedJaggedTensor of B rows that stores each distinct row once.
 
-    Its features form one group with one ``inverse_lookup``. In every feature, row ``b`` of the
-    batch is unique row ``inverse_lookup[b]``.
+    All F features share one ``inverse_lookup``. In every feature, row ``b`` of the batch is equal
+    to unique row ``inverse_lookup[b]``.
 
     Args:
         keys: names of the F features, F > 0.
         values: ids of the unique rows, feature by feature, ``[num_values]``.
-        inverse_lookup: the unique row of each row of the batch, integer ``[B]``.
+        inverse_lookup: index of the unique row of each batch row, integer ``[B]``.
         weights: weights of the values, ``[num_values]``.
-        lengths: ids in each unique row, feature by feature, integer ``[F * U]``.
-        offsets: offsets of the unique rows in ``values``, integer ``[F * U + 1]``; instead of
-            ``lengths`` or with them.
+        lengths: lengths of the U unique rows, feature by feature, integer ``[F * U]``.
+        offsets: offsets of the unique rows in ``values``, integer ``[F * U + 1]``. At least one of
+            ``lengths`` and ``offsets`` is required.
 
     Raises:
         ValueError: lengths and offsets are both missing, or there are no keys or duplicate keys.
@@ -56,10 +56,10 @@ class InverseKeyedJaggedTensor(Pipelineable):
     ) -> None:
         if lengths is None:
             if offsets is None:
-                raise ValueError("an IKJT needs lengths or offsets")
+                raise ValueError("lengths and offsets are both None. Pass one of them")
             lengths = torch.diff(offsets)
         if not keys or len(set(keys)) < len(keys):
-            raise ValueError(f"an IKJT needs keys that are all different, got {list(keys)}")
+            raise ValueError(f"keys must be unique and not empty, got {list(keys)}")
         self._keys = list(keys)
         self._values = values
         self._inverse_lookup = inverse_lookup
@@ -71,7 +71,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
     def from_kjt(
         kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        """Deduplicate the rows of each group of features.
+        """Deduplicate the rows of each group of features, and return one IKJT per group.
 
         Rows are merged if all features of the group have equal values and weights. Unique rows are
         in the order of first occurrence.
@@ -81,8 +81,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
             groups: groups of feature names; features in no group are omitted.
 
         Raises:
-            ValueError: an empty group, an unknown key, a key named twice, a variable batch per
-                feature, or weights that require a gradient.
+            ValueError: a group is empty or has unknown or duplicate keys, the KJT has a variable
+                batch per feature (VBE), or the weights require a gradient.
         """
         return tuple(
             InverseKeyedJaggedTensor(
@@ -100,35 +100,35 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._keys
 
     def values(self) -> Tensor:
-        """Return ids of the unique rows, feature by feature, ``[num_values]``."""
+        """Return the ids of the unique rows, feature by feature, ``[num_values]``."""
         return self._values
 
     def lengths(self) -> Tensor:
-        """Return lengths of the unique rows, feature by feature, ``[F * U]``."""
+        """Return the lengths of the unique rows, feature by feature, ``[F * U]``."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Return offsets of the unique rows in ``values``, ``[F * U + 1]``."""
+        """Return the offsets of the unique rows in ``values()``, ``[F * U + 1]``."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def weights(self) -> Tensor:
-        """Return weights of the values, ``[num_values]``.
+        """Return the weights of the ids, ``[num_values]``.
 
         Raises:
-            ValueError: there are none.
+            ValueError: there are no weights.
         """
         if self._weights is None:
             raise ValueError("this IKJT has no weights")
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
-        """Return weights of the values, ``[num_values]``, or None."""
+        """Return the weights of the ids, ``[num_values]``, or None."""
         return self._weights
 
     def inverse_lookup(self) -> Tensor:
-        """Return the unique row of each row of the batch, ``[B]``."""
+        """Return the index of the unique row of each batch row, ``[B]``."""
         return self._inverse_lookup
 
     def stride(self) -> int:
@@ -144,7 +144,10 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Return batch ids divided by stored ids (the paper's DedupeFactor); 1.0 without ids."""
+        """Return the number of ids in all rows divided by the number in unique rows.
+
+        This is the DedupeFactor of the RecD paper; 1.0 without ids.
+        """
         stored = self._values.numel()
         if stored == 0:
             return 1.0
@@ -152,13 +155,13 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
 
     def with_values(self, values: Tensor) -> InverseKeyedJaggedTensor:
-        """Return the same rows with other ids, ``[num_values]``; weights do not change."""
+        """Return a copy with other ids, ``[num_values]``, and the same lengths and weights."""
         other = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
         other.__dict__.update(self.__dict__, _values=values)
         return other
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        """Return a plain KJT of all B rows: the exact inverse of ``from_kjt``."""
+        """Return a plain KJT of all B rows, including duplicates."""
         first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()
         rows = (first_rows.unsqueeze(1) + self._inverse_lookup).flatten()
         every_row = jagged_index_select(
@@ -175,8 +178,8 @@ class InverseKeyedJaggedTensor(Pipelineable):
     def to_vbe_kjt(self) -> KeyedJaggedTensor:
         """Return a KJT with variable batch per feature (VBE), for an EmbeddingBagCollection only.
 
-        That module sends and looks up U rows, and returns B rows. Do not pass it to other modules
-        (docs/exactness.md).
+        The module sends and looks up the U unique rows, and returns B rows. Do not pass the result
+        to other modules (docs/exactness.md).
         """
         num_keys = len(self._keys)
         return KeyedJaggedTensor(
@@ -208,7 +211,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has finished its current work."""
+        """Do not reuse the memory before ``stream`` has finished its current work."""
         for tensor in _flatten(self)[0]:
             if tensor is not None:
                 tensor.record_stream(stream)

@@ -1,4 +1,4 @@
-"""Selection of jagged rows by index, without padding (RecD, section 5: jagged index select)."""
+"""Selection of jagged rows by index, without padding (jagged index select in RecD, section 5)."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Return ``select(tensor)``; gradients of half-precision tensors are summed in float32."""
+    """Return ``select(tensor)``. In backward, half-precision gradients are summed in float32."""
     if tensor.requires_grad and tensor.dtype in HALF_PRECISION:
         return select(tensor.float()).to(tensor.dtype)
     return select(tensor)
 
 
 def index_select(rows: Tensor, index: Tensor) -> Tensor:
-    """Return ``rows.index_select(0, index)``, with gradients summed as in ``in_float32``."""
+    """Return ``rows.index_select(0, index)``. Half-precision gradients are summed in float32."""
     # Flatten to two dimensions: index_select is fast on rows.
     selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
     return selected.view(index.shape[0], *rows.shape[1:])  # len() is not symbolic in torch.export
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
-    """Return rows of ``jagged`` by index, with gradients for values and weights.
+    """Return the rows of ``jagged`` at the given indices, with gradients.
 
-    A row that is selected several times gets the sum of its gradients. Memory use is proportional
-    to the number of selected values.
+    The gradient of a row that is selected several times is the sum over its occurrences. Memory use
+    is proportional to the number of selected values.
 
     Args:
-        jagged: U rows; values of any dtype, ids ``[num_values]`` or embeddings
-            ``[num_values, ...]``.
-        rows: indices of the rows, integer ``[n]``, each below U; any order, repeats allowed.
+        jagged: jagged tensor of U rows, with ids ``[num_values]`` or embeddings
+            ``[num_values, ...]`` of any dtype.
+        rows: row indices, integer ``[n]``, in any order and with duplicates allowed.
 
     Returns:
-        n rows with lengths in the dtype of ``jagged``.
+        Jagged tensor of n rows. Lengths have the dtype of ``jagged.lengths()``.
     """
     values, weights = jagged.values(), jagged.weights_or_none()
     lengths = jagged.lengths()
@@ -85,12 +85,12 @@ def _width(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Segments(Pipelineable):
-    """U rows of one feature as segments of its stored values. Segments may overlap.
+    """Positions of U rows of one feature in its stored values. Rows may overlap.
 
     Attributes:
-        offsets: start of each row, integer ``[U]``.
-        lengths: values in each row, integer ``[U]``.
-        total: the sum of ``lengths``; passed in to avoid a device synchronization.
+        offsets: index of each row's first value, integer ``[U]``.
+        lengths: number of values in each row, integer ``[U]``.
+        total: sum of ``lengths``, stored to avoid a device synchronization.
     """
 
     offsets: Tensor
@@ -98,9 +98,9 @@ class Segments(Pipelineable):
     total: int
 
     def gather(self, values: Tensor) -> JaggedTensor:
-        """Return the rows of ``values``, ``[num_values, ...]``.
+        """Return a jagged tensor of U rows, copied from stored ``values`` ``[num_values, ...]``.
 
-        A value in several rows gets the sum of its gradients, in float32 for half precision.
+        The gradient of a value in several rows is summed, in float32 for half precision.
         """
         positions = positions_of_ranges(self.offsets, self.lengths, self.total)
         select = partial(torch.index_select, dim=0, index=positions)

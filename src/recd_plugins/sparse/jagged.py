@@ -1,4 +1,4 @@
-"""Operations on jagged tensors that TorchRec and torch lack."""
+"""Operations on jagged tensors that TorchRec and PyTorch do not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recd_plugins.sparse.kernels import address_of
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """Return numbers of 4 or 8 bytes in contiguous CPU memory, as the kernels need them."""
+    """Return a contiguous CPU tensor with elements of 4 or 8 bytes, which the kernels need."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.element_size() >= 4:
         return tensor
@@ -22,26 +22,26 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Return offsets that start at 0, ``[num_rows + 1]``, in the dtype of ``lengths``."""
+    """Convert lengths ``[num_rows]`` to offsets ``[num_rows + 1]`` of the same dtype."""
     offsets = lengths.new_zeros(lengths.numel() + 1)
     torch.cumsum(lengths, 0, dtype=lengths.dtype, out=offsets[1:])
     return offsets
 
 
 def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return int64 positions of the values of ``rows``, and the lengths ``[n]`` of the rows."""
+    """Return the int64 indices of the values of ``rows``, and the rows' lengths ``[n]``."""
     starts = offsets.index_select(0, rows)
     lengths = offsets.index_select(0, rows + 1) - starts
     return positions_of_ranges(starts, lengths), lengths
 
 
 def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
-    """Return the positions from ``starts[i]`` up to ``starts[i] + lengths[i]``, range by range.
+    """Concatenate the index ranges from ``starts[i]`` to ``starts[i] + lengths[i]``.
 
     Args:
         starts: integer ``[n]``.
         lengths: integer ``[n]``.
-        total: the sum of ``lengths``; passed in to avoid a device synchronization.
+        total: sum of ``lengths``, if known, to avoid a device synchronization.
 
     Returns:
         int64 ``[total]``.
@@ -55,8 +55,8 @@ def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Find the rows that differ from the previous row in any column.
 
     Returns:
-        The first row of each run of equal rows, int64 ``[U]``, and the run of each row, int64
-        ``[B]``.
+        ``(first_rows, runs)``: the first row of each of U runs of equal rows, int64 ``[U]``, and
+        the index of each row's run, int64 ``[B]``.
     """
     begins = torch.zeros_like(columns[0], dtype=torch.bool)
     begins[:1] = True
@@ -66,7 +66,7 @@ def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def rounded_borders(borders: Tensor) -> Tensor:
-    """Return borders as float32 if they stay distinct, else as float64.
+    """Convert bucket borders to float32 if they stay distinct; otherwise keep float64.
 
     Values are compared in this dtype, so 0.1 falls into the same bucket in columns of any type.
 
@@ -79,9 +79,9 @@ def rounded_borders(borders: Tensor) -> Tensor:
 
 
 def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-    """Return tensors of one-dimensional arrays, without a copy.
+    """Convert one-dimensional arrays to tensors without a copy.
 
-    Slices of one array in ascending order share one storage.
+    Tensors of ascending slices of one array share one storage.
     """
     tensors: dict[int, Tensor] = {}
     slices: dict[int, list[int]] = {}
@@ -118,10 +118,10 @@ def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 
 
 def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-    """Join those of ``parts`` that are adjacent in memory, without a copy.
+    """Join tensors that are adjacent in memory to longer tensors, without a copy.
 
     Returns:
-        For each run, its number of parts and one tensor. Only runs of empty parts begin
+        Pairs of a number of joined parts and the joined tensor. Only runs of empty parts begin
         with an empty part.
     """
     # First part, number of parts, and number of items of each run.

@@ -1,7 +1,6 @@
-"""Compiled loops that find and copy unique rows; called by ``dedup.py``.
+"""Numba functions that find and copy the distinct rows of jagged columns, for ``dedup.py``.
 
-Buffers are passed as addresses, so that one call handles any number of columns without a copy.
-Indices are unsigned, as in ``overlap.py``.
+Buffers are passed as memory addresses, so that one call can process any number of columns.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 def _look_at_column(
     column: Any, hashing: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
 ) -> Any:
-    """Mark the rows that differ from the previous row, copy them, and hash them if ``hashing``.
+    """Mark, copy and (if ``hashing``) hash the rows of a column that differ from the previous row.
 
     Copies are written from address ``target`` up to ``end``. Returns the end of the copies; it is
     beyond ``end`` if there was too little room.
@@ -79,7 +78,7 @@ def _look_at_column(
 
 @numba.njit(inline="always")
 def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
-    """List the rows that differ from the previous row, and number all rows accordingly."""
+    """Write the rows that differ from the previous row to ``rows``, and number all rows."""
     count = 0
     for row in range(len(inverse)):
         rows[count] = row
@@ -90,7 +89,7 @@ def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
 
 @numba.njit(inline="always")
 def _equal_in_all(columns: Any, row: Any, earlier: Any) -> Any:
-    """Return whether two rows are equal in all columns."""
+    """Return whether rows ``row`` and ``earlier`` are equal in all columns."""
     for column in range(len(columns)):
         values, shift, offsets, wide = columns[column]
         item = shift + 2
@@ -115,7 +114,7 @@ def _number_distinct(
     rows: Any,
     first_rows: Any,
 ) -> Any:
-    """Replace changed rows by numbers of distinct rows; return the number of distinct rows."""
+    """Number the distinct rows among the changed rows; return how many there are."""
     mask = u64(len(table) - 1)
     table[:] = -1
     current = np.empty(len(columns), np.uint64)
@@ -163,27 +162,27 @@ def find_unique_rows(
     room: Any,
     copied: Any,
 ) -> None:
-    """Number the distinct rows of each group of columns in order of first occurrence.
+    """Find the distinct rows of each group of columns, in the order of first occurrence.
 
-    In clustered data, the columns of a group mostly change in the same rows, and old rows do not
-    return. Then the changed rows are the distinct rows, and are already copied.
+    If data is sorted by session, the rows that differ from the previous row are usually the
+    distinct rows. These rows are copied while they are found.
 
     Args:
-        columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
-            32, address of the offsets, 1 if these have 64 bits and 0 if 32.
-        group_ends: int64 ``[num_groups]``: end of each group's columns.
-        neighbours_only: whether to merge a row with the previous row only.
-        hash_mask: bits of the hash to use.
-        column_hashes: uint64 ``[columns of the largest group, B]``, scratch.
-        hashes: uint64 ``[B]``, scratch.
-        table: int32, a power of two > B, scratch.
-        first_rows: int32 ``[num_groups, B]``, out: row of the first occurrence.
-        inverse: int64 ``[num_groups, B]``, out.
-        num_unique: int64 ``[num_groups]``, out.
-        sizes: int64 ``[num_columns]``, out: values in the unique rows of each column.
-        copies: address, out: the unique rows of each column of the groups in ``copied``.
-        room: bytes at ``copies``.
-        copied: bool ``[num_groups]``, out: groups whose unique rows are at ``copies``.
+        columns: int64 ``[num_columns, 4]``. Address of the values, 1 for 64-bit values and 0 for
+            32-bit, address of the offsets, 1 for 64-bit offsets and 0 for 32-bit.
+        group_ends: int64 ``[num_groups]``, exclusive index of each group's last column.
+        neighbours_only: whether to compare a row only with the previous row.
+        hash_mask: mask of the hash bits to use.
+        column_hashes: scratch memory, uint64 ``[columns of the largest group, B]``.
+        hashes: scratch memory, uint64 ``[B]``.
+        table: scratch memory for a hash table, int32, with a power of two > B as size.
+        first_rows: output, int32 ``[num_groups, B]``, first occurrence of each distinct row.
+        inverse: output, int64 ``[num_groups, B]``, distinct row of each row.
+        num_unique: output, int64 ``[num_groups]``, number of distinct rows.
+        sizes: output, int64 ``[num_columns]``, number of values in the distinct rows.
+        copies: output address for the distinct rows of each column of the groups in ``copied``.
+        room: number of bytes at ``copies``.
+        copied: output, bool ``[num_groups]``, whether a group's rows are at ``copies``.
     """
     end_of_copies = copies + room
     num_rows = column_hashes.shape[1]
@@ -250,10 +249,10 @@ def find_unique_rows(
 def copy_rows(
     columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, copied: Any, targets: Any
 ) -> None:
-    """Copy the unique rows of each column, or only lengths if the rows are already copied.
+    """Copy the distinct rows of each column, or only lengths if the rows are already copied.
 
-    ``targets``, int64 ``[num_columns, 2]``, has the addresses for values and int32 lengths. Other
-    arguments are those of ``find_unique_rows``.
+    ``targets``, int64 ``[num_columns, 2]``, has the output addresses for values and int32 lengths.
+    The other arguments are arguments and outputs of ``find_unique_rows``.
     """
     begin = 0
     for group in range(len(group_ends)):
@@ -282,5 +281,5 @@ def copy_rows(
 
 @numba.njit(cache=True)
 def address_of(array: Any) -> Any:
-    """Return the address of an array; faster than in Python."""
+    """Return the memory address of a numpy array. Faster than ``array.ctypes.data``."""
     return array.ctypes.data

@@ -130,7 +130,7 @@ CHUNK = 32
 
 @numba.njit(inline="always")
 def offset_at(address: Any, wide: Any, row: Any) -> Any:
-    """Return the offset of a row; ``wide`` means 64-bit offsets, else they are 32-bit."""
+    """Return the offset of a row. ``wide`` selects 64-bit offsets instead of 32-bit."""
     if wide:
         return u64(int64_at(address)[row])
     return u64(int32_at(address)[row])
@@ -138,7 +138,7 @@ def offset_at(address: Any, wide: Any, row: Any) -> Any:
 
 @numba.njit(inline="always")
 def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
-    """Return the first i from ``start`` on with words[i] != words[i - back], else ``end``."""
+    """Return the first i in [start, end) with words[i] != words[i - back], or ``end``."""
     address = pointer_address(words)
     at = start
     while at + u64(_BLOCK) <= end:
@@ -163,7 +163,7 @@ def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
 
 @numba.njit(inline="always")
 def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
-    """Return whether two single values are equal."""
+    """Return whether the values at indices ``left`` and ``right`` are equal."""
     if shift:
         left, right = left << u64(1), right << u64(1)
         return words[left] == words[right] and words[left + u64(1)] == words[right + u64(1)]
@@ -174,7 +174,7 @@ def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
 def next_change(
     words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
 ) -> Any:
-    """Return the first row, from ``row`` > 0 on, that differs from the previous row.
+    """Return the first row, starting at ``row`` > 0, that differs from the previous row.
 
     Adjacent rows of equal length are compared in one sweep. Returns ``num_rows`` if all are equal,
     and ``stop`` for the next call at the row after; ``stop`` is 0 in the first call.
@@ -221,10 +221,10 @@ def overlap(
     length: Any,
     max_shift: Any,
 ) -> Any:
-    """Return the smallest k <= max_shift for which the current row begins with previous[k:], or -1.
+    """Return the smallest k <= max_shift such that the current row begins with previous[k:].
 
-    Only values of k whose first values match are compared in full. The rows are equal if k is 0 and
-    the lengths are equal, as for two empty rows; an empty row shares nothing with another.
+    Returns -1 if there is no such k. The rows are equal if k is 0 and the lengths are equal. An
+    empty row overlaps only with an empty row.
     """
     if length == u64(0) or previous_length == u64(0):
         return np.int64(0) if length == previous_length else np.int64(-1)
@@ -264,10 +264,10 @@ def bytes_differ(left: Any, back: Any, size: Any) -> Any:
 def find_changes(
     values: Any, item: Any, offsets: Any, wide: Any, first: Any, end: Any, changed: Any, rows: Any
 ) -> Any:
-    """Mark in ``changed``, uint8 ``[B]``, the rows from ``first`` up to ``end`` that differ.
+    """Find the rows from ``first`` up to ``end`` that differ from the previous row.
 
-    A row is compared with the row before; row 0 differs. ``item`` is the logarithm of the bytes of
-    a value. The differing rows are written to ``rows``. Returns their number.
+    Row 0 counts as different. Sets the rows in ``changed``, uint8 ``[B]``, writes the row numbers
+    to ``rows``, and returns how many rows differ. ``item`` is log2 of the size of a value in bytes.
     """
     count = 0
     start = np.int64(offset_at(offsets, wide, first)) << item

@@ -1,7 +1,7 @@
-"""Partial deduplication of jagged columns in memory (RecD, section 7).
+"""Partial deduplication of jagged numpy columns (RecD, section 7).
 
-In data clustered by session, a history drops its oldest ids and appends new ones. Ids shared with
-the row before are stored once.
+In data clustered by session, the next row of a history drops old ids and appends new ids. Ids in
+common with the previous row are stored once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ u64 = np.uint64
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Columns of B rows; each row is a segment of its column's stored values.
+    """Partially deduplicated columns of B rows, in which rows share stored values.
 
     Attributes:
         values: stored values, column by column.
-        offsets: start of each row in its column's part of ``values``, int32 ``[num_columns, B]``.
+        offsets: start of each row from its column's first value, int32 ``[num_columns, B]``.
         lengths: lengths of the rows, int32 ``[num_columns, B]``.
         sizes: number of stored values of each column.
     """
@@ -46,7 +46,7 @@ class PackedRows:
 
 
 class RowPacker:
-    """Packs rows into memory whose size is estimated from the previous batch. Thread-safe.
+    """Stores values that consecutive rows have in common once. Thread-safe.
 
     Args:
         max_shift: maximum number of values that a row may drop from the previous row.
@@ -57,7 +57,7 @@ class RowPacker:
         self._share = 1.0
 
     def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
-        """Pack columns of ``num_rows`` rows; all columns have one dtype."""
+        """Partially deduplicate columns of ``num_rows`` rows. All columns must have one dtype."""
         total = sum(int(offsets[-1]) - int(offsets[0]) for _, offsets in columns)
         described = np.array([describe(column, num_rows) for column in columns], np.int64)
         sizes = np.empty(len(columns), np.int64)
@@ -92,10 +92,10 @@ def pack_rows(
     lengths_out: Any,
     sizes: Any,
 ) -> Any:
-    """Store the values of each row that the previous row lacks.
+    """For each row, append the values that are not in the previous row to ``packed``.
 
     Returns:
-        Whether there was room; if not, the outputs are undefined.
+        False if the ``room`` at ``packed`` is too small. The outputs are then undefined.
     """
     left = u64(room)
     num_rows = u64(offsets_out.shape[1])

@@ -18,25 +18,25 @@ from recd_plugins.sparse.partial import MAX_SHIFT, PackedRows, RowPacker
 
 
 class PartialInverseKeyedJaggedTensor(Pipelineable):
-    """A KeyedJaggedTensor of B rows that are segments of stored ids, which may overlap.
+    """A KeyedJaggedTensor of B rows in which overlapping rows share stored ids.
 
-    Row ``b`` of a feature is the ``lengths[b]`` ids from ``offsets[b]`` on of the feature's part of
-    ``values``. A history that drops its oldest id and appends a new one stores one id more. There
-    are no weights, as rows share ids.
+    Row ``b`` of a feature consists of ``lengths[b]`` ids, starting at index ``offsets[b]`` of the
+    feature's stored ids. If a history drops its oldest id and appends a new id, only the new id is
+    stored. Weights are not supported.
 
     Args:
         keys: names of the F features, F > 0.
         values: stored ids, feature by feature, ``[num_values]``.
-        offsets: start of each row in its feature's part of ``values``, feature by feature, integer
-            ``[F * B]``.
-        lengths: ids in each row, feature by feature, integer ``[F * B]``.
-        length_per_key: number of stored ids of each feature; the sum is ``num_values``.
+        offsets: start of each row, relative to the feature's first stored id, feature by feature,
+            integer ``[F * B]``.
+        lengths: lengths of the rows, feature by feature, integer ``[F * B]``.
+        length_per_key: number of stored ids of each feature. The sum is ``num_values``.
 
     Raises:
-        ValueError: no keys, or a key twice.
+        ValueError: there are no keys or duplicate keys.
 
     Example:
-        Three rows: [7, 8, 9], the same moved on by one to [8, 9, 5], and that once more::
+        Three rows, [7, 8, 9], [8, 9, 5] and [8, 9, 5]::
 
             PartialInverseKeyedJaggedTensor(
                 keys=["viewed"],
@@ -56,7 +56,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         length_per_key: Sequence[int],
     ) -> None:
         if not keys or len(set(keys)) < len(keys):
-            raise ValueError(f"a partial IKJT needs keys that are all different, got {list(keys)}")
+            raise ValueError(f"keys must be unique and not empty, got {list(keys)}")
         self._keys = list(keys)
         self._values = values
         self._offsets = offsets
@@ -65,7 +65,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
 
     @staticmethod
     def from_packed(keys: Sequence[str], packed: PackedRows) -> PartialInverseKeyedJaggedTensor:
-        """Return the features ``keys`` of packed rows, without a copy."""
+        """Create the tensor from partially deduplicated columns, without a copy."""
         return PartialInverseKeyedJaggedTensor(
             keys,
             torch.from_numpy(packed.values),
@@ -78,16 +78,16 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def from_kjt(
         kjt: KeyedJaggedTensor, keys: Sequence[str] | None = None, max_shift: int = MAX_SHIFT
     ) -> PartialInverseKeyedJaggedTensor:
-        """Store the ids of each row that the previous row lacks.
+        """Partially deduplicate a KJT, in which each row may share ids with the previous row.
 
         Args:
-            kjt: B rows of every feature, without weights, rows of a session next to each other.
-            keys: features to include; all by default.
+            kjt: B rows of every feature, without weights. Rows of a session should be adjacent.
+            keys: features to include. The default is all.
             max_shift: maximum number of ids that a row may drop from the previous row.
 
         Raises:
-            ValueError: no keys, an unknown key, a key named twice, weights, or a variable batch per
-                feature.
+            ValueError: keys are empty, unknown or duplicate, or the KJT has weights or a variable
+                batch per feature (VBE).
         """
         keys = kjt.keys() if keys is None else keys
         _check(kjt, keys)
@@ -106,15 +106,15 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._keys
 
     def values(self) -> Tensor:
-        """Return stored ids, feature by feature, ``[num_values]``."""
+        """Return the stored ids, feature by feature, ``[num_values]``."""
         return self._values
 
     def offsets(self) -> Tensor:
-        """Return the start of each row in its feature's part of ``values``, ``[F * B]``."""
+        """Return the start of each row, relative to its feature's first stored id, ``[F * B]``."""
         return self._offsets
 
     def lengths(self) -> Tensor:
-        """Return lengths of the rows, feature by feature, ``[F * B]``."""
+        """Return the lengths of the rows, feature by feature, ``[F * B]``."""
         return self._lengths
 
     def length_per_key(self) -> list[int]:
@@ -130,12 +130,12 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Return batch ids divided by stored ids (the paper's DedupeFactor); 1.0 without ids."""
+        """Return the number of ids in all rows, divided by stored ids; 1.0 without ids."""
         stored = self._values.numel()
         return float(self._lengths.sum().item()) / stored if stored else 1.0
 
     def split(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Yield each feature's key, stored ids, and offsets and lengths ``[B]`` of the rows."""
+        """Yield ``(key, stored ids, offsets [B], lengths [B])`` of each feature."""
         return zip(
             self._keys,
             torch.split(self._values, self._length_per_key),
@@ -145,7 +145,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         )
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        """Return a plain KJT of all B rows: the exact inverse of ``from_kjt``."""
+        """Return a plain KJT of all B rows, without shared ids."""
         starts = self._offsets.long().view(len(self._keys), -1) + self._starts().unsqueeze(1)
         positions = positions_of_ranges(starts.flatten(), self._lengths)
         return KeyedJaggedTensor(
@@ -158,12 +158,14 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
     def to_ikjt(
         self, groups: Sequence[Sequence[str]] | None = None
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        """Return the exact form, in which consecutive equal rows become one.
+        """Return exact IKJTs, in which a run of equal consecutive rows is one unique row.
 
-        Equal rows that are not consecutive stay separate, unlike in ``from_kjt`` of an IKJT.
+        Equal rows that are not consecutive stay separate, unlike with
+        ``InverseKeyedJaggedTensor.from_kjt``.
 
         Args:
-            groups: features that share an inverse lookup; by default each has its own.
+            groups: groups of features that share an inverse lookup. By default, each feature has
+                its own inverse lookup.
         """
         groups = [[key] for key in self._keys] if groups is None else groups
         features = {key: rest for key, *rest in self.split()}
@@ -180,12 +182,12 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` has finished its current work."""
+        """Do not reuse the memory before ``stream`` has finished its current work."""
         for tensor in (self._values, self._offsets, self._lengths):
             tensor.record_stream(stream)
 
     def _starts(self) -> Tensor:
-        """Return the start of each feature's part, int64 ``[F]``."""
+        """Return the index of each feature's first stored id, int64 ``[F]``."""
         starts = [0, *accumulate(self._length_per_key)][:-1]
         return torch.tensor(starts, device=self.device())
 
@@ -246,13 +248,10 @@ register_pytree_node(
 
 def _check(kjt: KeyedJaggedTensor, keys: Sequence[str]) -> None:
     if kjt.variable_stride_per_key():
-        raise ValueError(
-            "the KJT has a variable batch per feature: its rows do not belong together"
-        )
+        raise ValueError("the KJT has a variable batch per feature (VBE). Pass a KJT without VBE")
     if kjt.weights_or_none() is not None:
         raise ValueError(
-            "the KJT has weights, which an id that rows share cannot have; "
-            "use InverseKeyedJaggedTensor.from_kjt"
+            "partial deduplication does not support weights. Use InverseKeyedJaggedTensor.from_kjt"
         )
     if unknown := [key for key in keys if key not in kjt.keys()]:  # noqa: SIM118
         raise ValueError(f"the KJT has no feature {unknown[0]!r}, only {', '.join(kjt.keys())}")

@@ -1,4 +1,4 @@
-"""Deduplication of feature groups of a KJT by the compiled kernels, on the CPU."""
+"""Deduplication of a KeyedJaggedTensor's rows on the CPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recd_plugins.sparse.jagged import readable
 
 @dataclass(frozen=True)
 class UniqueGroup:
-    """The U distinct rows of a group of F features, in the order of first occurrence.
+    """U distinct rows of a group of F features, in the order of first occurrence.
 
     Attributes:
-        values: ids, feature by feature.
-        lengths: ``[F * U]``, in the dtype of the KJT's lengths.
-        inverse_lookup: int64 ``[B]``.
-        weights: a weight for each value, or None.
+        values: ids of the distinct rows, feature by feature.
+        lengths: lengths of the distinct rows, feature by feature, ``[F * U]``.
+        inverse_lookup: index of the distinct row of each batch row, int64 ``[B]``.
+        weights: weights of ``values``, or None.
     """
 
     values: Tensor
@@ -35,26 +35,26 @@ def deduplicate(
     groups: Sequence[Sequence[str]],
     deduplicator: Deduplicator | None = None,
 ) -> list[UniqueGroup]:
-    """Merge rows of a group that are equal in all its features, values and weights, bit by bit.
+    """Return the distinct rows of each group of features.
+
+    Rows are equal if the values and weights of all features in the group are bitwise equal.
 
     Args:
         kjt: B rows of every feature.
         groups: groups of feature names.
-        deduplicator: its working memory is used again.
+        deduplicator: object whose working memory is reused. The default is a new object.
 
     Raises:
-        ValueError: a variable batch per feature, weights that require a gradient, or an unknown
-            feature.
+        ValueError: a feature is unknown, the KJT has a variable batch per feature (VBE), or the
+            weights require a gradient.
     """
     if kjt.variable_stride_per_key():
-        raise ValueError(
-            "the KJT has a variable batch per feature: its rows do not belong together"
-        )
+        raise ValueError("the KJT has a variable batch per feature (VBE). Pass a KJT without VBE")
     weights = kjt.weights_or_none()
     if weights is not None and weights.requires_grad:
         raise ValueError(
-            "the KJT has weights that require a gradient, which equal rows would share; "
-            "detach() them, or make weights of the unique rows"
+            "the KJT has weights that require a gradient, but duplicate rows would share "
+            "weights. Call detach() on the weights"
         )
     tensors = [kjt.values(), *([] if weights is None else [weights])]
     buffers = [readable(tensor).numpy() for tensor in tensors]
