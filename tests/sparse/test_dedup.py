@@ -146,8 +146,8 @@ def test_groups_that_are_copied_at_once_stand_next_to_others(before):
         ((np.zeros(2, np.int64), np.array([0, 1, 2], np.int16)), "int32 or int64"),
         ((np.zeros(4, np.int64)[::2], np.array([0, 1, 2])), "contiguous"),
         ((np.zeros(2, np.int64), np.array([0, 2])), "expected 3"),
-        ((np.zeros(2, np.int64), np.array([0, 1, 3])), "for 2 values"),
-        ((np.zeros(2, np.int64), np.array([-1, 1, 2])), "from -1"),
+        ((np.zeros(2, np.int64), np.array([0, 1, 3])), "there are 2 values"),
+        ((np.zeros(2, np.int64), np.array([-1, 1, 2])), "offsets are -1"),
     ],
 )
 def test_columns_that_the_kernel_cannot_read_are_refused(column, message):

@@ -1,4 +1,4 @@
-"""Built-in plugin kinds."""
+"""Built-in plugin kinds, such as ``dataset`` and ``sharding``, and their sections."""
 
 from __future__ import annotations
 

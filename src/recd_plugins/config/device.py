@@ -1,4 +1,4 @@
-"""Selection of the training device."""
+"""Selection of the CPU or CUDA as the training device."""
 
 from __future__ import annotations
 

@@ -243,11 +243,11 @@ class Resolved:
 
 
 def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
-    """Validate a document and create the plugin of every entry.
+    """Validate a parsed ``registry.yaml`` and create the plugin object of every entry.
 
     Raises:
-        RegistryError: the document is invalid. The error lists all problems in the order of lines.
-        PluginError: a plugin of the document cannot be used.
+        RegistryError: the file is invalid. The error lists all problems, sorted by line.
+        PluginError: a plugin in the file cannot be loaded.
     """
     problems: list[Problem] = []
     kinds = manager.kinds_for(document.data)

@@ -172,7 +172,6 @@ class PluginManager:
         return sorted(self._modules.values(), key=lambda module: module[2] is None)
 
     def _load(self, name: str | None = None) -> None:
-        """Import the package ``name``, or all packages."""
         now = [package for package in self._waiting if name in (None, package.name)]
         self._waiting = [package for package in self._waiting if package not in now]
         loaded = []
@@ -194,7 +193,7 @@ class PluginManager:
             self._broken.append(Broken(package.name, str(error)))
 
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
-        """Add the plugin kinds of a module, and return its hooks."""
+        """Register the plugin kinds that a module defines, and return the module's hooks."""
         if (needed := getattr(module, "REQUIRES_API", API_VERSION)) > API_VERSION:
             raise PluginError(
                 f"{origin} needs version {needed} of recd_plugins.api, but recd-plugins "
@@ -243,7 +242,7 @@ class PluginManager:
     def _classes(
         self, hooks: pluggy.PluginManager, origin: str, package: Package | None
     ) -> Iterator[tuple[Kind, type[Plugin]]]:
-        """Yield the plugin classes of a module with their kinds."""
+        """Yield ``(kind, class)`` of each plugin class that a module registers."""
         for hook in (*HOOKS, "register_plugins"):
             for cls in _returned(hooks, hook, origin):
                 where, name = f"{origin}: {hook}", HOOKS.get(hook)

@@ -134,8 +134,8 @@ class ValidationSpec(Spec):
     def _has_a_best(cls, metric: str) -> str:
         if metric in ("calibration", "num_samples"):
             raise ValueError(
-                f"neither the smallest nor the largest {metric} is best. Use another metric, such "
-                "as normalized_entropy"
+                f"metric {metric} does not rank models. Use another metric, such as "
+                "normalized_entropy"
             )
         return metric
 
@@ -143,8 +143,7 @@ class ValidationSpec(Spec):
     def _knows_the_best(self) -> Self:
         if self.mode is None and self.metric not in _BEST:
             raise ValueError(
-                f"metric {self.metric} has no default mode. Set mode to min or max, whichever is "
-                "best"
+                f"metric {self.metric} has no default mode. Set validation.mode to min or max"
             )
         if self.mode not in (None, _BEST.get(self.metric, self.mode)):
             raise ValueError(
@@ -305,7 +304,7 @@ class PluginSpec(Spec):
 
 
 class WrapperSpec(PluginSpec):
-    """A wrapper of the dataset and its options."""
+    """A dataset wrapper, which reorders rows, and its options."""
 
     enabled: bool = Field(default=True, description="false disables the wrapper.")
 
@@ -320,13 +319,13 @@ class DatasetSpec(PluginSpec):
 
 
 class EntrySpec(PluginSpec):
-    """An entry of a list section: a plugin and its options."""
+    """An entry in a list section of the file, with a plugin and its options."""
 
     enabled: bool = Field(default=True, description="false disables the entry.")
 
 
 class FeatureEntrySpec(PluginSpec):
-    """An entry that applies a plugin to the matching features."""
+    """An entry that applies a plugin to the features that match its patterns."""
 
     features: list[str] = Field(
         min_length=1, description="Feature names or patterns with the wildcards *, ? and []."
@@ -335,7 +334,7 @@ class FeatureEntrySpec(PluginSpec):
 
 
 class TableEntrySpec(PluginSpec):
-    """An entry that applies a plugin to the matching tables."""
+    """An entry that applies a plugin to the tables that match its patterns."""
 
     tables: list[str] = Field(
         min_length=1,
@@ -345,7 +344,7 @@ class TableEntrySpec(PluginSpec):
 
 
 class TableSpec(Spec):
-    """Size of the tables that a pattern matches."""
+    """Size of the tables that match a key of ``model.tables``."""
 
     num_embeddings: Count = Field(description="Rows of the table.")
 

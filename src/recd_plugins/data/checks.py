@@ -73,7 +73,6 @@ def _row_in_segments(starts: NDArray[Any], ends: NDArray[Any], at: int) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def _first_outside(values: Any, limit: Any) -> Any:
-    """Return the index of the first value outside [0, limit), or -1."""
     for first in range(0, len(values), _BLOCK):
         last = min(first + _BLOCK, len(values))
         outside = False
@@ -99,7 +98,7 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
         row, column = (~dense.isfinite()).nonzero()[0].tolist()
         name = schema.dense[column]
         raise DataError(
-            f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}; "
+            f"{place(rows, name, row)}: the value is {shown(rows, name, row, dense[row, column])}, "
             "expected a finite float32 number. Fix or drop this row"
         )
     inside = (batch.labels >= 0) & (batch.labels <= 1)  # NaN is not

@@ -75,17 +75,14 @@ class _Reader(TaskReader):
     def blocks(
         self, position: State, worker: int, num_workers: int
     ) -> Generator[BatchBlock, None, None]:
-        """See ``TaskReader.blocks``."""
         return self._blocks(self._new_reader, position, worker, num_workers)
 
     def block(self, position: State, number: int) -> BatchBlock:
-        """See ``TaskReader.block``."""
         blocks = self._blocks(lambda: self._reader_of_blocks, position, number, sys.maxsize)
         with closing(blocks):
             return next(blocks)
 
     def num_blocks(self, position: State) -> int | None:
-        """See ``TaskReader.num_blocks``."""
         self._reader_of_blocks.load_state_dict(position)
         return self._reader_of_blocks.num_blocks()
 
@@ -126,7 +123,6 @@ class _Reader(TaskReader):
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """Return a config with only the sections that reader processes need."""
     spec = registry.with_training({"workers": 0}).spec
     parts = registry.dataset, registry.converter, registry.preprocessing
     return RunConfig(registry.path, spec, *parts, (), (), (), wrappers=registry.wrappers)

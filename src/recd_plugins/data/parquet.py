@@ -207,7 +207,6 @@ class ParquetTable:
         return self.root
 
     def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
-        """Return the locations in ``found`` whose Hive partition keys meet the conditions."""
         if not where:
             return found
         kept = []
@@ -405,14 +404,12 @@ def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
 
 
 def _digest(footer: pq.FileMetaData) -> str:
-    """Return a hash of a footer, for file systems without modification times."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return hashlib.sha256(sink.getbuffer()).hexdigest()
 
 
 def _kinds(schema: pa.Schema) -> dict[str, str]:
-    """Return a dict from column name to type, ignoring the nullability of list items."""
     return {
         field.name: "list_dict"
         if is_list_dict(field)

@@ -197,7 +197,6 @@ class RegistryLookups(Lookups):
 
     @property
     def tables(self) -> Sequence[Table]:
-        """See ``Lookups.tables``."""
         if self._tables is None:
             raise SetupError(
                 "the tables of the model are unknown until prepare() has run. Call prepare() first"
@@ -206,11 +205,10 @@ class RegistryLookups(Lookups):
 
     @property
     def parts(self) -> Sequence[TableStrategy]:
-        """See ``Lookups.parts``."""
         return self._parts if self.tables is not None else ()
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
-        """See ``Lookups.of``. Lists that Parquet stores once are preprocessed once."""
+        """Return the preprocessed ids of ``rows``, keyed by feature."""
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column

@@ -216,7 +216,6 @@ def _transform_blocks(steps: _Chain, blocks: Sequence[_Block]) -> None:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors, without a copy if they are adjacent in memory."""
     runs = adjacent_runs(parts)
     return runs[0][1] if len(runs) == 1 else torch.cat(list(parts))
 

@@ -250,7 +250,7 @@ class PlannedReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """See ``Reader.blocks``. A block has about the size of a row group."""
+        """Yield every ``num_workers``-th block. A block has about the size of a row group."""
         blocks, ends = self._cut()
         size = self._plan.batch_size
         mine = slice(worker, None, num_workers)

@@ -63,7 +63,9 @@ class Condition(BaseModel):
     def _value_fits_op(self) -> Condition:
         if self.op in _NO_VALUE:
             if self.value is not None:
-                raise ValueError(f"{self.op} has no value, got {self.value!r}. Remove the value")
+                raise ValueError(
+                    f"operator {self.op} needs no value, got {self.value!r}. Remove the value"
+                )
         elif self.op == "in":
             if not isinstance(self.value, list | tuple):
                 raise ValueError(f"operator in needs a list of values, got {self.value!r}")

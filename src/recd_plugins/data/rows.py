@@ -105,7 +105,6 @@ class RowTable:
         return Rows(data, self._origins(rows))
 
     def _origins(self, rows: NDArray[np.int64]) -> tuple[Origin, ...]:
-        """Return the file and row numbers of rows, with one Origin per run of adjacent rows."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
         file_rows = self._file_rows[rows]

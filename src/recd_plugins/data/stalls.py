@@ -59,7 +59,7 @@ class Stalls:
 
 
 class StallTotals:
-    """Sums of stalls over several steps."""
+    """Accumulates the data stalls of several steps to compute the mean."""
 
     def __init__(self) -> None:
         self._steps, self._seconds = 0, 0.0

@@ -164,7 +164,6 @@ class TableWriter:
         return int(ends[-1].as_py()) + 1 if len(ends) else size
 
     def _flush(self, num_rows: int) -> None:
-        """Write the first ``num_rows`` buffered rows as one row group."""
         table = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting = table.slice(num_rows).to_batches()
         self._num_waiting -= num_rows

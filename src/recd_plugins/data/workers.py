@@ -60,7 +60,7 @@ class Workers(Feed):
         self._pids: list[int] = []
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """See ``Feed.read``. If a worker dies, all workers restart at the next batch."""
+        """Yield batches from the position of ``reader`` on. Restarts all workers if one dies."""
         deaths = 0
         while True:
             position = reader.state_dict()

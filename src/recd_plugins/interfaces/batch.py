@@ -81,8 +81,8 @@ class Batch:
         dense_features: float32 ``[B, num_dense]``; can be float64 before preprocessing.
         labels: float32 ``[B]``.
         kjt: features without deduplication, or None.
-        ikjts: deduplicated features, one IKJT per group that shares an inverse lookup.
-        partials: partially deduplicated features.
+        ikjts: deduplicated features, one InverseKeyedJaggedTensor per group of features.
+        partials: partially deduplicated features, whose rows share ids.
     """
 
     dense_features: Tensor

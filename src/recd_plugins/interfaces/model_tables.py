@@ -220,7 +220,6 @@ def _is_one_of(module: nn.Module, names: set[str]) -> bool:
 
 
 def _tables(module: nn.Module) -> list[Table]:
-    """Return the tables of an embedding module; an empty list for other modules."""
     if isinstance(module, _POOLED):
         configs, pooled = module.embedding_bag_configs(), True
     elif isinstance(module, _UNPOOLED):

@@ -41,7 +41,7 @@ class Plugin:
     free_options: ClassVar[frozenset[str]] = frozenset()
 
     class Options(PluginOptions):
-        """No options."""
+        """Options of the plugin. Empty by default."""
 
     options: PluginOptions
     #: File, line and field of the registry entry, for messages; None without a registry file.

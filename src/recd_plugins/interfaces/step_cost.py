@@ -83,7 +83,7 @@ class StageCost(_Rates):
 
 
 class LookupCost(StageCost):
-    """Cost rates of embedding lookups."""
+    """Seconds per unit of work in embedding lookups."""
 
     bytes_looked_up: Seconds = Field(default=0.0, description="Seconds per byte of embeddings.")
     ids_looked_up: Seconds = Field(default=0.0, description="Seconds per id.")
@@ -98,13 +98,13 @@ class LookupCost(StageCost):
 
 
 class GemmCost(StageCost):
-    """Cost rates of matrix products and attention."""
+    """Seconds per unit of work in matrix products and attention."""
 
     matmul_flops: Seconds = Field(default=0.0, description="Seconds per floating-point operation.")
 
 
 class AllToAllCost(StageCost):
-    """Cost rates of the collectives of input dist and output dist."""
+    """Seconds per unit of work in the collectives of TorchRec's input dist and output dist."""
 
     collectives: Seconds = Field(default=0.0, description="Seconds per collective.")
     bytes_in_node: Seconds = Field(
@@ -116,13 +116,13 @@ class AllToAllCost(StageCost):
 
 
 class AllReduceCost(StageCost):
-    """Cost rates of the all-reduces of dense gradients."""
+    """Seconds per unit of work in all-reduces of dense gradients."""
 
     bytes_reduced: Seconds = Field(default=0.0, description="Seconds per byte sent.")
 
 
 class OtherCost(StageCost):
-    """Cost rates of other operators."""
+    """Seconds per unit of work in all other operators."""
 
     element_bytes: Seconds = Field(default=0.0, description="Seconds per byte read or written.")
     operators: Seconds = Field(default=0.0, description="Fixed seconds per operator.")

@@ -96,7 +96,6 @@ class Deduplicator:
         return unique
 
     def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
-        """Return working memory that is not in use by another thread."""
         shape = num_groups, group_size, num_rows
         try:
             room = self._idle.pop()

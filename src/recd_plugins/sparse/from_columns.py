@@ -94,7 +94,6 @@ def partial_from_dictionaries(
 
 
 def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
-    """Convert lengths to offsets ``[num_rows + 1]``. Rows after the last length are empty."""
     offsets = np.empty(num_rows + 1, np.int64)
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1 : lengths.size + 1])

@@ -31,7 +31,7 @@ _AHEAD = 8
 
 @numba.njit(inline="always")
 def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
-    """Return a hash > 0: products of the 32-bit halves of shifted values, as in NH (UMAC, 4)."""
+    """Return a hash > 0 of a row's values, computed as in NH (UMAC, section 4)."""
     total = length
     if shift:
         items = int64_at(values)

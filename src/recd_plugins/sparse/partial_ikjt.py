@@ -1,4 +1,4 @@
-"""The partial form of the InverseKeyedJaggedTensor (Zhao et al., MLSys 2023, section 7)."""
+"""A partially deduplicated KeyedJaggedTensor (RecD, Zhao et al., MLSys 2023, section 7)."""
 
 from __future__ import annotations
 
@@ -187,7 +187,6 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
             tensor.record_stream(stream)
 
     def _starts(self) -> Tensor:
-        """Return the index of each feature's first stored id, int64 ``[F]``."""
         starts = [0, *accumulate(self._length_per_key)][:-1]
         return torch.tensor(starts, device=self.device())
 
