@@ -26,7 +26,7 @@ from recd_plugins.api import (
     readers,
 )
 
-#: Rows that are generated, stored and read at once.
+#: Rows that are generated, stored and read at a time.
 UNIT_ROWS = 4096
 LABEL = "label"
 

@@ -181,7 +181,7 @@ class PredictJob(trained_models.TrainedJob):
         registry = self.load()
         say_absent(registry, self.checkpoint)
         dataset = registry.dataset.to_score(self.table)
-        self.kept(dataset, 1)  # rejected now, before rows are imported
+        self.kept(dataset, 1)  # rejects unknown columns before rows are imported
         dataset.prepare()
 
     def kept(self, dataset: Dataset, size: int) -> KeptColumns | None:

@@ -121,8 +121,8 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
     for run in runs[1:]:
         for name, sentence in (
-            ("samples_per_second", "trains {} times as many samples a second as"),
-            ("collective_bytes", "sends {} times the bytes of"),
+            ("samples_per_second", "trains {} times as many samples per second as"),
+            ("collective_bytes", "sends {} times as many bytes as"),
         ):
             over = run.over(first, name)
             if over is None:
@@ -131,7 +131,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             if over.least < over.most:
                 times += f" ({over.least:.2f} to {over.most:.2f})"
             unsure = over.least < 1 < over.most
-            doubt = ", which shows no difference" if unsure else ""
+            doubt = ", which is no significant difference" if unsure else ""
             yield f"{run.name} {sentence.format(times)} {first.name}{doubt}."
     for run in runs[1:]:
         apart = [abs(a - b) for a, b in zip(run.losses, first.losses, strict=False)]
@@ -176,8 +176,8 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
         if not curve or not curve["steps"]:
             continue
         best = "" if curve["best_step"] is None else f", best after step {curve['best_step']:,}"
-        ended = ", where the run was stopped" if curve["stopped_early"] else ""
-        text = f"{curve['metric']} of the test split by step{best}{ended}."
+        ended = ", then stopped early" if curve["stopped_early"] else ""
+        text = f"{curve['metric']} on the test split after each step{best}{ended}."
         plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
         yield from html_page.html_section(f"Validation {run.name}".strip(), text, plot)
 

@@ -22,7 +22,7 @@ Role = Literal[
 ]
 #: Roles of features; a column has at most one of them.
 FEATURES: tuple[Role, ...] = ("id", "ids", "number", "numbers")
-#: Roles of columns that predictions carry.
+#: Roles of columns that are copied to score files.
 KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
 #: Allowed values of ``missing``, apart from a replacement value.
 RULES = ("error", "drop", "empty")

@@ -22,7 +22,7 @@ from recd_plugins.api import PluginOptions
 _BITS = 6
 # Number of rows in an output batch.
 _ROWS = 16_384
-# Number of times kept to find where the test split begins.
+# Number of sampled times that determine the start of the test split.
 _MOST_TIMES = 1 << 22
 
 

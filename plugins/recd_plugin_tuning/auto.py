@@ -27,11 +27,11 @@ _PLANNER = "the planner"
 _ROWS, _IDS = 10.0, 4.0
 # Smaller savings are within the error of the estimates.
 _LEAST_GAIN = 0.03
-# For pooled tables: coalescing that was estimated to save 6 % took 13 to 17 % more.
+# Limit for pooled tables, where coalescing with estimated savings of 6 % was 13 to 17 % slower.
 _LEAST_GAIN_POOLED = 0.1
-# Choices up to this much slower on a sample are evaluated on all data, two at once.
+# Choices up to this much slower on a sample are evaluated on all data, two at a time.
 _NEAR, _AT_ONCE = 0.15, 2
-# A group hardly saves more than this share of its time.
+# Maximum share of its time that a group is assumed to save.
 _SAVED_ALONE = 0.5
 
 
@@ -278,7 +278,7 @@ class Chosen(choosing.Choice):
         for each in self.groups:
             chosen.setdefault(str(each.offer or _PLANNER), []).extend(each.tables)
         words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
-        return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
+        return f"auto chose {words}" + (f". {self._predicted()}" if self.measured else "")
 
     def lines(self) -> str:
         """Return YAML of a ``sharding`` section with the same choices, to use without ``auto``."""
@@ -289,7 +289,7 @@ class Chosen(choosing.Choice):
         ]
         if not self.others:
             return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
-        instead = "in place of its entry" if lines else "its entry is left out"
+        instead = "replace the auto entry by" if lines else "remove the auto entry"
         return "\n".join([f"# sharding: {instead}", *lines])
 
     def as_json(self) -> Any:
@@ -322,7 +322,7 @@ class Chosen(choosing.Choice):
         return [
             self._table(run),
             Text("\n".join(self._words())),
-            Text(f"the same without auto:\n{self.lines()}"),
+            Text(f"To use these choices without auto:\n{self.lines()}"),
         ]
 
     def _table(self, run: str) -> TextTable:
@@ -330,7 +330,7 @@ class Chosen(choosing.Choice):
 
         variant = "" if run == self.name else run
         title = f"{variant} auto: choice for each group of similar tables".strip()
-        others = "others, and ms of a step with them" if self.measured else "others, the best first"
+        others = "other choices: ms per step" if self.measured else "other choices, best first"
         table = text_table(title, ["tables", "chosen", others])
         for each in self.groups:
             seconds = [f": {1000 * s:.1f}" * self.measured for _, s in each.others]
@@ -345,11 +345,11 @@ class Chosen(choosing.Choice):
         return table
 
     def _words(self) -> Iterator[str]:
-        tried = f"{self.num_trials} plans were tried"
+        tried = f"{self.num_trials} plans were compared"
         if self.measured:
             yield f"{self._predicted()} ({tried})"
         else:
-            yield f"{tried}, with costs assumed from bandwidths; recd calibrate measures costs"
+            yield f"{tried} with costs assumed from bandwidths. recd calibrate measures the costs."
         for each in self.groups:
             for offer, why in each.refused:
                 yield f"{offer} cannot be used for {_named(each.tables)}: {why}"
@@ -357,8 +357,8 @@ class Chosen(choosing.Choice):
     def _predicted(self) -> str:
         beside = "no plan fits" if self.planner is None else f"{1000 * self.planner:.1f} ms"
         return (
-            f"predicted: {1000 * self.seconds:.1f} ms for the tables' part of a step; with all "
-            f"tables left to the planner: {beside}"
+            f"Predicted step without dense layers: {1000 * self.seconds:.1f} ms; with "
+            f"TorchRec's planner for all tables: {beside}"
         )
 
 
@@ -373,7 +373,7 @@ def _chosen(
     choices = []
     for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
         tried = [(other[number], each) for other, each in made.items() if other[number] != offer]
-        # The shortest step with each comes last, and stays.
+        # The dict keeps the last value per candidate, which is its shortest step.
         longest_first = sorted(tried, key=lambda each: -each[1].total)
         possible = {o: each.total for o, each in longest_first if each.seconds is not None}
         refused = {o: each.why for o, each in tried if o and each.error and o not in possible}

@@ -44,7 +44,7 @@ from recd_plugins.api import (
     topologies,
 )
 
-# Tables, on as many ranks: others wait for these. Their rows and columns, those of layers, too.
+# Number of tables, one per rank; rows per table; width of tables and dense layers.
 _TABLES, _ROWS, _DIM = 4, 64, 16
 
 
@@ -256,11 +256,10 @@ def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.Collecti
 
 def _collectives(found: MeasuredCluster) -> Table:
     caption = (
-        f"each collective of a sharded module takes {found.collective * 1e3:.2f} ms, however "
-        f"little it sends; a step of small dense layers takes {found.dense * 1e3:.2f} ms with its "
-        "all-reduce"
+        f"A collective of a sharded module takes at least {found.collective * 1e3:.2f} ms. A step "
+        f"of small dense layers with all-reduce takes {found.dense * 1e3:.2f} ms."
     )
-    numbers = ["latency, ms", "MB/s", "largest", "took, ms"]
+    numbers = ["latency, ms", "MB/s", "largest size", "its time, ms"]
     table = text_table("", ["collectives"], numbers, caption=caption)
     for name, rate in _sending(found):
         size, seconds = max(found.sweeps[name].items())

@@ -46,7 +46,7 @@ def node_groups() -> Iterator[NodeGroups]:
         rank % per_node
     ]
     yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
-    # Shut the groups down to end their threads. Skipped after an error: other ranks may not answer.
+    # Shut the groups down to end their threads. After an error, other ranks may not respond.
     for group in (whole, inside, across):
         dist.destroy_process_group(group)
 

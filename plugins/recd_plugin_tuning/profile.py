@@ -154,7 +154,7 @@ def registry_command(
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
     chosen = _matching(_tables(loaded, own_tables), tables)
-    transforms.fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
+    transforms.fitted_steps(loaded, loaded.dataset.schema())  # shows its own progress bars
     with progress_bars.row_progress("reading rows", rows) as advance:
         return measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
@@ -282,16 +282,16 @@ def render(profile: AccessProfile) -> RenderableType:
             f"{table.error:.4g}" if table.error else "exact",
         )
     legend = (
-        "rows: rows of the table; unread: rows never read; L: mean accesses per sample; "
-        f"{', '.join(_TOPS)}: share of accesses of the most read rows."
+        "rows: rows of the table. unread: rows that are never read. L: mean accesses per sample. "
+        f"{', '.join(_TOPS)}: share of accesses to the most read rows."
     )
     if deduplicated:
         legend += (
-            f" Only {' and '.join(sorted(deduplicated))} are counted, since only these are sent (L "
-            "counts all rows); f: accesses of all rows divided by counted accesses."
+            f" Only {' and '.join(sorted(deduplicated))} are counted, because only these are sent; "
+            "L counts all rows. f: accesses of all rows divided by counted accesses."
         )
     if any(table.error for table in tables.values()):
-        legend += " error: maximum by which a count is too low; a larger --bound counts more rows."
+        legend += " error: maximum error of a count; increase --bound to reduce it."
     return Group(f"Access profile of {profile.source}", lines, legend)
 
 

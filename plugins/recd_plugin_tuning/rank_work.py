@@ -120,9 +120,9 @@ WORKS = {
     "unique": "making ids unique",
 }
 
-# More than processor caches hold; rows moved by an operation of a step.
+# Bytes to copy, more than fit processor caches; shape of the rows moved by an operation.
 _COPIED_BYTES, _MOVED = 1 << 26, {"cpu": (1 << 14, 16), "cuda": (1 << 16, 16)}
-# Ids to make unique, and distinct ones.
+# Number of ids to deduplicate, and of distinct ids.
 _IDS, _DISTINCT_IDS = 1 << 16, 1 << 13
 _OPERATORS = 100
 _SCALAR_BYTES = 4
@@ -244,7 +244,7 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
         taken = moved.index_select(0, places)
         return moved.index_add_(0, places, taken + taken)
 
-    # One read and one write, then two times three.
+    # Bytes: index_select reads and writes once; the addition and index_add_ move three times each.
     found["elements"] = 8.0 * moved.numel() * _SCALAR_BYTES, elements
     number = torch.ones(1, device=device, requires_grad=True)
 

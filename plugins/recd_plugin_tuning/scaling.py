@@ -29,7 +29,7 @@ from recd_plugins.api import (
 
 #: Weak scaling fixes the rows per rank, strong scaling the global batch.
 Scaling = Literal["weak", "strong"]
-#: Label of plain TorchRec.
+#: Label of stock TorchRec.
 STOCK = "stock"
 
 
@@ -176,10 +176,10 @@ def _costs(spec: topologies.TopologySpec) -> stage_costs.StageCosts:
 
 def render(report: ScalingReport) -> RenderableType:
     """Return the report for a terminal."""
-    measured = "costs measured" if report.spec.costs else "least times, and a wait a collective"
+    measured = "with measured costs" if report.spec.costs else "lower bound with assumed latency"
     return Group(
         topology_line(report.topology, report.spec),
-        f"predicted ms of a step; {measured}",
+        f"Predicted ms per step, {measured}",
         "",
         *(_table(report, kind) for kind in report.points),
         *_problems(report),
@@ -201,13 +201,13 @@ def _problems(report: ScalingReport) -> Iterator[Text]:
 
 def _words(report: ScalingReport, kind: Scaling) -> str:
     if kind == "weak":
-        return f"weak: {report.batch_size:,} rows a rank"
-    return f"strong: {report.global_batch:,} rows of all ranks"
+        return f"Weak scaling: {report.batch_size:,} rows per rank"
+    return f"Strong scaling: {report.global_batch:,} rows in total"
 
 
 def _table(report: ScalingReport, kind: Scaling) -> Table:
     variants = report.points[kind]
-    table = text_table(_words(report, kind), [], ["ranks", "rows a rank", *variants])
+    table = text_table(_words(report, kind), [], ["ranks", "rows per rank", *variants])
     for points in zip(*variants.values(), strict=True):
         times = (point.milliseconds for point in points)
         table.add_row(

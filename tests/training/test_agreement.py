@@ -145,4 +145,4 @@ def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
         assert told == ["nothing fits here"]
     first, second = run_on_ranks(chosen, 2, path)
     assert first == second
-    assert first[0].startswith("auto takes ")
+    assert first[0].startswith("auto chose ")

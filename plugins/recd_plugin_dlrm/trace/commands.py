@@ -46,7 +46,9 @@ def trace() -> None:
     ),
 )
 @_tables
-@click.option("--rows", type=cli_options.AT_LEAST_1, help="Read only the first so many rows.")
+@click.option(
+    "--rows", type=cli_options.AT_LEAST_1, help="Read only this many rows from the start."
+)
 @_force
 @click.pass_obj
 def profile_command(

@@ -433,7 +433,7 @@ def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDA
     num_ids = len(profile.ids)
     sums = np.concatenate(([0.0], np.cumsum(profile.counts[1:]) / profile.accesses))
     within = sums[np.searchsorted(profile.distances[1:], np.arange(num_ids), side="right")]
-    # Of stages 0 to s - 1: the sum of P.
+    # Sum of P over stages 0 to s - 1.
     sums_of_within = np.concatenate(([0.0], np.cumsum(within)))
 
     def counts(min_new: float) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from recd_plugins.api import DataError, file_utils, text_utils
 if TYPE_CHECKING:
     from recd_plugins.api import FeatureLookups, RunConfig
 
-_LINES = 1 << 20  # read at once
+_LINES = 1 << 20  # lines to read at a time
 
 #: Adjacent rows of the data: int64 ids by feature, in lookup order, and the number of rows.
 TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
@@ -188,7 +188,7 @@ def _trace(table: pa.Table) -> TableTrace:
 
 #: Key of a synthetic trace's JSON in the Parquet metadata.
 PROVENANCE = b"recd_plugin_dlrm.trace"
-# Rows generated at once, and rows per Parquet row group.
+# Rows to generate at a time, and rows per Parquet row group.
 _ROWS = 1 << 18
 
 

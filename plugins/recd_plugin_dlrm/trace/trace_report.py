@@ -28,13 +28,16 @@ def render_profile(profile: TraceProfile) -> RenderableType:
         rates = trace.hit_rates(trace.cache_sizes())
         shown = (f"{rates[np.searchsorted(SHARES, share)]:.1%}" for share in _SHOWN)
         lines.add_row(name, *counts, median, *shown)
-    meaning = "p0: share of new ids; median: of the distances of the others; N %: hit rate of an "
-    return Group(f"traces of {profile.source}", lines, f"{meaning}LRU cache of so many of the ids")
+    legend = (
+        "p0: share of accesses to new ids. median: median LRU stack distance of other accesses. "
+        "N %: hit rate of an LRU cache with N % of the ids."
+    )
+    return Group(f"Traces of {profile.source}", lines, legend)
 
 
 def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
     """Return a table of generated traces, compared with the originals."""
-    lines = text_table("", ["table"], ["ids", "of", "p0", "raised to", "worst"])
+    lines = text_table("", ["table"], ["ids", "original", "p0", "p0 used", "worst"])
     for trace in traces:
         profile = trace.profile
         raised = trace.new_share > profile.new_share
@@ -48,6 +51,7 @@ def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
         )
     return Group(
         lines,
-        "ids: distinct ids, and those of the original; p0: share of new ids; worst: largest "
-        "difference of hit rates, for caches of 1 % to 50 % of the ids",
+        "ids, original: distinct ids of the synthetic and the original trace. p0: share of "
+        "accesses to new ids. worst: largest difference of hit rates, for LRU caches with 1 % to "
+        "50 % of the ids.",
     )

@@ -86,8 +86,8 @@ def test_runs_stand_side_by_side_with_ratios_to_the_first() -> None:
     html = page(runs)
     assert "<td>samples per second</td><td>100</td><td>250</td><td>2.5x</td>" in html
     assert list(findings(runs)) == [
-        "after trains 2.50 times as many samples a second as before.",
-        "after sends 0.10 times the bytes of before.",
+        "after trains 2.50 times as many samples per second as before.",
+        "after sends 0.10 times as many bytes as before.",
         "Losses of before and after agree within 0.0e+00.",
     ]
 
@@ -163,8 +163,8 @@ def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
     faster = a_run(samples_per_second=900.0)
     runs = runs_of({"baseline": a_run(), "plugins": faster, "rounds": rounds})
     assert next(findings(runs)) == (
-        "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which "
-        "shows no difference."
+        "plugins trains 1.10 (0.90 to 1.20) times as many samples per second as baseline, which "
+        "is no significant difference."
     )
     cells = "<td>100</td><td>105</td><td>1.1x, 0.9x to 1.2x, no difference shown</td>"
     assert f"<td>samples per second</td>{cells}" in page(runs)

@@ -225,7 +225,7 @@ class FileSource(Source):
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
-        inner = frozenset(self._inner.names)  # a schema makes its names anew each time
+        inner = frozenset(self._inner.names)  # ``names`` creates a new list at each access
         # Read at least one column to learn the number of rows.
         stored = [name for name in names if name in inner] or self._inner.names[:1]
         for number, file in enumerate(self._files):

@@ -133,7 +133,7 @@ class DuckDbSource(BatchSource):
             with self._duckdb.connect(self.location, read_only=True, config=config) as database:
                 yield database
         except self._duckdb.PermissionException as error:
-            what = str(error).partition("\n")[0]  # its place in the query follows
+            what = str(error).partition("\n")[0]  # the next lines show the position in the query
             raise DataError(
                 f"{self.location}: the query or view reads files outside the database, which is "
                 f"not allowed ({what}). Copy these files into a table with CREATE TABLE ... AS "

@@ -25,7 +25,7 @@ from recd_plugins.api import DataError, object_stores
 _BLOCK = 8 << 20
 # Texts that would lose a leading zero as integers.
 _CODE = r"^-?0\d"
-# What a float would round, unless it is an amount, as others with fractions show.
+# Digits that a float would round. Columns with fractions are amounts, which may be rounded.
 _LARGE = r"^-?\d{19,}$"
 _FRACTION = r"[.,]|\d[eE]"
 # Arrow infers types recursively and crashes at 100,000 levels of nested lists.

@@ -134,7 +134,7 @@ def _is_time(seen: Seen) -> bool:
     return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or _has_unit(seen)
 
 
-# Rows of a sample that are compared with the label, and rows of each label that this takes.
+# Maximum rows to compare with the label, and minimum rows of each label.
 _COMPARED = 20_000
 _LEAST_ROWS = 20
 # Columns with at most this many values are compared by the mean label per value.
@@ -144,7 +144,7 @@ _SUSPICIOUS_AUC = 0.99
 # is below this.
 _UNLIKELY = -14.0
 
-# In names of several labels, as label_finish.
+# Events in names of label columns such as label_finish, in tables with several labels.
 _EVENTS = (
     "click|like|buy|purchase|order|pay|conversion|convert|play|view|watch|finish|follow|share|"
     "comment|install|ctr|cvr|ctcvr|target"

@@ -34,8 +34,8 @@ from recd_plugins.api import DataError
 # Maximum rows and bytes of a sample.
 _SAMPLE_ROWS = 200_000
 _SAMPLE_BYTES = 256_000_000
-# Separators of ids in a text (Hive writes the control characters). The first one that stands in
-# this share of the texts is taken; a space is the last, as it stands beside others.
+# Separators of ids in a text (Hive writes the control characters). The first one that occurs in
+# this share of the texts is used. A space is last, because it often follows other separators.
 _SEPARATORS = (
     *"|;^~#>\x01\x02\x03\x1d\x1e\x1f\t\n｜；、，",
     *("::", " / ", " - ", " & ", " + ", ",", " "),
@@ -45,10 +45,10 @@ _SEPARATED = 0.2
 _LOOKED_AT = 1000
 # An integer written as text.
 _WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
-# Share of steps from row to row that go up or stay, in a log that is nearly in order.
+# Minimum share of values not below the previous row's in a log that is nearly in order.
 _RISING = 0.95
-# A value is no id to join rows by if it has this share of all rows, and so many times the mean
-# share of the other values. Less is enough for a placeholder.
+# A value cannot identify a user or session if it has this share of all rows, and this multiple of
+# the mean share of other values. Placeholder values have lower limits.
 _DOMINANT = (0.05, 20)
 _DOMINANT_PLACEHOLDER = (0.01, 5)
 _PLACEHOLDER = re.compile(

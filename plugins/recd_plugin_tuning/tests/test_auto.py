@@ -162,7 +162,7 @@ def test_others_keep_their_tables(make_registry) -> None:
     claims = found.registry.claim("sharding", [table.name for table in found.tables])
     assert claims["t_usr_0"].plugin.name == "torchrec.row_wise"
     assert "t_usr_0" not in chosen_of(found).lines()
-    assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
+    assert chosen_of(found).lines().startswith("# sharding: replace the auto entry by\n  - {use: ")
 
 
 def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) -> None:
