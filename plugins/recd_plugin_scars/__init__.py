@@ -1,4 +1,4 @@
-"""SCARS: coalesced lookups, a planned cache of hot rows, and hot batches."""
+"""The SCARS paper's cache of frequently read table rows, and batches that read only cached rows."""
 
 from __future__ import annotations
 

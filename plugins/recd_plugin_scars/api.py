@@ -1,4 +1,4 @@
-"""The API of cached tables, for packages that build caches of their own."""
+"""Public API for packages that implement other caches or cache policies for embedding tables."""
 
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic

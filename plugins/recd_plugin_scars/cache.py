@@ -1,4 +1,4 @@
-"""``scars.cache``."""
+"""Plugin ``scars.cache``: a cache of frequently read rows of embedding tables."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _SHARE_OF_MEMORY = 0.5
 
 
 class ScarsCache(Cache):
-    """Caches hot rows in fast memory; all rows are in host memory or in files (SCARS)."""
+    """Caches frequent rows in GPU memory or a host buffer. Host memory or files have all rows."""
 
     name = "scars.cache"
 
     class Options(CacheOptions):
-        """Size, policy and backing store of the caches."""
+        """Size, eviction policy and backing store of the caches."""
 
     options: CacheOptions
 
     def check(self, device: torch.device) -> None:
-        """Runs on every device."""
+        """Accept every device."""
 
     def strategy(self, tables: Sequence[Table], context: PlanContext) -> CacheStrategy | None:
-        """Return the planned caches."""
+        """Return the caches of ``tables`` with sizes from the access profile, or None."""
         from recd_plugin_scars.runtime.policies import TableCache
         from recd_plugin_scars.strategy import CacheStrategy
 
@@ -54,10 +54,11 @@ class ScarsCache(Cache):
 
 
 def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanContext) -> CachePlan:
-    """Size the caches of ``tables`` together, and predict their traffic.
+    """Choose how many rows of each table to cache, and predict cache misses and traffic.
 
     Raises:
-        SetupError: the caches are larger than a table, or than the memory of the ranks.
+        SetupError: a cache would have more rows than its table, or all caches together need more
+            memory than the ranks have.
     """
     from recd_plugin_scars.planning import CachePlan, TableLoad
 
@@ -93,7 +94,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], context: PlanCon
 def _room(
     options: CacheOptions, loads: Mapping[str, TableLoad], context: PlanContext, memory: int | None
 ) -> float | None:
-    """Return the bytes for caches without a given size: half of the free memory, if known."""
+    """Return the default total size of the caches in bytes: half of the free memory, if known."""
     from recd_plugin_scars.planning import row_bytes
 
     if memory is None:

@@ -1,4 +1,4 @@
-"""``scars.hot_batches``."""
+"""Dataset wrapper ``scars.hot_batches``: batches that read only cached rows."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ WINDOW_BATCHES = 64
 
 
 class HotBatches(DatasetWrapper):
-    """Groups samples whose ids are all cached into separate batches (SCARS, III and IV)."""
+    """Groups samples whose rows are all cached into separate batches (SCARS, III and IV)."""
 
     name = "scars.hot_batches"
 
     class Options(PluginOptions):
         window: Count | None = Field(
             default=None,
-            description="Window of samples per rank that may be reordered, rounded up to whole "
-            f"batches; null uses {WINDOW_BATCHES} batches.",
+            description="Number of consecutive samples per rank that are reordered together, "
+            f"rounded up to full batches. null uses {WINDOW_BATCHES} batches.",
         )
         sessions: bool = Field(
             default=False,
             description=(
-                "Keep sessions together: a session is hot if all of its samples in the "
-                "window are hot."
+                "Keep samples of a session together. A session joins a batch of cached rows only "
+                "if all its samples in the window look up only cached rows."
             ),
         )
 
@@ -61,7 +61,7 @@ class HotBatches(DatasetWrapper):
             )
 
     def check(self) -> None:
-        """Reject caches whose rows change during training."""
+        """Raise SetupError if no table is cached, or cached rows change during training."""
         _ = self.hot_rows
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -171,7 +171,7 @@ class _HotOrder:
 
 
 def _session_starts(window: Sequence[Rows], column: str) -> np.ndarray:
-    """Return the first row of each session, int64 ``[sessions]``."""
+    """Return the index of the first row of each session, int64 ``[num_sessions]``."""
     import pyarrow as pa
 
     sessions = pa.concat_arrays([rows.data.column(column) for rows in window])

@@ -1,8 +1,7 @@
-"""Hot samples, which look up only hot rows, and their order within a window.
+"""Finds hot samples (samples that look up only cached rows), and groups them into batches.
 
-Steps are ordered by a sequence whose prefixes are all evenly spread, and each rank puts its hot
-batches first in that order. So hot and normal batches alternate, and as many steps as possible are
-hot on all ranks.
+All ranks fill the steps of a window with hot batches in the same, evenly spread order. So hot and
+normal batches alternate, and as many steps as possible have hot batches on all ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True, eq=False)
 class HotTable:
-    """A table, its features, and its hot rows: int64, in any order."""
+    """A cached table: its features, and the numbers of its cached rows, int64 in any order."""
 
     features: tuple[str, ...]
     num_embeddings: int
@@ -31,7 +30,7 @@ class HotTable:
 
 
 class HotRows:
-    """Separates hot samples from normal ones; other tables are ignored."""
+    """Finds samples that look up only cached rows in ``tables``. Ignores other tables."""
 
     def __init__(self, tables: Mapping[str, HotTable], lookups: Lookups) -> None:
         self._lookups = lookups
@@ -48,7 +47,7 @@ class HotRows:
         self.digest = content.hexdigest()[:16]
 
     def samples(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return which of ``rows`` are hot samples, bool ``[num_rows]``."""
+        """Return whether each row of data looks up only cached rows, bool ``[num_rows]``."""
         hot = np.ones(len(rows), np.bool_)
         for feature, found in self._lookups.of(rows, list(self._features)).items():
             for bits, num_embeddings in self._features[feature]:
@@ -59,7 +58,7 @@ class HotRows:
 
 @numba.njit(cache=True, nogil=True)
 def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
-    """Return which lists contain only hot ids. As unsigned numbers, negative ids are large."""
+    """Return for each list whether it contains only hot ids. Negative ids are not hot."""
     hot = np.ones(len(offsets) - 1, np.bool_)
     for row in range(len(hot)):
         for at in range(offsets[row], offsets[row + 1]):
@@ -71,10 +70,14 @@ def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
 
 
 def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]]:
-    """Return the rows of a window as hot and normal batches, and at most one mixed batch.
+    """Split the rows of a window into hot batches, normal batches, and at most one mixed batch.
 
-    Hot rows and normal rows keep their order. ``hot`` is bool ``[num_rows]``, and must fill whole
-    batches. Each batch has ascending row numbers in the window, int64 ``[batch_size]``.
+    Args:
+        hot: whether each row is hot, bool ``[num_rows]``.
+        batch_size: rows per batch. Must divide ``num_rows``.
+
+    Returns:
+        The row indices of each batch, ascending, int64 ``[batch_size]``.
     """
     hot_rows, normal_rows = np.flatnonzero(hot), np.flatnonzero(~hot)
     places = evenly_spread(len(hot) // batch_size)
@@ -90,12 +93,15 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows belong to fully hot sessions; ``starts`` are the sessions' first rows."""
+    """Return whether each row is in a session with only hot rows, bool ``[num_rows]``.
+
+    ``starts`` are the indices of the first row of each session.
+    """
     return np.repeat(np.logical_and.reduceat(hot, starts), np.diff(starts, append=len(hot)))
 
 
 def evenly_spread(num_places: int) -> NDArray[np.int64]:
-    """Return 0 to ``num_places - 1`` in an order in which every prefix is evenly spread.
+    """Return a permutation of 0 to ``num_places - 1`` whose prefixes are all evenly spread.
 
     Uses the ranks of multiples of the golden ratio modulo 1.
     """

@@ -13,7 +13,7 @@ Count = Annotated[StrictInt, Field(gt=0)]
 
 
 class FileStorage(BaseModel):
-    """Backing store in temporary files, for tables larger than memory."""
+    """Option ``storage``: keep all rows in temporary files, for tables larger than memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,43 +23,41 @@ class FileStorage(BaseModel):
 
 
 class CacheOptions(AccessOptions):
-    """Size, policy and backing store of the caches."""
+    """Size, eviction policy and backing store of the caches."""
 
     policy: Literal["static", "lfu", "lru"] = Field(
         default="static",
         description=(
-            "Which rows stay in fast memory: the most read rows of the profile "
-            "(static), the most used (lfu) or the last used rows (lru)."
+            "Rows to cache. static: the most read rows of the access profile. lfu: the most "
+            "frequently used rows so far. lru: the most recently used rows."
         ),
     )
     rows: Annotated[StrictInt, Field(ge=0)] | None = Field(
         default=None, description="Number of cached rows per table."
     )
     share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Cached rows as a share of each table's rows."
+        default=None, description="Fraction of each table's rows to cache."
     )
     bytes: str | Count | None = Field(
         default=None,
         description=(
-            "Fast memory for the cached rows of all tables of the entry, over all "
-            "ranks, such as 256MB. Tables with more frequently read rows get more. "
-            "Without rows, share and bytes, rows are cached while that saves time."
+            "Total size of the caches of all tables in this entry, over all ranks, such as "
+            "256MB. Tables with more frequently read rows get more. Without rows, share and "
+            "bytes, the size is chosen automatically."
         ),
     )
     storage: Literal["host"] | FileStorage = Field(
         default="host",
-        description="Backing store of all rows: host memory, or temporary files: {file: FOLDER}.",
+        description="Where to store all rows: host (host memory), or {file: FOLDER} (files).",
     )
     lookahead: bool = Field(
         default=True,
-        description=(
-            "Fetch the rows of the next batch during the current one. Results do not change."
-        ),
+        description=("Fetch the next batch's rows during the current step. Results do not change."),
     )
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder of the files, or None for host memory."""
+        """Return the folder of the temporary files, or None if host memory stores all rows."""
         return self.storage.file if isinstance(self.storage, FileStorage) else None
 
     @field_validator("bytes")

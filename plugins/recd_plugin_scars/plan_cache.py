@@ -1,4 +1,4 @@
-"""Implements ``recd plan --cache``: how many rows of each table to cache."""
+"""Implements ``recd plan --cache``, which chooses how many rows of each table to cache."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class CachePlanMode(plan_modes.PlanMode):
-    """Plan mode ``recd plan --cache``."""
+    """Mode ``--cache`` of ``recd plan``, which chooses how many rows of each table to cache."""
 
     flag = "--cache"
     help = (
-        "Plan caches instead: how many rows of each table to keep in fast memory, and what is then "
-        "moved."
+        "Plan caches instead: show how many rows of each table to cache, and the remaining traffic "
+        "between cache and backing store."
     )
     takes_auto = True
 
@@ -37,8 +37,8 @@ class CachePlanMode(plan_modes.PlanMode):
                 ["--memory"],
                 type=_Bytes(),
                 help=(
-                    "fast memory over all ranks, such as 256MB, for cached rows, and for the batch "
-                    "with --batch-size auto. By default, every useful row is cached."
+                    "total cache memory over all ranks, such as 256MB. With --batch-size auto it "
+                    "also holds the batch. By default, every useful row is cached."
                 ),
             ),
             click.Option(
@@ -50,15 +50,15 @@ class CachePlanMode(plan_modes.PlanMode):
                 ["--profile"],
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="an access profile, instead of counting the reads of the data.",
+                help="use this access profile instead of counting row reads in the data.",
             ),
         ]
 
     def check(self, options: Mapping[str, Any], auto: bool) -> None:
         if auto and options["memory"] is None:
             raise click.UsageError(
-                "--cache --batch-size auto divides memory between cached rows and the batch. Set "
-                "the memory, such as --memory 16GiB."
+                "--cache --batch-size auto needs --memory, which it divides between cached rows "
+                "and the batch. Set the option, such as --memory 16GiB."
             )
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:

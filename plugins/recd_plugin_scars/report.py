@@ -1,4 +1,4 @@
-"""Section ``caches`` of a run report: observed and predicted traffic (SCARS)."""
+"""Section ``caches`` of a run report: observed and predicted cache traffic."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.v
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Traffic of one table per step over all ranks; a row counts once per column shard.
+    """Mean cache traffic of one table per step.
 
-    ``hits`` and ``misses`` are distinct rows; bytes include weights and optimizer state.
+    ``hits`` and ``misses`` are numbers of distinct rows. Bytes include weights and optimizer state.
+    With column-wise sharding, each column shard counts separately.
     """
 
     lookups: float
@@ -41,7 +42,7 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class CachedTableReport:
-    """The cache of one table: its size, and its observed and predicted traffic if available."""
+    """Size of the cache of one table, with observed and predicted traffic if available."""
 
     name: str
     policy: str
@@ -61,7 +62,7 @@ class CachedTableReport:
 
 @dataclass(frozen=True)
 class CacheReport(Section):
-    """All cached tables of a run, in the order of the model."""
+    """Report section with the caches of all cached tables of a run."""
 
     name: ClassVar[str] = "caches"
 
@@ -69,12 +70,12 @@ class CacheReport(Section):
 
     @property
     def observed_bytes(self) -> float | None:
-        """Return the backing store's bytes per step; None if the run has no steps."""
+        """Return observed bytes read and written per step; None if the run has no steps."""
         return _sum([table.observed for table in self.tables])
 
     @property
     def predicted_bytes(self) -> float | None:
-        """Return predicted bytes; None if a table has no plan."""
+        """Return predicted bytes read and written per step; None if a table has no prediction."""
         return _sum([table.predicted for table in self.tables])
 
     def as_json(self) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class CacheReport(Section):
 
 
 def counted_by_step(model: nn.Module, steps: int) -> dict[str, StepTraffic]:
-    """Return this rank's mean traffic per step, by cached table."""
+    """Return a dict from cached table to this rank's mean traffic per step."""
     return {
         name: StepTraffic(**{f.name: getattr(counts, f.name) / steps for f in fields(StepTraffic)})
         for name, counts in cache_traffic(model).items()
@@ -120,7 +121,7 @@ def counted_by_step(model: nn.Module, steps: int) -> dict[str, StepTraffic]:
 def report_caches(
     caches: Mapping[str, TableCache], expected: Mapping[str, CachedTable], run: TrainedRun
 ) -> CacheReport:
-    """Report the traffic of cached tables next to the prediction for these ranks."""
+    """Return the report of a training run on observed and predicted cache traffic."""
     observed = merged(run.observed)
     shardings = {
         name: sharding
@@ -145,7 +146,7 @@ def report_caches(
 
 
 def merged(ranks: Sequence[Mapping[str, StepTraffic]]) -> dict[str, StepTraffic]:
-    """Sum the traffic of all ranks for each table."""
+    """Return a dict from table name to its traffic, summed over ``ranks``."""
     found: dict[str, Counter[str]] = {}
     for rank in ranks:
         for name, part in rank.items():

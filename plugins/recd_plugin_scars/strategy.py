@@ -1,4 +1,4 @@
-"""Planning, execution and reporting of cached tables (SCARS)."""
+"""Sharding constraints, cost estimates, kernels and reports of cached tables."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from recd_plugins.api import stage_costs
 
 _KERNEL = "fused_uvm_caching"
-# Bytes of a cached table besides rows and their state: maps from rows to slots and back, and
-# the last use of each slot.
+# Bytes per table row and per slot of the maps between rows and slots and other metadata.
 _ROW_MAP, _SLOT = 4, 16
 
 
 class CacheStrategy(TableStrategy):
-    """Fast memory in front of tables, with this package's kernels.
+    """Table strategy of tables with a cache of frequent rows.
 
     Args:
-        caches: the cache of each table.
-        plan: their expected traffic, if known, for reports and TorchRec's planner.
+        caches: cache of each table, keyed by table name.
+        plan: expected traffic of the caches, for reports and TorchRec's planner; None if unknown.
     """
 
     def __init__(self, caches: Mapping[str, TableCache], plan: CachePlan | None = None) -> None:
@@ -37,10 +36,10 @@ class CacheStrategy(TableStrategy):
         self._plan = plan
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return constraints with the cached kernel and the planned load factors.
+        """Return constraints with the kernel ``fused_uvm_caching`` and the planned load factors.
 
-        TorchRec groups tables with ``prefetch_pipeline`` by width, separate from other tables. A
-        cached kernel needs this because all its slots have one width.
+        ``prefetch_pipeline=True`` makes TorchRec group tables by width, because all tables of a
+        cached kernel must have the same width.
         """
         from torchrec.distributed.planner.types import ParameterConstraints
         from torchrec.distributed.types import CacheParams
@@ -67,10 +66,10 @@ class CacheStrategy(TableStrategy):
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """Return the fast memory on the lookup device, and the host memory for all rows.
+        """Return the memory of a shard: cache memory, and host memory for all rows.
 
-        Fast memory holds the cached rows, the rows of two batches in flight, and the row map. Rows
-        in a file use no host memory.
+        The cache contains the cached rows, the rows of two batches in flight, and a map from row to
+        slot. Rows in a file use no host memory.
         """
         if option.compute_kernel != _KERNEL or option.name not in self.caches:
             return None
@@ -102,7 +101,7 @@ class CacheStrategy(TableStrategy):
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Yield the backing store traffic of each shard on its rank."""
+        """Yield the bytes per step that each shard moves between cache and backing store."""
         from recd_plugins.api import stage_costs, step_costs
 
         if table.name not in self.caches or table.name not in self.expected:
@@ -130,11 +129,11 @@ class CacheStrategy(TableStrategy):
 
 
 def all_caches(parts: Iterable[CacheStrategy]) -> dict[str, TableCache]:
-    """Return the caches of all parts, by table."""
+    """Return a dict from table name to cache, over all strategies ``parts``."""
     return {name: cache for part in parts for name, cache in part.caches.items()}
 
 
 def _between(load_factor: float, table: Table) -> float:
-    """Return the load factor, moved into the open interval that TorchRec's planner accepts."""
+    """Clip the load factor to the open interval (0, 1), as TorchRec's planner requires."""
     part = 0.25 / table.num_embeddings
     return min(max(load_factor, part), 1 - part)

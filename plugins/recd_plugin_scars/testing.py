@@ -1,4 +1,4 @@
-"""Test suite of row policies: subclass it and override the fixture ``policy``."""
+"""Contract test suite for cache policies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IDS = 24
 
 
 class RowPolicyContract:
-    """Tests of a ``RowPolicy``, driven through batches of a table of 200 rows."""
+    """Contract tests of a cache policy. Subclass it and override the fixture ``policy``."""
 
     @pytest.fixture
     def policy(self) -> PolicyMaker:
-        """A class of policies, or ``functools.partial`` of one."""
+        """Return the policy to test: a subclass of RowPolicy, or a ``functools.partial`` of it."""
         pytest.fail("override the fixture `policy` to return the policy under test")
 
     @pytest.mark.parametrize("in_flight", [1, 2, 3])
@@ -34,7 +34,7 @@ class RowPolicyContract:
         num_hot = min(num_hot, capacity)
         _, leaves = _drive(policy, capacity, num_hot, in_flight)
         assert leaves == _drive(policy, capacity, num_hot, in_flight)[1], (
-            "the same batches made other rows leave: runs would differ in the rows they fetch"
+            "release is not deterministic: two runs on the same batches evicted different rows"
         )
 
     def test_counts_are_whole_numbers_by_name(self, policy: PolicyMaker) -> None:
@@ -46,7 +46,7 @@ class RowPolicyContract:
 def _drive(
     maker: PolicyMaker, capacity: int, num_hot: int, in_flight: int
 ) -> tuple[RowPolicy, list[list[int]]]:
-    """Return the policy after some batches, and the slots that left after each."""
+    """Run a policy on random batches. Return the policy, and the slots evicted after each batch."""
     pool = SlotPool([_ROWS], np.arange(num_hot, dtype=np.int64), capacity)
     policy = maker(ShardRows(SlotLists(pool), 0, capacity, (0, num_hot)))
     generator = np.random.default_rng(0)
@@ -60,12 +60,12 @@ def _drive(
         batch = waiting.popleft()
         unpinned, _ = pool.unpin(batch, changed=True)
         leaves = policy.release(batch.slots, unpinned)
-        assert np.issubdtype(leaves.dtype, np.integer), "release returns slots"
+        assert np.issubdtype(leaves.dtype, np.integer), "release must return an integer array"
         assert len(np.unique(leaves)) == len(leaves), "release returned a slot twice"
         assert not policy.rows.pinned(leaves).any(), "release returned a slot that a batch needs"
         assert (pool.row_of_slot[leaves] >= 0).all(), "release returned a free slot"
         pool.release(leaves)
         left.append(leaves.tolist())
         held, needed = int((pool.row_of_slot >= 0).sum()), int((pool.pins != 0).sum())
-        assert held - needed <= capacity, "more rows stay than the capacity"
+        assert held - needed <= capacity, "more rows stay in the cache than its capacity"
     return policy, left

@@ -1,4 +1,4 @@
-"""Reads a rank's batches in windows and reorders the rows of each window."""
+"""A reader that reorders the rows within windows of consecutive batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, Any]
 
 _STATE_VERSION = 1
 
-#: Possible causes of a difference, for messages.
+#: Hints for error messages, keyed by the value that differs.
 _WHY = {
     "hot_rows": " Automatic cache sizes depend on the ranks and the machine. Set rows or share of "
     "scars.cache to resume on another machine."
@@ -21,34 +21,34 @@ _WHY = {
 
 
 class WindowOrder(Protocol):
-    """Order of the rows within a window."""
+    """Reorders the rows within a window of batches."""
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values, by name, that determine the order in addition to the rows."""
+        """Return the settings that determine the order, as a dict of JSON values."""
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
-        """Yield the rows of full batches of equal size in a new order, in as many batches."""
+        """Yield as many batches of the same size, with the rows of ``window`` in a new order."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """The batches of a window, each with the position after it."""
+    """The batches of a window, and the reader state after each batch."""
 
     batches: Iterable[Rows]
     positions: Sequence[State]
 
 
 class WindowReader(Reader):
-    """The batches of an inner reader, sorted window by window.
+    """Reader that reorders the rows of another reader within windows of consecutive batches.
 
-    The global order takes the first batch of every rank's window, then the second of every rank,
-    and so on. A position contains the start of the window in the inner reader, the number of ranks,
-    and the number of batches taken by all ranks. So a different number of ranks can resume the same
-    sequence from the windows of the former ranks.
+    A checkpoint contains the start of the window, the number of ranks, and the number of batches
+    that all ranks have read of the window. So training can resume with a different number of ranks.
+    Batches are then read in the same global order: the first batch of every rank's window, then
+    the second batch of every rank's window, and so on.
 
     Args:
-        open_inner: opens an inner reader for a rank and a number of ranks.
-        order: order of the rows within a window.
+        open_inner: function that opens the other reader for a rank and a world size.
+        order: reorders the rows within a window.
         num_batches: number of batches in a window.
         rank, world_size: rank of this process and number of ranks.
     """
@@ -79,7 +79,7 @@ class WindowReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """Yield this worker's windows; the inner reader skips the others."""
+        """Yield the batches of each window of this worker. Skips the windows of other workers."""
         inner = self._open(self._rank, self._world_size)
         windows = self._windows(inner, self._position, worker, num_workers)
         for window in windows:
@@ -92,15 +92,15 @@ class WindowReader(Reader):
     def load_state_dict(self, state: State) -> None:
         if state.get("version") != _STATE_VERSION or "taken" not in state:
             raise DataError(
-                "the checkpoint was saved with different dataset wrappers. Restore the wrappers, "
-                "or start a new run."
+                "scars.hot_batches: the checkpoint was saved with other dataset wrappers. Restore "
+                "the wrap: entries of the dataset, or start a new run."
             )
         if state["taken"]:
             for name, mine in self._identity().items():
                 if (theirs := state["order"].get(name)) != mine:
                     raise DataError(
                         f"scars.hot_batches: {name} is {mine!r}, but the checkpoint was saved with "
-                        f"{theirs!r}. Restore the options, cache and data, or start a new run."
+                        f"{theirs!r}. Restore options, caches and data, or start a new run."
                         f"{_WHY.get(name, '')}"
                     )
         self._inner.load_state_dict(state["inner"])
@@ -114,7 +114,7 @@ class WindowReader(Reader):
     def _windows(
         self, inner: Reader, position: State, worker: int, num_workers: int
     ) -> Generator[_Window, None, None]:
-        """Yield this worker's windows from ``position`` to the epoch's end; advances ``inner``."""
+        """Yield this worker's windows from ``position`` to the end of the epoch."""
         number = 0
         if position["taken"]:
             rest = self._rest(position)
@@ -146,7 +146,7 @@ class WindowReader(Reader):
                 return
 
     def _rest(self, position: State) -> _Rest:
-        """Return the rest of a window without reading it."""
+        """Return the unread batches of the window at ``position``, without reading them."""
         start, world_size = position["inner"], position["world_size"]
         reader = self._open(0, world_size)
         reader.load_state_dict(start)
@@ -154,9 +154,9 @@ class WindowReader(Reader):
         return _Rest(start, world_size, position["taken"], num_batches, reader.state_dict())
 
     def _finish(self, rest: _Rest) -> _Window:
-        """Read this rank's share of a partly read window from the windows of the former ranks.
+        """Read this rank's part of a partly read window, whose ranks may differ from these ranks.
 
-        The last batches are dropped if they are not enough for all ranks.
+        Drops the last batches if there are not enough for all ranks.
         """
         mine = rest.share(self._rank, self._world_size)
         batches: dict[int, Rows] = {}
@@ -175,10 +175,10 @@ class WindowReader(Reader):
     def _positions(
         self, start: State, world_size: int, firsts: range, end: State | None
     ) -> list[State]:
-        """Return the positions after each step of a window.
+        """Return the reader state after each step of a window.
 
-        ``firsts`` are the numbers of batches taken before each step, and ``end`` is the start of
-        the next window.
+        ``firsts`` are the numbers of batches read by all ranks before each step. ``end`` is the
+        start of the next window.
         """
         identity = self._identity() if len(firsts) else {}
         positions = [
@@ -196,7 +196,7 @@ class WindowReader(Reader):
         return positions
 
     def _at_start(self, inner: State) -> State:
-        """Return the position at the start of a window, which is valid for any window size."""
+        """Return the reader state at the start of a window."""
         return {
             "version": _STATE_VERSION,
             "inner": inner,
@@ -211,9 +211,9 @@ class WindowReader(Reader):
 
 @dataclass(frozen=True)
 class _Rest:
-    """The rest of a window of ``num_batches`` over ``world_size`` ranks after some are taken.
+    """The unread batches of a partly read window, after all ranks have read ``taken`` batches.
 
-    ``start`` and ``end`` are positions of the inner reader.
+    ``start`` and ``end`` are the states of the inner reader before and after the window.
     """
 
     start: State
@@ -223,7 +223,7 @@ class _Rest:
     end: State
 
     def share(self, rank: int, world_size: int) -> range:
-        """Return the numbers of the batches that a rank takes; every rank takes equally many."""
+        """Return the indices of the batches for ``rank``. Every rank gets the same number."""
         left = self.num_batches * self.world_size - self.taken
         first = self.taken + rank
         return range(first, first + left // world_size * world_size, world_size)

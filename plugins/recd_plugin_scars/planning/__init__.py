@@ -1,6 +1,6 @@
-"""Cache sizes per table, and the remaining traffic (SCARS).
+"""Choice of cache sizes, and prediction of cache misses and traffic (SCARS paper).
 
-Needs only NumPy. Only ``statistics``, which TorchRec's planner uses, imports TorchRec.
+Does not import torch, except ``statistics``, which TorchRec's planner uses.
 """
 
 from recd_plugin_scars.planning.load import BatchRows, TableLoad, row_bytes

@@ -1,4 +1,4 @@
-"""Reads of a table's rows, and the rows and bytes that they move per batch (SCARS, II to IV)."""
+"""How often rows of a table are read, and the resulting cache traffic (SCARS, II to IV)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from recd_plugins.api import DataError
 if TYPE_CHECKING:
     from recd_plugins.api import TableAccess
 
-# This many of the most read rows are kept separate. Further rows share a segment while their reads
-# differ by less than this factor. The relative error of sums is then about its square over 24.
+# The _APART most read rows have a segment each. Further rows share a segment if their reads differ
+# by a factor below 1 + _WIDTH. The relative error of sums is then about _WIDTH ** 2 / 24.
 _APART, _WIDTH = 1 << 16, 1e-3
 _BYTES_PER_SCALAR = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Rows grouped into segments with similar read counts, most read first.
+    """Rows sorted by reads, most read first, and grouped into segments with similar reads.
 
     Attributes:
-        probabilities: probability that a lookup reads one given row of the segment, float64
-            ``[segments]``.
-        ends: segment ``i`` has the rows of ranks ``ends[i]`` to ``ends[i + 1]``, int64
-            ``[segments + 1]``.
+        probabilities: probability that a lookup reads a particular row of the segment, float64
+            ``[num_segments]``.
+        ends: segment ``i`` consists of sorted rows ``ends[i]`` to ``ends[i + 1]``, int64
+            ``[num_segments + 1]``.
     """
 
     probabilities: NDArray[np.float64]
@@ -41,10 +41,10 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """A table and how often its rows are read, after deduplication (SCARS).
+    """An embedding table, and how often its rows are read after deduplication of batches.
 
     Raises:
-        DataError: the profile has no reads.
+        DataError: the access profile has no reads.
     """
 
     access: TableAccess
@@ -66,7 +66,7 @@ class TableLoad:
 
     @property
     def lookups(self) -> float:
-        """Return l, the mean lookups per sample."""
+        """Return the mean number of lookups per sample (l in the SCARS paper)."""
         return self.access.total / self.access.samples
 
     @cached_property
@@ -74,7 +74,7 @@ class TableLoad:
         access = self.access
         reads, tail_rows, tail_reads = access.accesses, access.tail_rows, access.tail_accesses
         if tail_rows:
-            # A sketch cannot separate rows with fewer reads than its unknown rows.
+            # Read counts below the mean of unknown rows are not reliable in an approximate profile.
             kept = len(reads) - int(np.searchsorted(reads[::-1], tail_reads / tail_rows, "left"))
             tail_rows += len(reads) - kept
             tail_reads += float(reads[kept:].sum())
@@ -88,7 +88,10 @@ class TableLoad:
         return Segments(np.minimum(probabilities / access.total, 1.0), ends)
 
     def hot_rows(self, rows: int) -> NDArray[np.int64]:
-        """Return the ids of the ``rows`` most read rows, int64 ``[rows]``; unknown ones last."""
+        """Return the ids of the ``rows`` most read rows, int64 ``[rows]``.
+
+        Appends rows that are not in the access profile if it has too few.
+        """
         known = self.access.rows[:rows]
         if rows <= len(known):
             return known
@@ -98,7 +101,7 @@ class TableLoad:
 
 
 def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the segment starts of non-increasing ``reads``, and the end."""
+    """Return the start of each segment of non-increasing ``reads``, and the end of the last."""
     if len(reads) <= _APART:
         return np.arange(len(reads) + 1)
     further = reads[_APART:]
@@ -106,7 +109,7 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
     starts = [np.arange(_APART + 1)]
     if read:
         bounds = np.exp(np.arange(np.log(further[0]), np.log(further[read - 1]) - _WIDTH, -_WIDTH))
-        # In a falling array: the number of values at or above a bound.
+        # For each bound, the number of reads at or above the bound.
         starts.append(len(reads) - np.searchsorted(reads[::-1], bounds, "left"))
         starts.append(np.array([_APART + read]))
     # Almost in order, so this is much faster than np.unique, which hashes.
@@ -115,9 +118,10 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float64]:
-    """Return u, the probability that a row is among independent lookups (SCARS, eq. 2).
+    """Return the probability that at least one of ``lookups`` reads each row (SCARS, eq. 2).
 
-    ``u = 1 - (1 - P)^lookups``, where ``probabilities`` P are per lookup, float64 ``[rows]``.
+    Computes ``u = 1 - (1 - P)^lookups`` for independent lookups. ``probabilities`` is P, the
+    probability that one lookup reads each row, float64 ``[num_rows]``.
     """
     with np.errstate(divide="ignore"):
         result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-probabilities))
@@ -125,18 +129,18 @@ def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float
 
 
 def row_bytes(embedding_dim: int, optimizer: str) -> int:
-    """Return the bytes of a row: float32 weights, plus 4 bytes with ``rowwise_adagrad``."""
+    """Return the bytes of a row's float32 weights, plus 4 for the state of ``rowwise_adagrad``."""
     return _BYTES_PER_SCALAR * (embedding_dim + (optimizer == "rowwise_adagrad"))
 
 
 class BatchRows:
-    """Expected number of a table's rows that a batch of all ranks reads.
+    """Expected number of rows that the ranks read from a table in one step.
 
     Attributes:
-        lookups: lookups of the batch.
-        unique: distinct rows of the batch.
-        left: distinct rows that are not in the first segments, by number of segments, float64
-            ``[segments + 1]``.
+        lookups: number of lookups.
+        unique: number of distinct rows.
+        left: element ``i`` is the number of distinct rows that are not in the first ``i`` segments,
+            float64 ``[num_segments + 1]``.
     """
 
     def __init__(self, load: TableLoad, batch_size: float) -> None:
@@ -147,13 +151,13 @@ class BatchRows:
         self.unique = float(self.left[0])
 
     def cold(self, cached: int) -> float:
-        """Return the distinct rows outside the ``cached`` most read ones."""
+        """Return the number of distinct rows that are not among the ``cached`` most read rows."""
         return self._beyond(cached, self._seen, self.left)
 
     def missed(self, cached: int, held: float) -> float:
-        """Return the distinct rows that are neither cached nor held by ``held`` preceding batches.
+        """Return the number of distinct rows to fetch, the sum of ``u * (1 - u)^held``.
 
-        The sum of ``u * (1 - u)^held``.
+        Excludes the ``cached`` most read rows and the rows of the ``held`` preceding batches.
         """
         missed = self._seen * (1 - self._seen) ** held
         return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))
@@ -168,23 +172,22 @@ class BatchRows:
 
 
 def _from_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of values from each index on, ``[n + 1]``, adding small values first."""
+    """Return the sum of ``values[i:]`` for each ``i``, float64 ``[n + 1]``."""
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """Expected traffic of one table per step over all ranks.
+    """Expected traffic between cache and backing store of one table, per step over all ranks.
 
-    Each miss is read from the backing store once and written back once, including its optimizer
-    state.
+    Each missing row is read once and written back once, with its optimizer state.
 
     Attributes:
-        lookups: ids, after deduplication.
-        unique_rows: distinct rows of the batch of all ranks.
-        misses: distinct rows that are fetched.
-        row_bytes: bytes of a row's weights and state.
-        weight_bytes: bytes of its weights.
+        lookups: number of looked-up ids, after deduplication.
+        unique_rows: number of distinct rows in the step's batches.
+        misses: number of distinct rows that are not cached.
+        row_bytes: bytes of a row's weights and optimizer state.
+        weight_bytes: bytes of a row's weights.
     """
 
     lookups: float
@@ -211,21 +214,24 @@ class TableTraffic:
 
     @property
     def bytes(self) -> float:
-        """Return the bytes read and written with coalescing and the cache."""
+        """Return the bytes read from and written to the backing store."""
         return 2 * self.misses * self.row_bytes
 
     @property
     def plain_bytes(self) -> float:
-        """Return the bytes if each lookup moved its row."""
+        """Return the bytes if every lookup read and wrote its row, without a cache."""
         return 2 * self.lookups * self.row_bytes
 
     @property
     def coalesced_bytes(self) -> float:
-        """Return the bytes if each distinct row were moved."""
+        """Return the bytes if every distinct row was read and written once, without a cache."""
         return 2 * self.unique_rows * self.row_bytes
 
     def column_wise(self, shards: int) -> TableTraffic:
-        """Return the sums over column shards; each shard has its own optimizer state per row."""
+        """Return the traffic of a column-wise sharded table, summed over ``shards`` shards.
+
+        Each shard has its own optimizer state for each row.
+        """
         state = self.row_bytes - self.weight_bytes
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Choice of the cached rows of several tables, and of the batch size beside them (SCARS, II)."""
+"""Choice of the rows to cache and of the batch size, which share memory (SCARS, section II)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recd_plugins.api import SetupError
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of training, in any common unit.
+    """Costs of training, all in one unit such as seconds.
 
     Attributes:
-        sample: cost per sample, without its rows.
-        step: cost per iteration (tau).
-        byte: cost per byte of a fetched row.
+        sample: cost per sample, without fetching rows.
+        step: fixed cost per training step (tau in the SCARS paper).
+        byte: cost per byte of a row that is fetched because it is not cached.
     """
 
     sample: float = 1.0
@@ -29,11 +29,11 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory that cached rows and the batch share.
+    """Memory in bytes, shared by cached rows and the batch.
 
     Attributes:
-        total: M.
-        sample: a, memory of one sample.
+        total: total memory (M in the SCARS paper).
+        sample: memory of one sample (a in the SCARS paper).
         least_batch: minimum batch size.
         largest_batch: maximum batch size.
     """
@@ -44,13 +44,13 @@ class Memory:
     largest_batch: float = np.inf
 
     def batch_size(self, cached: float) -> float:
-        """Return b = (M - |C| d) / a, the batch size next to cached rows of this many bytes."""
+        """Return the largest batch size if cached rows take ``cached`` bytes of the memory."""
         return min(self.largest_batch, (self.total - cached) / self.sample)
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best ``place`` in a ``RowOrder``, with its batch size and cost per sample."""
+    """The best number of rows to cache, ``place``, with the batch size and the cost per sample."""
 
     place: int
     batch_size: float
@@ -58,11 +58,11 @@ class Optimum:
 
 
 class RowOrder:
-    """The rows of several tables, sorted by what caching them saves per byte of fast memory.
+    """The rows of several tables, sorted by the traffic saved per byte of cache, largest first.
 
-    A cached row saves its bytes times u, the probability that a batch reads it, so each byte saves
-    u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the same for all
-    batch sizes. A ``place`` is a number of rows from the start of this order.
+    A cached row saves its bytes times u, the probability that a batch reads the row. Thus a byte of
+    cache saves u. As ``u = 1 - exp(-b * rate)`` with ``rate = -l * log(1 - P)``, the order is the
+    same for all batch sizes b. The first ``place`` rows of this order are cached.
     """
 
     def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
@@ -86,7 +86,7 @@ class RowOrder:
         self.num_rows = int(self._ends[-1])
 
     def rows(self, place: int) -> list[int]:
-        """Return how many rows of each table come before ``place``."""
+        """Return how many rows of each table are among the first ``place`` rows."""
         segment, part = self._at(place)
         counts = np.bincount(
             self._tables[:segment],
@@ -98,12 +98,12 @@ class RowOrder:
         return [int(count) for count in counts]
 
     def bytes(self, place: int) -> float:
-        """Return the total bytes of the rows before ``place``."""
+        """Return the total bytes of the first ``place`` rows."""
         segment, part = self._at(place)
         return float(self._byte_ends[segment]) + (part * self._row_bytes[segment] if part else 0.0)
 
     def fitting(self, num_bytes: float) -> int:
-        """Return the largest place whose rows fit into ``num_bytes``."""
+        """Return the largest number of rows that fit into ``num_bytes``."""
         segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
         if segment == len(self._bytes):
             return self.num_rows
@@ -111,21 +111,21 @@ class RowOrder:
         return int(self._ends[segment]) + int(part)
 
     def useful(self, samples: float) -> int:
-        """Return the number of rows expected to be read more than once by ``samples``."""
+        """Return the number of rows expected to be read more than once in ``samples`` samples."""
         return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
 
     def fetched_bytes(self, place: int, batch_size: float) -> float:
-        """Return the bytes of a batch's distinct rows that are not before ``place``."""
+        """Return the bytes of a batch's distinct rows if the first ``place`` rows are cached."""
         segment, part = self._at(place)
         seen = -np.expm1(-batch_size * self._rates[segment:])
         fetched = float(seen @ self._bytes[segment:])
         return fetched - part * float(seen[0] * self._row_bytes[segment]) if part else fetched
 
     def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
-        """Return the cost per sample with the rows before ``place`` cached.
+        """Return the cost per sample if the first ``place`` rows are cached.
 
-        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II), where tau keeps large
-        samples from always favoring more cache.
+        Computes ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II). Without the
+        cost per step tau, a larger cache would always win if samples are large.
         """
         return costs.sample + self._of_step(place, memory, costs)
 
@@ -135,15 +135,15 @@ class RowOrder:
         return (costs.step + costs.byte * fetched) / batch_size
 
     def best(self, memory: Memory, costs: StepCosts, last: int | None = None) -> Optimum:
-        """Return the smallest place with the least cost, up to ``last``.
+        """Return the number of cached rows with the least cost per sample, at most ``last``.
 
         Raises:
-            SetupError: the smallest batch does not fit, even without cached rows.
+            SetupError: the smallest batch does not fit into memory, even without cached rows.
         """
         room = memory.total - memory.sample * memory.least_batch
         if room < 0:
             raise SetupError(
-                f"{memory.total:,.0f} bytes of memory cannot hold a batch of "
+                f"the memory of {memory.total:,.0f} bytes is too small for a batch of "
                 f"{memory.least_batch:,.0f} samples of {memory.sample:,.0f} bytes each. Use more "
                 "memory, or fewer bytes per sample."
             )
@@ -153,17 +153,16 @@ class RowOrder:
         return Optimum(place, memory.batch_size(self.bytes(place)), self.cost(place, memory, costs))
 
     def _at(self, place: int) -> tuple[int, int]:
-        """Return the segment of ``place``, and how many of the segment's rows are before it."""
+        """Return the segment that contains row ``place``, and the row's index in the segment."""
         segment = int(np.searchsorted(self._ends, place, "right")) - 1
         return segment, place - int(self._ends[segment])
 
 
 def least(function: Callable[[int], float], last: int) -> int:
-    """Return the first minimum of ``function`` from 0 to ``last``, in O(log last) calls.
+    """Return an argument from 0 to ``last`` that minimises ``function``, in O(log last) calls.
 
-    The cost of a sample mostly falls and then rises with the cached rows. But it can rise first:
-    few cached rows make the batch smaller and save little. So the search evaluates the ends and
-    places in between, then bisects around each local minimum.
+    Meant for functions with few local minima. Evaluates ``function`` near both ends and at evenly
+    spaced points, then bisects around each local minimum.
     """
     function = cache(function)
     parts = max(1, last.bit_length())

@@ -1,4 +1,4 @@
-"""Plans of caches: the rows of several tables that share a fast memory."""
+"""Cache plans: how many rows of each table to cache in a shared memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ STEPS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class CachedTable:
-    """The cache of one table.
+    """The planned cache of one table.
 
     Attributes:
-        cached: number of most read rows that stay in fast memory.
-        traffic: traffic per step over all ranks.
+        load: the table and how often its rows are read.
+        cached: number of most read rows that stay in the cache.
+        traffic: expected traffic per step over all ranks.
     """
 
     load: TableLoad
@@ -40,9 +41,10 @@ class CachedTable:
 
 @dataclass(frozen=True, eq=False)
 class CachePlan:
-    """The caches of several tables, for steps of ``batch_size`` samples over all ranks.
+    """The planned caches of several tables, keyed by table name.
 
-    ``is_full`` tells whether further useful rows would not fit into the given memory.
+    ``batch_size`` is the number of samples per step over all ranks. ``is_full`` is True if memory
+    was too small to cache all rows worth caching.
     """
 
     tables: Mapping[str, CachedTable]
@@ -63,12 +65,12 @@ class CachePlan:
         """Return a plan for given cache sizes.
 
         Args:
-            loads: loads of the tables, by name.
-            cached: number of most read rows that stay in fast memory, by table.
-            batch_size: samples of all ranks.
+            loads: the tables and how often their rows are read, keyed by table name.
+            cached: number of most read rows to cache, keyed by table name.
+            batch_size: samples per step over all ranks.
             optimizer: ``sgd`` or ``rowwise_adagrad``.
-            held: batches whose rows are in fast memory when the next batch's rows are fetched: 0
-                without lookahead, 1 with it.
+            held: number of preceding batches whose rows are still in the cache memory when a batch
+                is fetched: 0 without lookahead, 1 with lookahead.
         """
         tables = {}
         for name, load in loads.items():
@@ -93,10 +95,10 @@ class CachePlan:
         optimizer: str,
         held: float = 0,
     ) -> CachePlan:
-        """Return a plan that caches the useful rows that save most traffic within ``num_bytes``.
+        """Return the plan that saves the most traffic with caches of at most ``num_bytes``.
 
-        ``num_bytes`` is for all tables and ranks; None caches all useful rows. See ``of`` for the
-        other arguments.
+        ``num_bytes`` is the total over all tables and ranks. None caches every row that is read
+        more than once in 10,000 steps. ``of`` describes the other arguments.
         """
         order = row_order(loads, optimizer)
         useful = order.useful(STEPS * batch_size)
@@ -111,18 +113,18 @@ class CachePlan:
         return replace(plan, is_full=place < useful)
 
     def statistics(self, table: str) -> AccessStatistics:
-        """Return ``CacheParams.stats`` of a table for TorchRec's planner."""
+        """Return the cache statistics of a table, for TorchRec's ``CacheParams.stats``."""
         from recd_plugin_scars.planning.statistics import AccessStatistics
 
         return AccessStatistics(self.tables[table].load, self.batch_size)
 
     @property
     def cached_bytes(self) -> int:
-        """Return the bytes of all rows that stay in fast memory."""
+        """Return the total bytes of the caches over all tables and ranks."""
         return sum(table.cached_bytes for table in self.tables.values())
 
 
 def row_order(loads: Mapping[str, TableLoad], optimizer: str) -> RowOrder:
-    """Return the order of rows, where a cached row includes its optimizer state."""
+    """Sort the rows of all tables by the traffic saved per byte of cache, with optimizer state."""
     widths = [row_bytes(load.embedding_dim, optimizer) for load in loads.values()]
     return RowOrder(list(loads.values()), widths)

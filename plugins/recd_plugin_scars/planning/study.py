@@ -1,4 +1,4 @@
-"""The report of ``recd plan --cache``: the cache of each table, and the remaining traffic."""
+"""Report of ``recd plan --cache``: the planned cache and expected traffic of each table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from recd_plugins.api import (
     topology_line,
 )
 
-# Up to this many tables have a line each; with more tables, those with the most traffic.
+# Maximum number of tables in the report, those with the most traffic first.
 _LINES = 16
 _PROFILE_ROWS = 1 << 16
 _LARGEST_BATCH = 1 << 16
@@ -41,12 +41,12 @@ _STEP_SECONDS = {"cpu": 5e-3, "cuda": 2e-3}
 
 @dataclass(frozen=True)
 class CachePlanReport:
-    """A plan of caches.
+    """Result of ``recd plan --cache``.
 
     Attributes:
-        source: where the read counts come from.
-        memory: memory budget over all ranks; None means no limit.
-        shared: the memory of rows and batch, if the batch size was searched.
+        source: description of the data or file that the row reads were counted in.
+        memory: memory budget in bytes over all ranks; None means no limit.
+        shared: memory shared by cached rows and the batch; None if the batch size was given.
     """
 
     topology: str
@@ -81,17 +81,17 @@ def study_caches(
     sample_bytes: int | None = None,
     profile: Path | None = None,
 ) -> CachePlanReport:
-    """Plan caches for the tables of the registry's cache entries, or for all tables if it has none.
+    """Plan caches for the tables in the ``cache:`` section, or for all tables without a section.
 
     Args:
         registry: the parsed registry file.
-        topology: name of ``spec``.
+        topology: name of the topology ``spec``.
         spec: the cluster.
-        say: shows the progress.
-        batch_size: rows per rank; None searches for the best within ``memory``.
-        memory: bytes of fast memory over all ranks; None means no limit.
-        sample_bytes: memory per sample; None estimates activations and fetched rows.
-        profile: file of an access profile; None counts the reads of the data.
+        say: function that prints progress messages.
+        batch_size: rows per rank; None searches for the best batch size within ``memory``.
+        memory: bytes of cache memory over all ranks; None means no limit.
+        sample_bytes: memory per sample in bytes; None estimates activations and fetched rows.
+        profile: file of an access profile; None counts the row reads in the data.
 
     Raises:
         RecdError: registry, data and model do not match.
@@ -134,7 +134,10 @@ def study_caches(
 def plan_with_batch(
     loads: Mapping[str, TableLoad], shared: Memory, costs: StepCosts, optimizer: str, ranks: int
 ) -> CachePlan:
-    """Return the plan with the least cost per sample, where rows and batch share the memory."""
+    """Return the cache plan and batch size with the least cost per sample.
+
+    Cached rows and the batch share the memory ``shared``.
+    """
     order = row_order(loads, optimizer)
     useful = order.useful(STEPS * shared.batch_size(0))
     best = order.best(shared, costs, useful)
@@ -151,7 +154,7 @@ def plan_with_batch(
 def _sample_bytes(
     registry: RunConfig, spec: topologies.TopologySpec, loads: Mapping[str, TableLoad]
 ) -> int:
-    """Return a rank's activation bytes per sample, with the rows of two batches."""
+    """Estimate the bytes per sample: activations, and fetched rows of two batches."""
     batch_size = registry.training.batch_size
     model = study.with_plugins(replace(registry, cache=(), wrappers=()), spec)
     activations = model.activation_bytes(measure_compute(registry), batch_size) / batch_size
@@ -160,13 +163,13 @@ def _sample_bytes(
 
 
 def _costs(spec: topologies.TopologySpec) -> StepCosts:
-    """Return seconds of all ranks: each byte of a row is read and written back."""
+    """Estimate training costs in seconds, summed over ranks. Rows are read and written back."""
     bandwidth = spec.hbm_to_ddr_bandwidth or spec.ddr_bandwidth / 2
     return StepCosts(0.0, _STEP_SECONDS[spec.device] * spec.world_size, 2 / bandwidth)
 
 
 def _bytes(tables: Sequence[CachedTable]) -> dict[str, float]:
-    """Return the bytes read and written per step, summed over all ``tables``."""
+    """Return the bytes per step without cache, with coalescing, and with cache, over ``tables``."""
     return {
         "plain": sum(table.traffic.plain_bytes for table in tables),
         "coalesced": sum(table.traffic.coalesced_bytes for table in tables),
@@ -192,7 +195,7 @@ def _table(table: CachedTable) -> dict[str, Any]:
 
 
 def render(report: CachePlanReport) -> RenderableType:
-    """Render the ranks, the cache of each table, and the traffic per step."""
+    """Return the report for the terminal: topology, planned caches, and traffic per step."""
     plan, ranks = report.plan, report.spec.world_size
     within = "" if report.memory is None else f" within {text_utils.size_text(report.memory)}"
     tables = sorted(plan.tables.values(), key=lambda t: -t.traffic.coalesced_bytes)
@@ -230,9 +233,9 @@ def render(report: CachePlanReport) -> RenderableType:
     in_flight = sum(t.traffic.unique_rows * t.traffic.row_bytes for t in tables)
     if report.memory is not None and report.memory < in_flight:
         warning = (
-            f"warning: the distinct rows of one batch take {text_utils.size_text(in_flight)} of "
-            f"fast memory, more than {text_utils.size_text(report.memory)}: use smaller batches or "
-            "more memory"
+            f"warning: the distinct rows of one batch need {text_utils.size_text(in_flight)}, but "
+            f"--memory is {text_utils.size_text(report.memory)}. Use smaller batches or more "
+            "memory."
         )
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)

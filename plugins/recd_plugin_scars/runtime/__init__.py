@@ -1,4 +1,4 @@
-"""Embedding tables with hot rows in fast memory and all rows in slow memory.
+"""Embedding kernels that cache frequent rows of tables in host memory or files.
 
-Modules are imported individually because the process that launches the ranks does not need torch.
+Import submodules directly, because the process that launches the ranks must not import torch.
 """

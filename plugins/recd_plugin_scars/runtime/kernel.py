@@ -1,4 +1,4 @@
-"""Embedding kernels with hot rows in fast memory and all rows in slow memory."""
+"""Embedding kernels that cache frequent rows of tables in host memory or files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from recd_plugins.api import (
 
 
 class _FastBags(portable_kernels.PortableEmbeddingBag):
-    """The uncached pooling kernel; it looks up slots of the fast memory."""
+    """Pooling kernel over the cache memory. Its ids are cache slots instead of rows."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbeddingBag.__init__(self, *base)
@@ -64,7 +64,7 @@ class _FastBags(portable_kernels.PortableEmbeddingBag):
 
 
 class _FastRows(portable_kernels.PortableEmbedding):
-    """The uncached kernel without pooling; it looks up slots of the fast memory."""
+    """Kernel without pooling over the cache memory. Its ids are cache slots instead of rows."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbedding.__init__(self, *base)
@@ -78,9 +78,9 @@ class _FastRows(portable_kernels.PortableEmbedding):
 
 
 class _Cached(lookup_kernels.RowKernel):
-    """Base class of both cached kernels: handles backing stores and batches in flight."""
+    """Base class of the cached kernels with and without pooling."""
 
-    # Of TorchRec's base classes.
+    # Attributes of TorchRec's base classes.
     _config: GroupedEmbeddingConfig
     _pg: Any
     _local_rows: list[int]
@@ -123,23 +123,23 @@ class _Cached(lookup_kernels.RowKernel):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """Initialise the rows as the base class does."""
+        """Initialise all rows with the same values as TorchRec's uncached kernel."""
         self._slow.fill(first_values(self._config))
 
     def flush(self) -> None:
-        """Write changed rows to the backing store. Rows are read again before their next use."""
+        """Write changed rows to the backing store, and reload cached rows before their next use."""
         self._rows.flush()
 
     def drain(self) -> None:
-        """Wait until evicted rows are in the backing store."""
+        """Wait until all evicted rows are written to the backing store."""
         self._mover.drain()
 
     def purge(self) -> None:
-        """Flush. TorchRec calls this before it loads a state dict, which may lack a table."""
+        """Write changed rows to the backing store. TorchRec calls this before loading a state."""
         self._rows.flush()
 
     def load(self) -> None:
-        """Reload the rows in fast memory after the backing store was written."""
+        """Reload the cached rows after the backing store was changed."""
         self._rows.load()
 
     def close(self) -> None:
@@ -151,12 +151,12 @@ class _Cached(lookup_kernels.RowKernel):
             self._slow.close()
 
     def traffic(self) -> Iterator[tuple[str, CacheTraffic]]:
-        """Yield the name and counts of each table's shard."""
+        """Yield the name and the cache traffic of each table's shard."""
         for table, traffic in zip(self._config.embedding_tables, self._rows.traffic, strict=True):
             yield table.name, traffic
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode. Evaluation does not count traffic."""
+        """Set training mode. Traffic is counted only in training mode."""
         self._rows.is_counting = mode
         super().train(mode)  # type: ignore[misc]
         return self
@@ -184,7 +184,7 @@ class _Cached(lookup_kernels.RowKernel):
         return output
 
     def _release_after(self, node: Any, batch: CachedBatch) -> None:
-        """Release a batch after its backward pass, or when its graph is freed."""
+        """Release a batch's cache slots after its backward pass, or when its graph is freed."""
         rows, fast = self._rows, self._fast
 
         def prepare(*_: Any) -> None:
@@ -207,18 +207,17 @@ class _Cached(lookup_kernels.RowKernel):
         weakref.finalize(release, rows.abandon, batch).atexit = False
 
     def _prefetch_ids(self, ids: Tensor, ids_per_feature: list[int]) -> None:
-        """Start to read the rows of a batch that a later ``forward`` looks up.
+        """Start to fetch the rows of a batch before its ``forward`` call.
 
-        Batches are prefetched in the order of their lookups, by the thread that trains. ``forward``
-        must get the same tensors.
+        Batches must be prefetched in the order of their forward passes, in the training thread.
+        ``forward`` must get the same tensors.
         """
         batch = self._admit(ids, ids_per_feature)
-        # The bounds check may have replaced them; the reference keeps their memory from being
-        # reused.
+        # The bounds check may copy the ids. This reference prevents reuse of their memory.
         self._prefetched.append((ids, ids._version, ids_per_feature, batch))
 
     def _take_prefetched(self, features: KeyedJaggedTensor) -> CachedBatch | None:
-        """Return the prefetched batch with the same memory if it is unchanged, else None."""
+        """Return the prefetched batch with the same id tensor, or None if the ids changed."""
         values = features.values()
         for place, (ids, version, ids_per_feature, batch) in enumerate(self._prefetched):
             if ids.data_ptr() == values.data_ptr() and len(ids) == len(values):
@@ -233,7 +232,7 @@ class _Cached(lookup_kernels.RowKernel):
         return None
 
     def _admit(self, ids: Tensor, ids_per_feature: list[int]) -> CachedBatch:
-        """Check ids like FBGEMM and get their rows."""
+        """Check the bounds of ids like FBGEMM, and start to fetch their rows."""
         bounds = torch.tensor([0, *ids_per_feature]).cumsum(0).to(ids.device)
         ids, _, _, _ = self._checks_bounds[0].prepare_inputs(
             ids.to(self._emb_module.embedding_table_index_type), bounds
@@ -242,18 +241,18 @@ class _Cached(lookup_kernels.RowKernel):
 
 
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
-    """Fused pooling kernel for tables of equal width, with most rows in a backing store.
+    """Fused pooling kernel with a cache of frequent rows. All tables have the same width.
 
-    Parameters and optimizer state have names and shapes of the base class and share memory with the
-    backing store. Call ``flush`` before reading them and ``load`` after writing them. Values and
-    gradients equal those of the uncached kernel.
+    Parameters and optimizer state have the names and shapes of TorchRec's kernel, and share memory
+    with the backing store (host memory or files). Call ``flush`` before reading them and ``load``
+    after writing them. Outputs and gradients equal those of the uncached kernel.
 
     Args:
-        caches: caches of all the tables; further caches are ignored. Other arguments are
-            TorchRec's.
+        caches: cache of each table, keyed by table name. May contain other tables. All other
+            arguments are TorchRec's.
 
     Raises:
-        SetupError: the tables cannot be cached, or not together.
+        SetupError: the tables cannot be cached, or differ in width or backing store.
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         self._open_stores(device, caches, self._pooling)
         fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
-        self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
+        self._fast_kernel = (fast,)  # in a tuple, so that it is not a submodule
 
     def forward(
         self,
@@ -284,7 +283,7 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
 
 
 class CachedEmbedding(_Cached, BatchedFusedEmbedding):
-    """Like ``CachedEmbeddingBag``, but without pooling."""
+    """Fused kernel without pooling, with a cache of frequent rows like ``CachedEmbeddingBag``."""
 
     def __init__(
         self,
@@ -304,10 +303,10 @@ class CachedEmbedding(_Cached, BatchedFusedEmbedding):
 
 
 class CachedKernels(LookupKernels):
-    """Kernels with fast memory and a backing store, for tables planned with ``fused_uvm_caching``.
+    """Creates cached kernels for tables planned with the compute kernel ``fused_uvm_caching``.
 
     Args:
-        caches: the cache of each table.
+        caches: cache of each table, keyed by table name.
     """
 
     compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -343,14 +342,14 @@ class CachedKernels(LookupKernels):
 
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:
-    """Yield a module's cached kernels on this rank."""
+    """Yield the cached kernels in a sharded module on this rank."""
     for kernel in lookup_kernels.row_kernels(module):
         if isinstance(kernel, CachedEmbeddingBag | CachedEmbedding):
             yield kernel
 
 
 def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
-    """Return this rank's cache traffic of a module in training."""
+    """Return a dict from cached table to this rank's traffic, counted in training mode."""
     total: dict[str, CacheTraffic] = {}
     for kernel in cached_kernels(module):
         for table, traffic in kernel.traffic():
@@ -359,7 +358,7 @@ def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
 
 
 def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
-    """Return the same bags with other ids."""
+    """Return a copy of ``features`` with other ids."""
     variable = features.variable_stride_per_key()
     return KeyedJaggedTensor(
         keys=features.keys(),

@@ -1,4 +1,4 @@
-"""Cache policies: they decide which rows stay in fast memory when no batch needs them."""
+"""Cache policies, which decide the rows to evict after each batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Slots = NDArray[np.int32]
 
 
 class SlotLists:
-    """Linked lists of slots for a table's policy. Each slot is in at most one list.
+    """Doubly linked lists of cache slots, used by eviction policies.
 
     Attributes:
-        before: the previous slot in its list for each slot, or -1.
-        after: the next slot in its list for each slot, or -1.
-        level: the number of the list that contains each slot, or -1.
+        before: previous slot of each slot in its list, or -1.
+        after: next slot of each slot in its list, or -1.
+        level: number of the list that contains each slot, or -1. A slot is in at most one list.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -33,7 +33,7 @@ class SlotLists:
         self.before = self.after = self.level = np.empty(0, np.int32)
 
     def fit(self) -> None:
-        """Resize the arrays to the pool."""
+        """Grow the arrays to the current number of slots in the pool."""
         more = self.pool.num_slots - len(self.level)
         if more:
             none = np.full(more, NONE, np.int32)
@@ -43,13 +43,13 @@ class SlotLists:
 
 
 class ShardRows:
-    """This rank's rows of one table, as seen by a policy.
+    """Access of a cache policy to this rank's rows of one table.
 
     Attributes:
-        lists: links between slots, which a policy may use for the slots that it gets.
-        capacity: maximum number of rows that stay.
-        hot: slots of rows that are cached from the start, most read first.
-        num_rows: number of rows in the shard.
+        lists: linked lists that the policy may use for its slots.
+        capacity: maximum number of rows that stay in the cache.
+        hot: slots of rows that are cached from the start, int32, most read first.
+        num_rows: number of rows in this rank's shard of the table.
     """
 
     def __init__(self, lists: SlotLists, place: int, capacity: int, hot: tuple[int, int]) -> None:
@@ -59,26 +59,26 @@ class ShardRows:
         self.hot: Slots = np.arange(*hot, dtype=np.int32)
 
     def of_slots(self, slots: Slots) -> NDArray[np.int64]:
-        """Return the rows in ``slots``, numbered from 0 within the shard."""
+        """Return the row in each cache slot, int64, numbered from 0 within the shard."""
         rows: NDArray[np.int64] = self.lists.pool.row_of_slot[slots] - self._first
         return rows
 
     def pinned(self, slots: Slots) -> NDArray[np.bool_]:
-        """Return whether a batch needs the rows in ``slots`` and so prevents eviction."""
+        """Return whether the row in each slot is used by a batch in flight, bool ``[n]``."""
         return self.lists.pool.pins[slots] != 0
 
 
 class RowPolicy(ABC):
-    """Decides which rows of one table stay on this rank.
+    """Decides which rows of one table stay in this rank's cache.
 
-    ``TableCache.policy`` takes a subclass, or ``functools.partial`` of one with its settings. Every
-    process calls it with one argument, ``ShardRows``.
+    Pass a subclass, or ``functools.partial`` of a subclass, to ``TableCache.policy``. Each rank
+    calls it with one argument, a ``ShardRows``.
 
     Attributes:
-        name: name in reports; by default that of the class.
-        only_hot: whether exactly the ``hot_rows`` of a ``TableCache`` stay.
-        rows: rows of the shard.
-        counts: figures of the policy by name, summed in ``CacheTraffic.by_policy``.
+        name: name in reports, by default the class name.
+        only_hot: whether exactly the ``hot_rows`` of the ``TableCache`` stay in the cache.
+        rows: this rank's rows of the table.
+        counts: custom counters to report, summed over ranks in ``CacheTraffic.by_policy``.
     """
 
     name: ClassVar[str]
@@ -95,22 +95,23 @@ class RowPolicy(ABC):
 
     @abstractmethod
     def release(self, used: Slots, unpinned: Slots) -> Slots:
-        """Return the slots of rows to evict after a batch: each at most once, and none pinned.
+        """Return the slots of the rows to evict after a batch.
 
-        An evicted row may come back in another slot.
+        The result must not contain a slot twice, or a slot that another batch in flight needs. An
+        evicted row may get another slot when it is used again.
 
         Args:
-            used: slots of the batch's rows, in the order of its ids.
-            unpinned: slots among ``used`` that no other batch needs.
+            used: slots of the batch's rows, int32, in the order of the ids.
+            unpinned: slots of ``used`` that no other batch in flight needs, int32.
         """
 
 
 PolicyMaker = Callable[[ShardRows], RowPolicy]
-"""A class of policies, or ``functools.partial`` of one."""
+"""A subclass of ``RowPolicy``, or ``functools.partial`` of a subclass."""
 
 
 class Static(RowPolicy):
-    """Keeps only the hot rows (SCARS, section II)."""
+    """Keeps only the most read rows of the access profile in the cache (SCARS, section II)."""
 
     name: ClassVar[str] = "static"
     only_hot: ClassVar[bool] = True
@@ -124,7 +125,7 @@ class Static(RowPolicy):
 
 
 class LeastRecentlyUsed(RowPolicy):
-    """Keeps the last used ``capacity`` rows. Within a batch, the first rows are evicted first."""
+    """Keeps the ``capacity`` most recently used rows. Earlier ids of a batch are evicted first."""
 
     name: ClassVar[str] = "lru"
 
@@ -167,17 +168,18 @@ class LeastRecentlyUsed(RowPolicy):
         )
 
     def _count(self, used: Slots) -> None:
-        """Count one use of each row."""
+        """Count one use of each row in ``used``. LRU counts nothing."""
 
     def _levels(self, slots: Slots) -> NDArray[np.int32]:
-        """Return the level of each slot; lower levels are evicted first."""
+        """Return the eviction priority of each slot, int32. Low values are evicted first."""
         return np.zeros(len(slots), np.int32)
 
 
 class LeastFrequentlyUsed(LeastRecentlyUsed):
-    """Keeps the ``capacity`` rows that the most batches have used since the start.
+    """Keeps the ``capacity`` rows used by the most batches since the start.
 
-    Uses of uncached rows count as well. Ties evict the least recently used row first.
+    Also counts uses of rows that are not cached. Of rows with equal counts, evicts the least
+    recently used row first.
     """
 
     name: ClassVar[str] = "lfu"
@@ -206,25 +208,26 @@ BUILT_IN: dict[str, type[RowPolicy]] = {
 
 
 CachePolicy = Literal["static", "lfu", "lru"]
-"""A built-in policy: the hot rows stay, or the most often used, or the last used ones."""
+"""Built-in policies: keep given hot rows, the most often used, or the most recently used rows."""
 
 
 @dataclass(frozen=True)
 class TableCache:
-    """Selects the rows of a table that are in fast memory, under any sharding (SCARS, section II).
+    """Configuration of the cache of one table (SCARS, section II).
 
     Args:
         policy: name of a built-in policy, a subclass of ``RowPolicy``, or ``functools.partial`` of
-            one.
-        load_factor: cached share of the rows, 0 to 1. With ``lfu`` and ``lru`` a row-wise shard
-            caches this share of its own rows.
-        hot_rows: int, rows of the whole table, most read first. ``static`` caches the first
-            ``num_cached_rows`` of them; other policies start with these.
-        folder: folder of temporary files with all rows; None keeps them in host memory.
-        lookahead: whether the rows of the next batch are read during the current one.
+            a subclass.
+        load_factor: fraction of the table's rows to cache, 0 to 1. With ``lfu`` and ``lru`` a
+            row-wise shard caches this fraction of its own rows.
+        hot_rows: row numbers in the unsharded table, int64, most read first. ``static`` caches
+            the first ``num_cached_rows`` of these rows. Other policies start with these rows.
+        folder: folder of temporary files with all rows; None keeps all rows in host memory.
+        lookahead: whether to fetch the rows of the next batch during the current step.
 
     Raises:
-        SetupError: unknown policy, or ``load_factor`` is not from 0 to 1.
+        SetupError: the policy does not exist, ``load_factor`` is not from 0 to 1, or ``static`` has
+            no ``hot_rows``.
     """
 
     policy: CachePolicy | PolicyMaker
@@ -236,18 +239,18 @@ class TableCache:
     def __post_init__(self) -> None:
         if isinstance(self.policy, str) and self.policy not in get_args(CachePolicy):
             raise SetupError(
-                f"cache policy {self.policy!r} does not exist. Use "
+                f"TableCache: no policy named {self.policy!r}. Use "
                 f"{', '.join(get_args(CachePolicy))} or a subclass of RowPolicy."
             )
         if not 0 <= self.load_factor <= 1:
             raise SetupError(
-                f"TableCache: load_factor is {self.load_factor}, but it must be from 0 to 1. Set "
-                "load_factor to the cached share of the table's rows."
+                f"TableCache: load_factor is {self.load_factor}, but must be from 0 to 1. Set "
+                "load_factor to the fraction of rows to cache."
             )
         if self.hot_rows is None and self.policy_class.only_hot and self.load_factor:
             raise SetupError(
-                f"cache policy {self.policy_name} needs hot_rows. Pass the rows of the table, "
-                "most read first, or use policy lfu or lru."
+                f"TableCache: policy {self.policy_name!r} needs hot_rows. Pass the row numbers of "
+                "the table, most read first, or use policy lfu or lru."
             )
 
     @property
@@ -266,14 +269,15 @@ class TableCache:
         return self.policy_class.name
 
     def num_cached_rows(self, num_embeddings: int) -> int:
-        """Return how many rows of a table with ``num_embeddings`` rows are cached."""
+        """Return the number of cached rows of a table with ``num_embeddings`` rows."""
         return round(self.load_factor * num_embeddings)
 
     def first_hot_rows(self, table: str, num_embeddings: int) -> NDArray[np.int64]:
-        """Return rows that are cached at the start, most read first, ``[<= num_cached_rows]``.
+        """Return the rows that are cached at the start, int64, most read first.
 
         Raises:
-            SetupError: a row is not in the table or occurs twice, or ``static`` has too few rows.
+            SetupError: ``hot_rows`` has a row that is not in the table, or a row twice, or too few
+                rows for the policy ``static``.
         """
         num_cached = self.num_cached_rows(num_embeddings)
         if self.hot_rows is None:
@@ -287,8 +291,8 @@ class TableCache:
         wrong = rows[(rows < 0) | (rows >= num_embeddings)]
         if len(wrong):
             raise SetupError(
-                f"table {table!r}: hot_rows contains row {wrong[0]}, but the table has "
-                f"{num_embeddings} rows. Profile the current table."
+                f"table {table!r}: hot_rows contains row {wrong[0]}, but the table has only "
+                f"{num_embeddings} rows. Use an access profile of the current table."
             )
         if len(np.unique(rows)) < len(rows):
             raise SetupError(f"table {table!r}: hot_rows contains a row twice. Remove duplicates.")
@@ -297,7 +301,7 @@ class TableCache:
 
 @dataclass(frozen=True)
 class CachedShard:
-    """This rank's part of a table: ``capacity`` rows stay in fast memory, at first ``hot_rows``."""
+    """This rank's shard of a cached table. The cache starts with ``hot_rows``, int64 ``[n]``."""
 
     name: str
     num_rows: int

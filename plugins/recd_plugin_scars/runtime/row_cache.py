@@ -1,4 +1,4 @@
-"""Moves rows through fast memory: admission, reading, use, and write-back."""
+"""Fetches the rows of each batch into the cache, and writes evicted rows back."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _CHUNK = 1 << 16
 
 @dataclass
 class CacheTraffic:
-    """Traffic counts of one table's shards on this rank, separate for each column-wise shard.
+    """Cache traffic of one table on this rank, counted in training mode.
 
-    Only forward passes in training mode count. Bytes are payload: weights and optimizer state, no
-    row numbers.
+    Bytes include weights and optimizer state, but not row numbers. With column-wise sharding, each
+    column shard counts separately.
 
     Attributes:
-        lookups: number of ids looked up.
-        unique_rows: distinct rows per batch, summed over batches.
-        hits: unique rows that were in fast memory.
-        misses: unique rows that were read from the backing store.
-        bytes_read: bytes of missing rows, read from the backing store.
-        bytes_written: bytes of evicted rows, written to the backing store.
-        by_policy: further counts of the policy, by name.
+        lookups: number of looked-up ids.
+        unique_rows: number of distinct rows per batch, summed over batches.
+        hits: number of unique rows that were in the cache.
+        misses: number of unique rows that were read from the backing store.
+        bytes_read: bytes read from the backing store.
+        bytes_written: bytes of evicted rows written to the backing store.
+        by_policy: custom counters of the cache policy, keyed by name.
     """
 
     lookups: int = 0
@@ -54,7 +54,10 @@ class CacheTraffic:
 
 
 class CachedBatch:
-    """A batch whose rows keep their slots until release; ``slot_of_id`` is int64 ``[num_ids]``."""
+    """A batch whose rows are in the cache until the batch is released.
+
+    ``slot_of_id`` is the cache slot of each id, int64 ``[num_ids]``.
+    """
 
     def __init__(self, number: int, admitted: Admitted, slot_of_id: Tensor) -> None:
         self.number = number
@@ -67,7 +70,7 @@ class CachedBatch:
             self._ready.record(torch.cuda.current_stream(slot_of_id.device))
 
     def wait(self) -> None:
-        """Make the current stream wait for the stream that found the slots."""
+        """Make the current CUDA stream wait until ``slot_of_id`` is computed."""
         if self._ready is not None:
             stream = torch.cuda.current_stream(self.slot_of_id.device)
             stream.wait_event(self._ready)
@@ -75,12 +78,12 @@ class CachedBatch:
 
 
 class RowCache:
-    """Moves the rows of a kernel's tables between slow and fast memory.
+    """Moves rows of a kernel's tables between the cache and the backing store.
 
-    A batch is admitted, landed, used by a forward and a backward pass, and released. Several
-    batches may be in flight; their rows are pinned. All threads may call this class, but not
-    ``admit`` during a forward or backward pass of another thread, because it may move the memory.
-    ``shards`` are in the order of the backing store's rows.
+    Call ``admit`` to start fetching a batch's rows, ``land`` before its forward and its backward
+    pass, and ``release`` afterwards. Rows of batches in flight are not evicted. The class is
+    thread-safe, but ``admit`` must not run during a forward or backward pass of another thread,
+    because it may move the memory. ``shards`` are in the order of the backing store's rows.
     """
 
     def __init__(self, shards: Sequence[CachedShard], fast: FastMemory, mover: RowMover) -> None:
@@ -112,15 +115,15 @@ class RowCache:
     def admit(
         self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
     ) -> CachedBatch:
-        """Assign slots to the rows of a batch, and start to read missing rows.
+        """Assign cache slots to the rows of a batch, and start to read missing rows.
 
         Args:
-            ids: ids of all features, feature by feature.
+            ids: ids of all features, feature by feature, ``[num_ids]``.
             ids_per_feature: number of ids of each feature.
-            tables: table of each feature, ascending.
+            tables: index of the table of each feature, ascending.
 
         Raises:
-            DataError: an id is not a row of its table. Nothing was admitted.
+            DataError: an id is not a row of its table. The cache is unchanged then.
         """
         counts = torch.tensor(ids_per_feature).to(ids.device)
         table_of_id = (
@@ -147,16 +150,16 @@ class RowCache:
             return batch
 
     def land(self, batch: CachedBatch) -> None:
-        """Wait for the rows of a batch and of earlier ones, and copy them into their slots."""
+        """Wait for missing rows of this and all earlier batches, and copy them into the cache."""
         batch.wait()
         with self._lock:
             self._load()
             self._land(batch.number)
 
     def release(self, batch: CachedBatch, *, changed: bool) -> None:
-        """Evict the rows of a batch that do not stay; changed rows are written back.
+        """End the use of a batch's rows, evict rows as the policy decides, and write them back.
 
-        A second call does nothing.
+        ``changed`` is True if a backward pass has updated the rows. A second call does nothing.
         """
         with self._lock:
             if batch.is_released:
@@ -180,13 +183,16 @@ class RowCache:
             self._pool.release(np.concatenate(leaving))
 
     def abandon(self, batch: CachedBatch) -> None:
-        """Mark a batch for release once its graph is freed. Safe in the garbage collector."""
+        """Schedule the release of a batch whose autograd graph was freed without backward.
+
+        May be called by the garbage collector.
+        """
         self._abandoned.append(batch)
 
     def flush(self) -> None:
-        """Write all changed rows to the backing store and wait for it.
+        """Write all changed rows to the backing store, and wait until they are written.
 
-        Unchanged rows are read again before use because the store may be modified in between.
+        The caller may then modify the backing store, so cached rows are reloaded before use.
         """
         with self._lock:
             self._release_abandoned()
@@ -198,9 +204,9 @@ class RowCache:
             self._is_stale = True
 
     def load(self) -> None:
-        """Read unchanged rows again after the backing store was written."""
+        """Reload cached rows after the caller has modified the backing store."""
         with self._lock:
-            self._land(self._num_batches)  # what was read before would be stale
+            self._land(self._num_batches)  # rows read before are stale
             self._is_stale = True
             self._load()
 
@@ -215,7 +221,7 @@ class RowCache:
             self._fast.write(self._on_device(slots), weights, state)
 
     def _land(self, number: int) -> None:
-        """Copy the rows of all batches up to this number into their slots."""
+        """Copy the fetched rows of all batches up to this number into the cache."""
         while self._waiting and self._waiting[0][0].number <= number:
             first, pending = self._waiting.popleft()
             weights, state = pending.result()
@@ -226,7 +232,7 @@ class RowCache:
             self.release(self._abandoned.popleft(), changed=False)
 
     def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
-        """Reject ids outside their table. FBGEMM's check accepts -1, and in mode NONE all ids."""
+        """Raise DataError for ids outside their table, also for -1, which FBGEMM accepts."""
         num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
         outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
         if outside.any():
@@ -238,7 +244,7 @@ class RowCache:
             )
 
     def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
-        """Find distinct rows on the device, then their slots on the CPU."""
+        """Admit ids on a GPU. Finds distinct rows on the GPU, and their slots on the CPU."""
         first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
         rows, inverse = torch.unique(
             ids + first_rows.index_select(0, table_of_id), return_inverse=True
@@ -254,7 +260,7 @@ class RowCache:
         return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
-        """Start to write rows back. Their slots are free for reuse at once."""
+        """Start to write rows to the backing store. Their slots may be reused immediately."""
         if not len(slots):
             return
         rows = self._pool.row_of_slot[slots]

@@ -1,4 +1,4 @@
-"""Compiled loops over slots of fast memory, and the pool of slots."""
+"""Assignment of table rows to cache slots, with loops compiled by numba."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def admit(
     missing: Any,
     num_missing: Any,
 ) -> tuple[Any, Any, Any, Any]:
-    """Assign a slot to each row in ``ids[first:end]`` of one table while slots are free.
+    """Assign a cache slot to each id in ``ids[first:end]`` of one table.
 
-    Fills ``slot_of_id``. Appends distinct slots to ``slots``, and the slots of rows that must be
-    read to ``missing``. ``batch_of_slot`` contains the last batch that needed each slot.
+    Writes the slots to ``slot_of_id``, appends distinct slots to ``slots``, and appends the slots
+    of rows that are not cached to ``missing``. ``batch_of_slot`` is the last batch that used each
+    slot.
 
     Returns:
-        The index where it stopped, less than ``end`` if slots ran out, and the new ``num_free``,
-        ``num_slots`` and ``num_missing``.
+        The index of the first id without a slot (``end`` if there were enough free slots), and the
+        new ``num_free``, ``num_slots`` and ``num_missing``.
     """
     for index in range(first, end):
         row = first_row + ids[index]
@@ -69,7 +70,10 @@ def pin(slots: Any, pins: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple[Any, Any]:
-    """Return the slots that no batch needs any more, and the bounds of each table in them."""
+    """Decrement the pin count of ``slots``. Return the slots that no batch needs any more.
+
+    Also returns the range of each table in these slots, like ``bounds``.
+    """
     unpinned = slots.copy()
     ends = bounds.copy()
     count = 0
@@ -88,7 +92,7 @@ def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple
 
 @numba.njit(cache=True, nogil=True)
 def release(slots: Any, slot_of_row: Any, row_of_slot: Any, free: Any, num_free: Any) -> Any:
-    """Free slots, and return the height of the stack of free slots."""
+    """Push ``slots`` onto the stack ``free``, and return the new number of free slots."""
     for slot in slots:
         slot_of_row[row_of_slot[slot]] = NONE
         row_of_slot[slot] = NONE
@@ -114,10 +118,10 @@ def _unlink(slot: Any, before: Any, after: Any, level: Any, heads: Any, tails: A
 def append(
     slots: Any, levels: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any
 ) -> Any:
-    """Move slots, in the given order, to the ends of the lists of their new levels.
+    """Move each slot to the end of the linked list ``levels[i]``.
 
-    ``before``, ``after`` and ``level`` are indexed by slot; ``heads`` and ``tails`` are the list
-    ends, indexed by level. Returns the number of slots that were not in a list before.
+    ``before``, ``after`` and ``level`` are indexed by slot. ``heads`` and ``tails`` are the first
+    and last slots of the lists. Returns the number of slots that were not in a list before.
     """
     num_new = 0
     for index in range(len(slots)):
@@ -141,7 +145,7 @@ def append(
 def take_first(
     count: Any, lowest: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any, taken: Any
 ) -> Any:
-    """Move ``count`` slots from the fronts of the lowest levels' lists to ``taken``.
+    """Remove the first ``count`` slots from the linked lists, lowest level first, into ``taken``.
 
     Returns the lowest level that may still have slots.
     """
@@ -154,20 +158,20 @@ def take_first(
 
 
 Scalar = TypeVar("Scalar", bound=np.generic)
-# Initial number of slots for batches in flight.
+# Initial number of slots for rows that only batches in flight need.
 _FIRST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """The rows of a batch, each with a slot.
+    """The cache slots of a batch's rows.
 
     Args:
-        slot_of_id: int64 ``[num_ids]``.
-        slots: int32, distinct slots, table by table in the order of the ids.
-        bounds: ranges of the tables in ``slots``, ``[num_tables + 1]``.
-        missing: int32, slots whose rows must be read, table by table.
-        missing_bounds: ranges of the tables in ``missing``, ``[num_tables + 1]``.
+        slot_of_id: slot of each id, int64 ``[num_ids]``.
+        slots: distinct slots, int32, table by table in the order of the ids.
+        bounds: start of each table in ``slots``, and the end, int64 ``[num_tables + 1]``.
+        missing: slots whose rows must be read, int32, table by table.
+        missing_bounds: start of each table in ``missing``, and the end, ``[num_tables + 1]``.
     """
 
     slot_of_id: NDArray[np.int64]
@@ -178,20 +182,20 @@ class Admitted:
 
 
 class SlotPool:
-    """Slots for the rows of several tables; row numbers run through all tables.
+    """Assigns cache slots to the rows of several tables.
 
-    A row has one slot, even if several batches need it. So a batch that is admitted while another
-    one updates the row sees the update.
+    Rows are numbered consecutively over all tables. A row has one slot even if several batches need
+    it, so each batch sees the updates of earlier batches.
 
     Args:
         num_rows: number of rows of each table.
-        rows: rows that occupy the first slots from the start.
-        capacity: number of rows that stay; their slots are allocated at the start.
+        rows: rows that are cached from the start, int64 ``[n]``, in slots 0, 1, 2, ...
+        capacity: initial number of slots.
 
     Attributes:
-        first_rows: first row of each table, followed by the total number of rows.
-        row_of_slot: row in each slot, -1 if the slot is free.
-        pins: number of admitted batches that need each slot.
+        first_rows: number of the first row of each table, and the total number of rows.
+        row_of_slot: row in each slot, or -1 if the slot is free.
+        pins: number of batches in flight that need each slot.
         dirty: whether each slot's row differs from the backing store.
     """
 
@@ -212,7 +216,10 @@ class SlotPool:
         self._free[: self._num_free] = np.arange(self.num_slots - 1, len(rows) - 1, -1)
 
     def admit(self, ids: Sequence[NDArray[np.integer]], tables: Sequence[int]) -> Admitted:
-        """Pin a batch's rows, with new slots for missing ones; ``tables`` ascend by feature."""
+        """Assign slots to a batch's rows, and pin the slots until ``unpin``.
+
+        ``ids`` are the ids of each feature, and ``tables`` the table of each feature, ascending.
+        """
         self._num_batches += 1
         num_ids = sum(map(len, ids))
         slot_of_id = np.empty(num_ids, np.int64)
@@ -257,7 +264,10 @@ class SlotPool:
     def unpin(
         self, admitted: Admitted, *, changed: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Unpin a batch. Return the slots that no batch needs, table by table, and their bounds."""
+        """End the use of a batch's slots. Return the slots that no other batch needs.
+
+        Also returns the start of each table in these slots, and the end.
+        """
         unpinned: NDArray[np.int32]
         unpinned, bounds = unpin(admitted.slots, admitted.bounds, self.pins, self.dirty, changed)
         return unpinned, bounds
@@ -270,7 +280,7 @@ class SlotPool:
         )
 
     def _grow(self, *, at_most: int) -> None:
-        """Double the slots for batches in flight, by at most ``at_most``."""
+        """Add up to ``at_most`` slots for rows of batches in flight."""
         more = min(max(self.num_slots - self._capacity, _FIRST_SLOTS), at_most)
         self._free = np.concatenate([self._free, np.empty(more, np.int32)])
         new = np.arange(self.num_slots + more - 1, self.num_slots - 1, -1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Backing stores: hold all rows of a cached kernel's tables, in host memory or in files."""
+"""Backing stores of cached tables, which store all rows in host memory or in files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from recd_plugins.api import RecdError, SetupError
 
-#: ``fill`` initialises about this many bytes at a time.
+#: Number of bytes that ``BackingStore.fill`` initialises at a time.
 FILL_BYTES = 1 << 26
 _PAGE = mmap.PAGESIZE
 _WILLNEED = os.POSIX_FADV_WILLNEED
-# Requests in flight before the first wait: enough to keep a disk busy, and few enough not to
-# evict one another from a small page cache.
+# Number of rows to request ahead of reads: enough to keep a disk busy, and few enough for a small
+# page cache.
 _ROWS_AHEAD = 1024
 
 _transfer = types.intp(types.int32, types.uintp, types.uintp, types.int64)
@@ -37,14 +37,13 @@ _fadvise: Any = types.ExternalFunction(
 
 
 class BackingStore:
-    """Backing store in host memory; the tables of a kernel are concatenated.
+    """All rows of the concatenated tables of a cached kernel, in host memory.
 
-    ``read`` and ``write`` are called from one thread at a time (a ``RowMover``'s) and release the
-    GIL for most of their work. They share memory with ``weights`` and ``state``.
+    Only one thread may call ``read`` and ``write``. Both release the GIL most of the time.
 
     Attributes:
-        weights: float32 ``[num_rows, dim]``, contiguous, on the CPU; zeros at first.
-        state: float32 ``[num_rows]``; None without optimizer state.
+        weights: float32 ``[num_rows, dim]``, contiguous, on the CPU, initially zero.
+        state: optimizer state, float32 ``[num_rows]``; None without optimizer state.
     """
 
     weights: Tensor
@@ -58,37 +57,42 @@ class BackingStore:
         self._weights = self.weights.detach()
 
     def read(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows, int64 ``[n]``, into weights, float32 ``[n, dim]``, and state, ``[n]`` or None.
+        """Copy the given rows of the store into ``weights`` and ``state``.
+
+        Args:
+            rows: row numbers, int64 ``[n]``.
+            weights: output, float32 ``[n, dim]``.
+            state: output, float32 ``[n]``; None without optimizer state.
 
         Raises:
-            RecdError: a disk error.
+            RecdError: the disk reports an error.
         """
         torch.index_select(self._weights, 0, rows, out=weights)
         if self.state is not None and state is not None:
             torch.index_select(self.state, 0, rows, out=state)
 
     def write(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows back. No row may occur twice."""
+        """Copy ``weights`` and ``state`` into the given rows, which must be distinct."""
         self._weights.index_copy_(0, rows, weights)
         if self.state is not None and state is not None:
             self.state.index_copy_(0, rows, state)
 
     def fill(self, initialise: Callable[[Tensor], object]) -> None:
-        """Initialise the weights block by block, so that random generators give the same values."""
+        """Call ``initialise`` with successive blocks of rows of the weights."""
         num_rows = max(FILL_BYTES // (4 * self.weights.shape[1]), 1)
         weights = self.weights.detach()
         for first in range(0, len(weights), num_rows):
             initialise(weights[first : first + num_rows])
 
     def close(self) -> None:
-        """Release files; ``weights`` and ``state`` must not be used afterwards."""
+        """Close files. Do not use ``weights`` and ``state`` afterwards."""
 
 
 class FileStore(BackingStore):
-    """Backing store in temporary files (rows, optimizer state), for tables larger than memory.
+    """Backing store in two temporary files, for tables larger than memory.
 
-    The files are unlinked, so the system frees them when the store closes or the process dies. Both
-    are also mapped into memory as ``weights`` and ``state``.
+    ``weights`` and ``state`` are memory maps of the files. The files are unlinked, so the operating
+    system deletes them when the store closes or the process dies.
 
     Raises:
         SetupError: the folder is not writable, or the disk is full.
@@ -108,7 +112,7 @@ class FileStore(BackingStore):
         except OSError as error:
             self._end()
             raise SetupError(
-                f"{folder}: {num_rows:,} rows ({needed:,} bytes) cannot be stored in this folder: "
+                f"{folder}: cannot allocate a file for {num_rows:,} table rows ({needed:,} bytes): "
                 f"{error.strerror or error}. Use a folder on a local disk with enough free space."
             ) from error
 
@@ -134,11 +138,11 @@ class FileStore(BackingStore):
 
 
 class RowFile:
-    """An unlinked file of rows of equal length.
+    """A temporary file of fixed-size rows, with its disk space allocated at creation.
 
-    The pages of the next rows are requested (``posix_fadvise``), so that one thread keeps many
-    requests in flight. Then each run of adjacent rows is one ``pread``. Unlike with a mapping, disk
-    errors can be caught. The disk space is allocated at creation.
+    Requests pages of the next rows with ``posix_fadvise``, so that one thread keeps many disk
+    requests in flight. Reads each run of adjacent rows with one ``pread``, which reports disk
+    errors, unlike a memory map.
     """
 
     def __init__(self, folder: Path, *, row_bytes: int, num_rows: int) -> None:
@@ -152,7 +156,7 @@ class RowFile:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def mapped(self) -> Tensor:
-        """Return the file mapped as float32 ``[num_rows, row_bytes / 4]``."""
+        """Return a memory map of the file, float32 ``[num_rows, row_bytes / 4]``."""
         shape = (self._num_rows, self._row_bytes // 4)
         if self._num_rows == 0:
             return torch.empty(shape)
@@ -164,10 +168,16 @@ class RowFile:
     def move(
         self, done: str, rows: NDArray[np.int64], places: NDArray[np.int64], memory: Tensor
     ) -> None:
-        """Copy ascending rows to their positions in memory (``read``) or back (``written``).
+        """Read rows from the file into ``memory``, or write rows from ``memory`` to the file.
+
+        Args:
+            done: ``read`` or ``written``.
+            rows: row numbers in the file, ascending, int64 ``[n]``.
+            places: row index in ``memory`` of each of ``rows``, int64 ``[n]``.
+            memory: float32 ``[n, row_bytes / 4]``.
 
         Raises:
-            RecdError: a disk error.
+            RecdError: the disk reports an error.
         """
         kernel: Any = _read_rows if done == "read" else _write_rows
         first = kernel(self._descriptor, self._row_bytes, rows, places, memory.data_ptr(), 0)
@@ -187,7 +197,7 @@ class RowFile:
         self._file.close()
 
     def _move_again(self, done: str, row: int, place: int, memory: Tensor) -> None:
-        """Retry a failed row in Python, which raises the detailed error."""
+        """Retry one failed row in Python, to raise an OSError with the cause."""
         size, offset = self._row_bytes, row * self._row_bytes
         piece = memory.numpy().data.cast("B")[place * size : (place + 1) * size]
         if done == "written":
@@ -201,7 +211,7 @@ class RowFile:
 def open_backing_store(
     folder: Path | None, *, name: str, num_rows: int, dim: int, with_state: bool
 ) -> BackingStore:
-    """Open a file store in ``folder``, or a store in host memory if ``folder`` is None."""
+    """Create a backing store in files in ``folder``, or in host memory if ``folder`` is None."""
     if folder is None:
         return BackingStore(name=name, num_rows=num_rows, dim=dim, with_state=with_state)
     return FileStore(folder, name=name, num_rows=num_rows, dim=dim, with_state=with_state)
@@ -216,7 +226,7 @@ def _close(files: list[RowFile]) -> None:
 def _read_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Read rows from ``first`` on. Return the index of a failed row, or the number of rows."""
+    """Read ``rows[first:]``. Return the index of the first failed row, or ``len(rows)``."""
     advised, next_page = first, np.int64(0)
     while first < len(rows):
         while advised < min(first + _ROWS_AHEAD, len(rows)):
@@ -238,7 +248,7 @@ def _read_rows(
 def _write_rows(
     descriptor: Any, row_bytes: Any, rows: Any, places: Any, memory: Any, first: Any
 ) -> Any:
-    """Write rows from ``first`` on. Return the index of a failed row, or the number of rows."""
+    """Write ``rows[first:]``. Return the index of the first failed row, or ``len(rows)``."""
     while first < len(rows):
         end = _end_of_run(rows, places, first)
         size = np.uintp((end - first) * row_bytes)
@@ -251,7 +261,7 @@ def _write_rows(
 
 @numba.njit(inline="always")
 def _end_of_run(rows: Any, places: Any, first: Any) -> Any:
-    """Return the end of a run of rows that are adjacent both in the file and in memory."""
+    """Return the end of the run of rows after ``first`` that are adjacent in file and memory."""
     end = first + 1
     while end < len(rows) and rows[end] == rows[end - 1] + 1 and places[end] == places[end - 1] + 1:
         end += 1
@@ -262,14 +272,15 @@ Result = TypeVar("Result")
 
 
 class RowMover:
-    """Reads and writes rows of one backing store in one thread, in FIFO order.
+    """Reads and writes rows of one backing store in a background thread, in FIFO order.
 
-    A read sees every write queued before it. Each kernel has its own mover, so kernels do not wait
-    for each other. After an error the mover stops, and all further calls raise the error.
+    A read returns the values of all earlier writes. After an error, all further calls raise the
+    same error.
 
     Args:
-        store: the store. Nothing else may use it between ``read`` or ``write`` and ``drain``.
-        pin: whether buffers are pinned, for copies to and from a CUDA device.
+        store: the backing store. Do not use it elsewhere between ``read`` or ``write`` and
+            ``drain``.
+        pin: whether to use pinned memory, for copies to and from a GPU.
     """
 
     def __init__(self, store: BackingStore, *, pin: bool = False) -> None:
@@ -279,20 +290,24 @@ class RowMover:
         self._error: RecdError | None = None
 
     def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
-        """Return buffers for ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
+        """Return new buffers for weights, float32 ``[num_rows, dim]``, and optimizer state.
+
+        The state buffer is float32 ``[num_rows]``, or None without optimizer state.
+        """
         weights = torch.empty(num_rows, self.store.weights.shape[1], pin_memory=self._pin)
         if self.store.state is None:
             return weights, None
         return weights, torch.empty(num_rows, pin_memory=self._pin)
 
     def read(self, rows: Tensor) -> Future[tuple[Tensor, Tensor | None]]:
-        """Start to read rows, int64 ``[n]`` on the CPU. They must not change afterwards.
+        """Start to read rows. Do not change the tensor ``rows``, int64 ``[n]``, afterwards.
 
         Returns:
-            Weights, float32 ``[n, dim]``, and state, float32 ``[n]`` or None.
+            A future of the weights, float32 ``[n, dim]``, and the optimizer state, float32 ``[n]``
+            or None. Its ``result()`` raises RecdError if this read fails.
 
         Raises:
-            RecdError: an earlier move failed; the result raises if this one fails.
+            RecdError: an earlier read or write failed.
         """
 
         def read() -> tuple[Tensor, Tensor | None]:
@@ -310,13 +325,16 @@ class RowMover:
         *,
         ready: torch.cuda.Event | None = None,
     ) -> None:
-        """Start to write rows. The mover owns the tensors from now on.
+        """Start to write rows. Do not use the tensors afterwards.
 
-        No row may occur twice. The thread first waits for ``ready``, for example the end of a copy
-        from a device.
+        Args:
+            rows: distinct row numbers, int64 ``[n]``.
+            weights: float32 ``[n, dim]``.
+            state: float32 ``[n]``; None without optimizer state.
+            ready: event to wait for before writing, such as the end of a copy from the GPU.
 
         Raises:
-            RecdError: an earlier move failed.
+            RecdError: an earlier read or write failed.
         """
 
         def write() -> None:
@@ -327,11 +345,11 @@ class RowMover:
         self._submit(write)
 
     def drain(self) -> None:
-        """Wait for all queued moves. Raises RecdError if one failed."""
+        """Wait for all queued reads and writes. Raises RecdError if one failed."""
         self._submit(lambda: None).result()
 
     def close(self) -> None:
-        """Finish the queued moves and end the thread. A second call does nothing."""
+        """Finish all queued reads and writes, and end the thread. May be called twice."""
         self._thread.shutdown()
 
     def _submit(self, work: Callable[[], Result]) -> Future[Result]:
@@ -348,7 +366,7 @@ class RowMover:
                     cause, error = (
                         error,
                         RecdError(
-                            f"{self.store.name}: moving rows of the backing store failed: {error}"
+                            f"{self.store.name}: reading or writing cached rows failed: {error}"
                         ),
                     )
                     error.__cause__ = cause

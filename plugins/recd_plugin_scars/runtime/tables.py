@@ -1,4 +1,4 @@
-"""Presents cached tables to TorchRec and FBGEMM: names, shapes, shards and optimizer state."""
+"""Adapts cached tables to TorchRec and FBGEMM: arguments, parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recd_plugins.api import SetupError
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
-# fused_params that the kernel over fast memory also gets.
+# fused_params that are passed to the kernel over the cache memory.
 _ARGUMENTS = (
     "eps",
     "gradient_clipping",
@@ -69,10 +69,10 @@ def table_names(config: GroupedEmbeddingConfig) -> str:
 
 
 def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
-    """Return FBGEMM's arguments for row updates on the device of the fast memory.
+    """Return the FBGEMM kernel arguments in ``config.fused_params`` that affect row updates.
 
     Raises:
-        SetupError: training cached tables with these arguments would not be exact.
+        SetupError: cached tables do not support the data type or one of the arguments.
     """
     params = config.fused_params or {}
     optimizer = params.get("optimizer", EmbOptimType.EXACT_SGD)
@@ -96,7 +96,7 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
 
 
 def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingConfig:
-    """Return the config with parameters and optimizer state in each rank's host memory."""
+    """Return a copy of the config with all shards placed on the CPU of their rank."""
     config = copy.copy(config)
     config.embedding_tables = [copy.copy(table) for table in config.embedding_tables]
     for table in config.embedding_tables:
@@ -112,7 +112,7 @@ def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingC
 def open_store(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any
 ) -> BackingStore:
-    """Open a kernel's backing store, which concatenates its tables.
+    """Create the backing store for all tables of a kernel.
 
     Raises:
         SetupError: the tables differ in width or storage, or there is not enough space.
@@ -128,8 +128,8 @@ def open_store(
             )
         if caches[table.name].folder != caches[first.name].folder:
             raise SetupError(
-                f"cached tables {first.name} and {table.name} have the same width and share a "
-                "kernel, but have different storage. Set the same storage for both tables."
+                f"cached tables {first.name} and {table.name} share a kernel but have different "
+                "storage. Set the same option storage of scars.cache for both tables."
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     return open_backing_store(
@@ -145,7 +145,7 @@ def open_store(
 def shards_of(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache]
 ) -> list[CachedShard]:
-    """Return the cached part of this rank's shard for each table of a kernel."""
+    """Return the cache configuration of this rank's shard, for each table of a kernel."""
     shards = []
     for table in config.embedding_tables:
         cache, metadata = caches[table.name], table.local_metadata
@@ -163,7 +163,10 @@ def shards_of(
 
 
 def first_values(config: GroupedEmbeddingConfig) -> Callable[[Tensor], None]:
-    """Return a function that initialises successive blocks of rows in the same way as TorchRec."""
+    """Return a function that initialises successive blocks of rows, each ``[n, dim]``.
+
+    The values are the same as TorchRec's.
+    """
     ends = torch.tensor([table.local_rows for table in config.embedding_tables]).cumsum(0).tolist()
     done = 0
 
@@ -183,7 +186,7 @@ def as_planned(
     params: Mapping[str, ParameterSharding],
     configs: Iterable[BaseEmbeddingConfig],
 ) -> dict[str, TableCache]:
-    """Return the caches of all modules, with one module's load factors taken from its plan."""
+    """Return ``caches`` with the load factors in the sharding plan ``params`` of one module."""
     planned = dict(caches)
     for config in configs:
         cache, sharding = caches.get(config.name), params.get(config.name)
@@ -200,11 +203,11 @@ def as_planned(
 
 
 class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM's kernel over a backing store; gives TorchRec access to weights and optimizer state.
+    """FBGEMM module whose weights and optimizer state are the tensors of a backing store.
 
-    It performs no lookups. TorchRec's prefetch stage calls its ``prefetch``, which calls
-    ``lookahead``. ``specs`` are the rows and columns of each table, and ``arguments`` come from
-    ``fbgemm_arguments``.
+    TorchRec uses it for state dicts, but not for lookups. TorchRec's prefetch stage calls
+    ``prefetch``, which calls ``lookahead``. ``specs`` are the rows and columns of each table, and
+    ``arguments`` are FBGEMM's keyword arguments.
     """
 
     def __init__(
@@ -238,7 +241,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         self._lookahead = lookahead
 
     def bounds_checker(self, device: torch.device) -> TablesInBackingStore:
-        """Return a kernel whose ``prepare_inputs`` checks ids on a device."""
+        """Return a module whose ``prepare_inputs`` checks the bounds of ids on ``device``."""
         if device.type == "cpu":
             return self
         other = copy.copy(self)
@@ -255,7 +258,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         forward_stream: torch.cuda.Stream | None = None,  # noqa: ARG002 - lookups wait
         batch_size_per_feature_per_rank: list[list[int]] | None = None,
     ) -> None:
-        """Start to read the rows of a batch. TorchRec's lookups call this."""
+        """Start to fetch the rows of a batch. TorchRec's prefetch pipeline calls this."""
         if self._lookahead is None:
             return
         num_features = len(self.feature_table_map)
@@ -269,10 +272,10 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 class FlushingOptimizer(EmbeddingFusedOptimizer):
-    """TorchRec's fused optimizer, including the updates of rows in fast memory.
+    """TorchRec's fused optimizer of cached tables.
 
-    Parameters and state are tensors of the backing store, so rows are flushed before the state is
-    read and reloaded after the state was loaded.
+    Parameters and state are tensors of the backing store. So changed rows are written back before
+    the state is read, and cached rows are reloaded after a state dict was loaded.
     """
 
     def __init__(
@@ -285,7 +288,7 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
 
     @property
     def state(self) -> Any:
-        """Return the state by parameter."""
+        """Return a dict from parameter to optimizer state, after writing changed rows back."""
         if self._flush is not None:
             self._flush()
         return self._state
@@ -295,30 +298,30 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
         self._state = state
 
     def post_load_state_dict(self) -> None:
-        """Reload rows after loading. A wrapping optimizer calls this too."""
+        """Reload the cached rows. TorchRec calls this after loading a state dict."""
         super().post_load_state_dict()
         self._load()
 
 
 class FastMemory:
-    """Slots for rows and their optimizer state; FBGEMM looks them up and updates them.
+    """Cache memory for rows and their optimizer state, with an FBGEMM module for lookups.
 
-    In FBGEMM's view each table has all slots, in the same memory. So it sums gradients as for
-    separate tables. The memory grows in place, so a backward pass in flight updates the same
-    memory. Writes do not increase the version of tensors that autograd saved, because they never
-    touch a row that a backward pass needs.
+    A slot is a row of the cache memory. For FBGEMM, each table consists of all slots in the same
+    memory, so it sums gradients per table. The memory grows in place, so pending backward passes
+    update the same memory. Writes do not increase the version counters of tensors saved by
+    autograd, because they never change a row that a backward pass needs.
 
     Args:
-        tables: FBGEMM's kernel of the backing store; its optimizer, learning rate and pooling
-            apply.
-        arguments: FBGEMM's arguments for both kernels.
-        device: device of the slots.
+        tables: FBGEMM module of the backing store, which defines optimizer, learning rate and
+            pooling.
+        arguments: keyword arguments of both FBGEMM modules.
+        device: device of the cache memory.
 
     Attributes:
-        kernel: FBGEMM's kernel, which looks up slots.
+        kernel: FBGEMM module that looks up slots.
         num_slots: number of allocated slots.
         weights: float32 ``[num_slots, dim]``.
-        state: float32 ``[num_slots]``; None without optimizer state.
+        state: optimizer state, float32 ``[num_slots]``; None without optimizer state.
     """
 
     num_slots: int
@@ -359,7 +362,7 @@ class FastMemory:
         self.resize(1)
 
     def resize(self, num_slots: int) -> None:
-        """Allocate more slots; rows keep their slots."""
+        """Grow the cache memory to ``num_slots`` slots. Rows keep their slots."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the memory moves, on any stream
         weights = self._longer("weights", num_slots * self._width)
@@ -379,17 +382,17 @@ class FastMemory:
         self.num_slots = num_slots
 
     def follow_optimizer(self) -> None:
-        """Copy changed options, such as eps, from the tables' kernel."""
+        """Copy optimizer options that may have changed, such as eps, to the lookup kernel."""
         self.kernel.optimizer_args = self._tables.optimizer_args
 
     def take_node(self) -> Any:
-        """Return and forget the autograd node of the last lookup, or None."""
+        """Return the autograd node of the last lookup, or None, and drop all stored nodes."""
         node = self._nodes.pop()
         self._nodes.clear()
         return node
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return copies of rows on the device."""
+        """Return copies of the weights ``[n, dim]`` and the state, ``[n]`` or None, of slots."""
         self.wait()
         state = None if self.state is None else self.state.index_select(0, slots)
         rows = self.weights.index_select(0, slots), state
@@ -397,7 +400,7 @@ class FastMemory:
         return rows
 
     def write(self, slots: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows into slots that no forward or backward pass uses at the same time."""
+        """Copy rows into slots that no concurrent forward or backward pass uses."""
         self.wait()
         self.weights.index_copy_(0, slots, weights.to(self._device, non_blocking=True))
         if self.state is not None and state is not None:
@@ -405,18 +408,18 @@ class FastMemory:
         self.record()
 
     def wait(self) -> None:
-        """Make the current stream wait for earlier uses of the slots."""
+        """Make the current CUDA stream wait for earlier uses of the cache memory."""
         if self._used is not None:
             torch.cuda.current_stream(self._device).wait_event(self._used)
 
     def record(self) -> None:
-        """Record a use of the slots by the current stream."""
+        """Record a use of the cache memory by the current CUDA stream."""
         if self._used is not None:
             self.wait()
             self._used.record(torch.cuda.current_stream(self._device))
 
     def _longer(self, name: str, size: int) -> Tensor:
-        """Grow the kernel's memory in place. Return a tensor with its own version counter."""
+        """Grow the kernel's memory in place, and return a tensor that shares this memory."""
         name = f"{name}_{self._memory}"
         old: Tensor = getattr(self.kernel, name).data
         storage = old.untyped_storage()

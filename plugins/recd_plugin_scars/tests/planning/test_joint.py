@@ -156,5 +156,5 @@ def test_rows_and_batch_together_as_enumeration_finds(seed: int) -> None:
 
 
 def test_memory_without_room_for_a_batch() -> None:
-    with pytest.raises(SetupError, match="cannot hold a batch of 8 samples of 40 bytes"):
+    with pytest.raises(SetupError, match="too small for a batch of 8 samples of 40 bytes"):
         order_of(zipf("t", 10, 1.0, 1.0)).best(Memory(100, 40, least_batch=8), StepCosts())

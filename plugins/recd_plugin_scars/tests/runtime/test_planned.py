@@ -149,9 +149,9 @@ def test_tables_that_cannot_be_cached(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mru", 0.5, HOT), "cache policy 'mru' does not exist"),
+        (("mru", 0.5, HOT), "no policy named 'mru'"),
         (("lru", 1.5), "load_factor is 1.5"),
-        (("static", 0.5), "static needs hot_rows"),
+        (("static", 0.5), "policy 'static' needs hot_rows"),
     ],
 )
 def test_refused_caches(arguments: tuple[Any, ...], message: str) -> None:

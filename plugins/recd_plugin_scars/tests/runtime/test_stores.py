@@ -152,7 +152,7 @@ def write(mover: RowMover, *rows: int) -> None:
     ("error", "message"),
     [
         (RecdError("f: row 8 could not be read (Input/output error)"), r"^f: row 8 .* error\)$"),
-        (MemoryError("too much"), "^table t: moving rows .*too much"),
+        (MemoryError("too much"), "^table t: reading or writing .*too much"),
     ],
 )
 def test_after_an_error_nothing_moves_and_every_call_says_why(
