@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedTiers:
-    """A prepared model, and a dict from sharding entry (``sharding[N]``) to its tier plan."""
+    """A prepared model, and the rows to copy for each sharding entry, keyed by ``sharding[N]``."""
 
     candidate: study.ShardableModel
     plans: Mapping[str, TierPlan]
@@ -116,7 +116,7 @@ def simulate(
     """Simulate the communication of tables sharded by a flexshard plugin, without starting ranks.
 
     REGISTRY is a registry file with a flexshard entry. The report shows bytes sent per rank,
-    estimated times and balance, compared with plain row-wise tables.
+    estimated times and load balance, compared with TorchRec's row-wise sharding.
 
     \b
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16

@@ -34,7 +34,10 @@ _LINES = 16
 
 @dataclass(frozen=True)
 class TierRows:
-    """Number of hot, flex and cold rows of one or more tables, and their shares of accesses."""
+    """Number of rows, and their share of accesses, in each tier of one or more tables.
+
+    The tiers are hot (copied to every rank), flex (copied to every node) and cold (not copied).
+    """
 
     name: str
     rows: int
@@ -62,7 +65,7 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """The tier plan of one sharding entry, and alternative plans of the other flexshard plugins."""
+    """The rows to copy for one sharding entry, and the choices of the other flexshard plugins."""
 
     field: str
     plugin: str
@@ -108,7 +111,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan) -> EntryTiers:
-    """Plan with the other strategies and the same budget, and return all plans of the entry."""
+    """Choose the rows to copy with each flexshard plugin and the same budget, for comparison."""
     alternatives: dict[Strategy, TierPlan] = {}
     for strategy in _STRATEGY_NAMES:
         if strategy == plan.strategy:
@@ -133,7 +136,7 @@ def topology_json(name: str, spec: topologies.TopologySpec) -> dict[str, Any]:
 
 
 def rows_by_tier(plan: TierPlan) -> dict[str, dict[str, int]]:
-    """Return a dict from table name to its number of hot, flex and cold rows."""
+    """Return a dict from table name to the number of rows that are hot, flex and cold."""
     return {t.name: {"hot": t.hot, "flex": t.flex, "cold": t.cold} for t in plan.tables}
 
 

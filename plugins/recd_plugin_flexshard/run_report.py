@@ -1,4 +1,4 @@
-"""The section ``tiers`` of a run report: bytes sent for hot, flex and cold rows."""
+"""The section ``tiers`` of a run report: bytes sent for rows with and without copies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes sent per step for hot, flex or cold rows or flex gradients, summed over ranks.
+    """Bytes sent per step for rows copied to ranks, to nodes, or not copied, summed over ranks.
 
     ``observed`` is None if the run was too short to measure.
     """
@@ -63,9 +63,9 @@ NO_OTHERS = OtherTables()
 
 @dataclass(frozen=True)
 class TierReport(Section):
-    """Bytes that a run sent for hot, flex and cold rows, compared with row-wise sharding.
+    """Bytes that a run sent for rows with and without copies, compared with row-wise sharding.
 
-    Cold rows include tables without row copies in the same EmbeddingCollections. ``row_wise`` and
+    Includes tables without row copies in the same EmbeddingCollections. ``row_wise`` and
     ``plain_row_wise`` are predicted bytes of row-wise sharding, with and without deduplication.
     """
 
@@ -104,7 +104,7 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """Return the observed and the predicted fraction of bytes saved in the global all-to-all.
+        """Return the observed and the predicted fraction of all-to-all bytes saved by row copies.
 
         Both are relative to row-wise sharding without deduplication.
         """
@@ -178,7 +178,7 @@ def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
 
 
 def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
-    """Return the report on bytes sent for hot, flex and cold rows in a training run."""
+    """Return the report on bytes sent in a training run for rows with and without copies."""
     planned = {table.name for plan in plans for table in plan.tables}
     modules = tiered_modules(run.model)
     retierings = [report for module in modules.values() for report in module.retier_reports]

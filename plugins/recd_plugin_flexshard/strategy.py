@@ -61,7 +61,7 @@ class TieredStrategy(TableStrategy):
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """Return the bytes of stored embeddings: one vector per hot id and two per flex id."""
+        """Return the bytes of embeddings looked up in row copies, before and after sending."""
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
@@ -74,10 +74,7 @@ class TieredStrategy(TableStrategy):
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Yield the cost per step of row copies, equal on all ranks (FlexShard, table 2).
-
-        Assumes that flex ids are spread evenly over the ranks of a node.
-        """
+        """Yield the cost per step of row copies, equal on all ranks (FlexShard, table 2)."""
         from recd_plugins.api import stage_costs, step_costs
 
         tiers = self._tables.get(table.name)
@@ -118,7 +115,7 @@ class TieredStrategy(TableStrategy):
         )
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Return the number of collectives per step for flex rows and sparse gradient syncs."""
+        """Return the number of collectives per step for row copies, besides all-reduces."""
         from recd_plugins.api import step_costs
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]

@@ -1,4 +1,4 @@
-"""Chooses the hot, flex and cold rows of a model's tables for its data and topology."""
+"""Chooses the rows of a model's tables to copy to ranks and nodes, for its data and topology."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster_of(context: PlanContext) -> ClusterShape:
 def plan_tables(
     strategy: Strategy, options: TierOptions, tables: Sequence[Table], context: PlanContext
 ) -> TierPlan:
-    """Choose the hot, flex and cold rows of ``tables``, with one memory budget for all tables.
+    """Choose the rows of ``tables`` to copy to ranks and nodes, with one memory budget.
 
     Raises:
         SetupError: the tables do not fit into the budget, ``three_tier`` is planned for one node,

@@ -58,7 +58,7 @@ class HotRows:
 
 @numba.njit(cache=True, nogil=True)
 def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
-    """Return for each list whether it contains only hot ids. Negative ids are not hot."""
+    """Return for each list of ids whether all its rows are cached, as marked in ``bits``."""
     hot = np.ones(len(offsets) - 1, np.bool_)
     for row in range(len(hot)):
         for at in range(offsets[row], offsets[row + 1]):
@@ -70,10 +70,10 @@ def _all_hot(ids: Any, offsets: Any, bits: Any, num_embeddings: Any) -> Any:
 
 
 def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]]:
-    """Split the rows of a window into hot batches, normal batches, and at most one mixed batch.
+    """Split rows of data into hot batches, normal batches, and at most one mixed batch.
 
     Args:
-        hot: whether each row is hot, bool ``[num_rows]``.
+        hot: whether each row of data looks up only cached rows, bool ``[num_rows]``.
         batch_size: rows per batch. Must divide ``num_rows``.
 
     Returns:
@@ -93,7 +93,7 @@ def sort_rows(hot: NDArray[np.bool_], batch_size: int) -> list[NDArray[np.int64]
 
 
 def whole_sessions(hot: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each row is in a session with only hot rows, bool ``[num_rows]``.
+    """Return whether ``hot`` is True for all rows of a row's session, bool ``[num_rows]``.
 
     ``starts`` are the indices of the first row of each session.
     """

@@ -146,7 +146,7 @@ class WindowReader(Reader):
                 return
 
     def _rest(self, position: State) -> _Rest:
-        """Return the unread batches of the window at ``position``, without reading them."""
+        """Return a description of the unread batches of the window at ``position``."""
         start, world_size = position["inner"], position["world_size"]
         reader = self._open(0, world_size)
         reader.load_state_dict(start)
@@ -196,7 +196,7 @@ class WindowReader(Reader):
         return positions
 
     def _at_start(self, inner: State) -> State:
-        """Return the reader state at the start of a window."""
+        """Return the state of this reader at the start of a window."""
         return {
             "version": _STATE_VERSION,
             "inner": inner,

@@ -43,12 +43,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Collectives:
-    """Speed of the four collectives for hot, flex and cold rows.
+    """Speed of the four collectives that FlexShard uses.
 
-    - ``a2a_global``: all-to-all of cold rows' embeddings, between all ranks.
-    - ``a2a_intra``: all-to-all of flex rows' embeddings, inside a node.
-    - ``ar_global``: all-reduce of hot rows' gradients, over all ranks.
-    - ``ar_cross``: all-reduce of flex rows' gradients, over one rank of each node.
+    - ``a2a_global``: all-to-all of embeddings between all ranks, for rows without copies.
+    - ``a2a_intra``: all-to-all of embeddings inside a node, for rows copied to every node.
+    - ``ar_global``: all-reduce of gradients over all ranks, for rows copied to every rank.
+    - ``ar_cross``: all-reduce of gradients over one rank of each node, for rows copied to every
+      node.
     """
 
     a2a_global: Collective
@@ -190,13 +191,11 @@ def rows_sent(
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Memory in bytes and time in seconds per scalar of a cold, flex or hot row.
+    """Memory in bytes and time in seconds per scalar of a row that is sent ``w`` times in a step.
 
-    For a row that is sent ``w`` times in a step:
-
-    - cold: ``row_wise_static`` bytes, ``w * a2a_global`` seconds.
-    - flex: ``flex_static`` bytes, ``w * a2a_intra + ar_cross`` seconds.
-    - hot: ``hot_static - w * saved`` bytes, ``ar_global`` seconds.
+    - cold (not copied): ``row_wise_static`` bytes, ``w * a2a_global`` seconds.
+    - flex (copied to every node): ``flex_static`` bytes, ``w * a2a_intra + ar_cross`` seconds.
+    - hot (copied to every rank): ``hot_static - w * saved`` bytes, ``ar_global`` seconds.
     """
 
     row_wise_static: float
@@ -227,14 +226,17 @@ class RowCosts:
 
 @dataclass(frozen=True)
 class Syncs:
-    """Whether gradients of hot and flex copies are summed ``dense`` (all-reduce) or ``sparse``."""
+    """Method to sum gradients of hot rows (copied to every rank) and flex rows (to every node).
+
+    ``dense`` all-reduces all copied rows, ``sparse`` exchanges only rows that a step looks up.
+    """
 
     hot: Sync = "dense"
     flex: Sync = "dense"
 
     @property
     def sparse(self) -> tuple[Literal["hot", "flex"], ...]:
-        """Return the tiers whose gradients are summed ``sparse``."""
+        """Return ``hot``, ``flex`` or both, if their gradients are summed only for used rows."""
         tiers: tuple[Literal["hot", "flex"], ...] = ("hot", "flex")
         return tuple(tier for tier in tiers if getattr(self, tier) == "sparse")
 
@@ -272,7 +274,8 @@ class CopyGroup:
     def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
         """Return the bytes of a sparse sync divided by the bytes of an all-reduce, for each row.
 
-        ``sent`` is ``w``, how often a batch sends each row. A batch does not access the row with
+        A sparse sync exchanges only gradients of rows that a step accesses. ``sent`` is ``w``, how
+        often each row is sent in a batch. A batch does not access the row with
         probability ``q = exp(-w / repeats)``, or ``1 - w`` with coalescing. One rank accesses the
         row in a fraction ``t = 1 - q ** batches`` of the steps, and any of the n ranks in
         ``u = 1 - q ** (batches * n)``. A sparse sync sends ``t + (n - 2) / n * u`` gradients.
@@ -289,16 +292,17 @@ class CopyGroup:
         return (self.members - 1) * rows / 8
 
     def sent_sparsely(self, rows: float, exchanged: float) -> float:
-        """Return the bytes that a rank sends in a sparse sync of ``rows`` rows.
+        """Return the bytes that a rank sends to sum gradients of accessed rows among ``rows`` rows.
 
-        ``exchanged`` is the size in bytes of a tensor whose all-reduce sends as much.
+        Adds bitmaps of the accessed rows. ``exchanged`` is the size in bytes of a tensor whose
+        all-reduce sends as many bytes as the gradients.
         """
         return self.sent_of_reduced * exchanged + self.bits(rows)
 
     def calls(self, sync: Sync) -> int:
-        """Return the number of collectives of a sparse sync, or 0 for a dense sync.
+        """Return the number of collectives besides all-reduces, 0 if ``sync`` is ``dense``.
 
-        A sparse sync sends bitmaps, gradients and, with 3 or more ranks, sums.
+        A ``sparse`` sync sends bitmaps, gradients and, with 3 or more ranks, sums.
         """
         if sync == "dense" or self.members == 1:
             return 0
@@ -307,14 +311,15 @@ class CopyGroup:
 
 @dataclass(frozen=True)
 class Copies:
-    """The row copies on one rank, either hot or flex, and the cost to sum their gradients.
+    """Copies of rows on one rank, and the cost to sum their gradients over a group of ranks.
 
     Attributes:
         group: ranks with the same copies.
         collective: speed of the all-reduce.
         rows: number of copies on a rank.
         reduced: bytes of the copies' gradients.
-        exchanged: size in bytes of a tensor whose all-reduce sends as much as a sparse sync.
+        exchanged: size in bytes of a tensor whose all-reduce sends as many bytes as the exchange
+            of gradients of accessed rows only (sparse sync).
     """
 
     group: CopyGroup
@@ -338,7 +343,7 @@ class Copies:
         return (calls - 1) * self.collective.seconds + self.collective.seconds_for(num_bytes)
 
     def cheapest(self, minimise: Literal["time", "bytes"]) -> Sync:
-        """Return ``sparse`` if it needs less time or fewer bytes than ``dense``, else ``dense``."""
+        """Return ``sparse`` if it is cheaper than ``dense`` in time or bytes, else ``dense``."""
         cost = self.sent if minimise == "bytes" else self.seconds
         return "sparse" if cost("sparse") < cost("dense") else "dense"
 

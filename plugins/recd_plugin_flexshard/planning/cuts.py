@@ -47,7 +47,8 @@ class Prefix:
         num_rows: number of rows.
         scalars: sum of the rows' embedding dimensions.
         sent: scalars that are sent for these rows in a batch of one rank.
-        exchanged: scalars that a sparse sync sends if the rows are hot, and if they are flex.
+        exchanged: gradient scalars to exchange if the rows are copied to every rank, and if the
+            rows are copied to every node, with gradients of accessed rows only.
     """
 
     num_rows: int
@@ -201,7 +202,10 @@ def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floa
 
 @dataclass(frozen=True)
 class Cuts:
-    """A choice of hot and flex rows. ``hot`` are the hot rows, ``flex`` the hot and flex rows."""
+    """A choice of rows to copy: ``hot`` to every rank, the further rows of ``flex`` to every node.
+
+    ``hot`` and ``flex`` both start at the most frequent row.
+    """
 
     hot: Prefix
     flex: Prefix
@@ -209,7 +213,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class CutModel:
-    """Finds the best numbers of hot and flex rows within the memory budget.
+    """Finds the best number of rows to copy to every rank or node within the memory budget.
 
     Time and memory of a row are proportional to its embedding dimension. Therefore, rows of
     different tables can be compared by how often they are sent.
@@ -266,7 +270,7 @@ class CutModel:
         )
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
-        """Return the hot copies and the flex copies of a rank, with the cost to sum gradients."""
+        """Return one rank's copies of hot rows (copied to every rank) and flex rows (to nodes)."""
         by, node, wire = (
             self.cluster.collectives,
             self.cluster.ranks_per_node,
@@ -283,11 +287,11 @@ class CutModel:
 
     @cached_property
     def groups(self) -> tuple[CopyGroup, CopyGroup]:
-        """Return the groups of ranks that sum the gradients of hot copies and of flex copies."""
+        """Return the groups of ranks with the same hot rows, and with the same flex rows."""
         return self.ranking.groups or (CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster))
 
     def syncs_of(self, cuts: Cuts) -> Syncs:
-        """Return whether gradients of hot and flex copies are summed ``dense`` or ``sparse``."""
+        """Return how to sum gradients of copied rows: ``dense`` (all-reduce) or ``sparse``."""
         sync = self.options.sync
         if self.syncs is not None:
             return self.syncs
@@ -298,17 +302,17 @@ class CutModel:
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """Return a copy of this model for each allowed pair of hot and flex sync."""
+        """Return a copy of this model for each allowed way to sum gradients of copied rows."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
         return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
 
     def gradient_seconds(self, tier: Literal["hot", "flex"], sent: Floats) -> Floats:
-        """Return the seconds to sum the gradient of one scalar of a hot or flex row.
+        """Return the seconds to sum the gradient of one scalar of a copied row.
 
         Args:
-            tier: whether the row is hot or flex.
+            tier: ``hot`` for rows copied to every rank, ``flex`` for rows copied to every node.
             sent: how often a row of each bin is sent, float64 ``[num_bins]``.
 
         Returns:
@@ -324,19 +328,19 @@ class CutModel:
         return dense * (exchanged + bits) / SCALAR_BYTES
 
     def hot_in_time(self) -> Prefix:
-        """Return the rows that take less time as hot rows than as cold rows."""
+        """Return the rows that take less time if copied to every rank than if not copied."""
         w = self.ranking.keys
         saved = w * self.costs.a2a_global - self.gradient_seconds("hot", w)
         return self.ranking.while_true(saved > 0)
 
     def flex_in_time(self) -> Prefix:
-        """Return the rows that take less time as flex rows than as cold rows."""
+        """Return the rows that take less time if copied to every node than if not copied."""
         w = self.ranking.keys
         saved = w * (self.costs.a2a_global - self.costs.a2a_intra)
         return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
     def hot_in_memory(self, under: float) -> Prefix:
-        """Return the rows that need less than ``under`` bytes per scalar as hot rows."""
+        """Return the rows that need under ``under`` bytes per scalar if copied to every rank."""
         saved = self.costs.saved * self.ranking.keys
         return self.ranking.while_true(saved > self.costs.hot_static - under)
 
@@ -355,10 +359,12 @@ class CutModel:
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """Return the fewest and the most hot rows that fit into the budget without flex rows.
+        """Return the fewest and the most rows to copy to every rank within the memory budget.
+
+        Assumes that no rows are copied to nodes.
 
         Raises:
-            SetupError: no number of hot rows fits into the budget.
+            SetupError: no number of rows fits into the budget.
         """
         least = self.hot_in_memory(self.costs.row_wise_static)
         if not self.fits(least):
@@ -386,7 +392,7 @@ class CutModel:
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """Return ``hot`` with as many flex rows as the budget allows, but none after ``last``."""
+        """Return ``hot`` and as many rows to copy to nodes as the budget allows, up to ``last``."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)
@@ -399,7 +405,7 @@ class CutModel:
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
     def two_tier(self) -> Cuts:
-        """Return the best cuts without a flex tier.
+        """Return the best number of rows to copy to every rank, with no rows copied to nodes.
 
         With the default options, this is FlexShard's memory-neutral plan, the largest K with
         ``K (M - a) <= c B cum_p(K)``.
@@ -408,25 +414,25 @@ class CutModel:
         return self.best(Cuts(each, each) for each in hot)
 
     def three_tier(self) -> Cuts:
-        """Return the cuts with all hot rows that save memory, then as many flex rows as fit.
+        """Copy rows to every rank if that saves memory, then as many rows to every node as fit.
 
         With the default options, this is FlexShard's memory-neutral plan with
-        ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` flex rows. Rows whose copies save no time stay
-        cold.
+        ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` rows copied to nodes. Rows whose copies save no
+        time are not copied to nodes.
         """
         hot = _clip(self.hot_in_memory(self.costs.flex_static), self.hot_that_fit)
         return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
 
     def joint(self) -> Cuts:
-        """Return the cuts with the least time or the fewest bytes within the budget.
+        """Return the choice of copied rows with the least time or fewest bytes within the budget.
 
-        They are optimal with a dense sync (within one row if embedding dimensions differ), but not
-        always with a sparse sync.
+        Optimal if gradients are all-reduced (within one row if embedding dimensions differ), but
+        not always with a sparse sync of gradients.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
     def _candidates(self) -> Iterator[Cuts]:
-        """Yield cuts without and with flex rows, one of which is the best."""
+        """Yield choices of copied rows, one of which is the best."""
         fewest, most = self.hot_that_fit
         for hot in (self.two_tier().hot, fewest, most):
             yield Cuts(hot, hot)
@@ -453,7 +459,10 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the best hot rows, if rows up to ``last`` become flex rows while memory lasts."""
+        """Return the best rows to copy to every rank, if memory left over is used for nodes.
+
+        Rows up to ``last`` are copied to nodes while memory lasts.
+        """
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 
@@ -475,7 +484,7 @@ class CutModel:
         return float(self.gradient_seconds(tier, np.array([w]))[0])
 
     def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
-        """Return the seconds per step saved by one more byte of memory for flex rows."""
+        """Return the seconds per step saved by one more byte for rows copied to nodes."""
         if flex.num_rows >= last.num_rows:
             return 0.0
         costs, w = self.costs, self.ranking.key(flex.num_rows)

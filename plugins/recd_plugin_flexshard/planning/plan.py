@@ -70,7 +70,7 @@ class TableTiers:
 
     @property
     def shares_sent(self) -> tuple[float, float, float]:
-        """Return the fractions of looked-up ids that belong to hot, to flex and to cold rows."""
+        """Return the fractions of lookups of rows copied to ranks, copied to nodes, not copied."""
         sent = (self.hot_sent, self.flex_sent, self.cold_sent)
         total = sum(sent)
         return (sent[0] / total, sent[1] / total, sent[2] / total) if total else (0.0, 0.0, 1.0)
@@ -86,7 +86,7 @@ class TableTiers:
 
 @dataclass(frozen=True)
 class TierPlan:
-    """The number of hot, flex and cold rows of tables, and their estimated cost on a cluster.
+    """The rows of tables to copy to every rank or node, and their estimated cost on a cluster.
 
     Attributes:
         a2a_reduction: fraction of embedding bytes saved in the all-to-all over all ranks, compared
@@ -125,10 +125,11 @@ def plan_tiers(
     strategy: Strategy,
     options: CostOptions | None = None,
 ) -> TierPlan:
-    """Choose the hot, flex and cold rows of ``tables``, with one memory budget for all tables.
+    """Choose the rows of ``tables`` to copy, with one memory budget for all tables.
 
-    See FlexShard, arXiv 2301.02959, section 4. The strategy ``row_wise`` makes all rows cold and
-    ignores the budget in ``options``. ``three_tier`` needs several nodes.
+    The strategy ``two_tier`` copies rows to every rank, ``three_tier`` also to every node,
+    ``joint`` does the faster, and ``row_wise`` copies nothing. See FlexShard, arXiv 2301.02959,
+    section 4. ``three_tier`` needs several nodes.
 
     Raises:
         SetupError: the tables do not fit into the budget.
@@ -143,7 +144,7 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
-    """Return a plan with the same hot and flex rows, and costs estimated for ``cluster``."""
+    """Return a plan that copies the same rows, with costs estimated for ``cluster``."""
     model = _model(plan.demands, cluster, plan.options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
@@ -203,7 +204,9 @@ def _plan(
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """Predicted bytes that a rank sends per step for hot, flex or cold rows, averaged over ranks.
+    """Predicted bytes that a rank sends per step for one tier of rows, averaged over ranks.
+
+    A tier consists of rows that are copied to every rank, copied to every node, or not copied.
 
     Attributes:
         collective: kind of collective. ``sparse`` exchanges only gradients of looked-up rows.
@@ -231,7 +234,7 @@ def cold_size_bytes(plan: TierPlan) -> int:
 
 
 def flex_size_bytes(plan: TierPlan) -> int:
-    """Return the bytes of the flex id counts that a rank sends to other ranks of its node."""
+    """Return the bytes of id counts that a rank sends in its node, for rows copied to nodes."""
     if not any(table.flex for table in plan.tables):
         return 0
     features = sum(demand.features for demand in plan.demands)
@@ -239,7 +242,10 @@ def flex_size_bytes(plan: TierPlan) -> int:
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
-    """Predict the bytes sent in a step for cold, hot and flex rows and for flex gradients.
+    """Predict the bytes sent per step for each tier of rows.
+
+    The tiers are cold (not copied), hot (copied to every rank) and flex (copied to every node, with
+    separate entries for embeddings and gradients).
 
     Assumes that ids are spread evenly, so each of n ranks sends (n - 1) / n of its ids to other
     ranks. Assumes that all tables are in one EmbeddingCollection. Each rank gets the lengths of all

@@ -42,11 +42,11 @@ _CHUNK = 1 << 22  # Rows processed at once, to bound memory.
 
 
 class TableRoute:
-    """Counts the ids of one table by tier and by rank that owns the row.
+    """Counts the ids of one table by location of row copies and by owner rank.
 
-    Counts are int64 ``[2 + ranks_per_node, world_size]``. Along the first dimension are hot rows,
-    flex rows copied to local rank 0, 1, ..., and cold rows. Along the second dimension are the
-    ranks whose row-wise shard contains the row.
+    Counts are int64 ``[2 + ranks_per_node, world_size]``. Along the first dimension are rows copied
+    to every rank, rows copied to local rank 0, 1, ... of every node, and rows without copies. Along
+    the second dimension are the ranks whose row-wise shard contains the row.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TableRoute:
         self._lines = np.append(lines[order], node + 1)
 
     def counts(self, ids: Counts, weights: Floats | None = None) -> Any:
-        """Return the number of ``ids``, or the sum of their ``weights``, by tier and owner."""
+        """Return the number of ``ids``, or the sum of ``weights``, by copy location and owner."""
         found = np.searchsorted(self._sorted, ids)
         lines = np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
         places = lines * self.shape[1] + ids // self._block
@@ -88,7 +88,7 @@ class StepLookups(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PlayedTier:
-    """Simulated traffic of cold, hot or flex rows, or of flex gradients, per step and rank.
+    """Simulated traffic per step and rank for one tier: rows copied to ranks, to nodes, or not.
 
     Attributes:
         sent_integers: bytes of ids, lengths and tensor sizes, int64 ``[steps, world_size]``.
@@ -110,7 +110,7 @@ class PlayedSide:
     """Simulated traffic of one of two compared shardings: with row copies, or without.
 
     Attributes:
-        tiers: traffic of each tier that sends bytes.
+        tiers: traffic of rows copied to every rank, copied to every node, and not copied.
         lookups: number of ids that each rank looks up, int64 ``[steps, world_size]``.
     """
 
@@ -163,7 +163,7 @@ def simulate(plan: TierPlan, source: DrawnBatches | RegistryBatches, steps: int)
     """Simulate ``steps`` batches of every rank, with all tables in one EmbeddingCollection.
 
     Args:
-        plan: the cluster, and the hot and flex rows of the tables.
+        plan: the cluster, and the rows of the tables to copy.
         source: batches to simulate.
         steps: number of batches per rank.
     """
@@ -278,7 +278,7 @@ class DrawnBatches:
             yield StepLookups(counts, LENGTH_BYTES * lists)
 
     def _rates(self, routes: list[TableRoute], plain: bool) -> list[Floats]:
-        """Return the mean rows sent in a batch, by tier and owner rank, for each table."""
+        """Return the mean rows sent in a batch for each table, as in ``TableRoute.counts``."""
         found = []
         for route, demand in zip(routes, self._demands, strict=True):
             coalesced, factor = route.coalesced, 1.0 if plain else demand.dedupe_factor

@@ -63,9 +63,9 @@ class TieredEmbeddingCollection(EmbeddingCollection):
 
     Args:
         collection: collection to replace. Its tables are shared, not copied.
-        tiers: hot and flex rows, keyed by table name. Tables without an entry have no row copies.
+        tiers: rows to copy, keyed by table name. Tables without an entry have no row copies.
         retier_every: number of steps after which the most frequent rows of recent lookups become
-            the new hot and flex rows. Their numbers stay the same. None keeps the rows.
+            the rows to copy. The number of rows stays the same. None keeps the rows.
         sparse: whether ``hot`` and ``flex`` copies exchange gradients only for looked-up rows.
 
     Raises:

@@ -21,7 +21,7 @@ from recd_plugin_flexshard.runtime.touched import Codec, Wire
 
 @dataclass
 class FlexSizes:
-    """Number of flex ids that this rank sends to and receives from each rank of its node.
+    """Number of ids to send to and receive from each rank of the node, for rows copied to nodes.
 
     Both are nested lists ``[ranks_per_node][F]``, with one count per feature.
     """
@@ -31,7 +31,7 @@ class FlexSizes:
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the number of flex ids to the ranks of the node. Returns an awaitable of the ids."""
+    """Sends id counts of rows copied to nodes to the node's ranks. Returns an awaitable of ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
 
 
 class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
-    """Awaitable of the flex rows that the ranks of the node request from this rank.
+    """Awaitable of the row copies that the ranks of the node request from this rank.
 
     Returns a KeyedJaggedTensor with one key. Its values are indices of this rank's row copies.
     """
@@ -74,7 +74,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """Looks up the flex rows requested by the ranks of the node, and sends the embeddings."""
+    """Looks up row copies requested by the ranks of the node, and sends the embeddings."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class FlexLookup:
         )
 
     def wait(self) -> Tensor:
-        """Return the embeddings of this rank's flex ids, ``[num_flex, embedding_dim]``."""
+        """Return the embeddings of ids of rows copied to nodes, ``[num_flex, embedding_dim]``."""
         output: Tensor = _TierReceive.apply(  # type: ignore[no-untyped-call]
             self._token, self._exchange
         )
@@ -187,13 +187,13 @@ def _start(
 
 
 class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Awaitable output of the sharded collection. Merges hot, flex and cold embeddings.
+    """Awaitable output of the sharded collection. Merges embeddings of rows with and without copy.
 
     Args:
-        split: hot, flex and cold ids of the batch.
-        cold: embeddings of cold ids, and of tables without tiers.
-        hot: embeddings of hot ids, ``[num_hot, embedding_dim]``; None without hot rows.
-        flex: lookup of flex ids; None without flex rows.
+        split: the ids of the batch, split by copies of their rows.
+        cold: embeddings of rows without copies.
+        hot: embeddings of rows copied to every rank, ``[num_hot, embedding_dim]``, or None.
+        flex: lookup of rows copied to every node, or None.
         need_indices: whether to return the ids as weights of the JaggedTensors.
     """
 

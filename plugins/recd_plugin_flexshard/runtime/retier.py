@@ -1,4 +1,4 @@
-"""Re-tiering: chooses new hot and flex rows from the recent lookups of all ranks."""
+"""Re-tiering: chooses new rows to copy to ranks and nodes from recent lookups."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """New choice of hot and flex rows.
+    """New choice of hot rows (copied to every rank) and flex rows (copied to every node).
 
     Attributes:
         hot, flex: keys of the new hot and of the new flex rows, int64.
@@ -87,10 +87,10 @@ class Chosen:
 def choose_rows(
     read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
-    """Choose the most frequently read rows as hot rows, and the next ones as flex rows.
+    """Choose the most read rows as hot rows (copied to every rank), the next ones as flex rows.
 
-    This is a collective call with the same result on all ranks. The numbers of hot and flex rows
-    stay the same. Rows with equal counts keep their tier if possible.
+    Flex rows are copied to every node. This is a collective call with the same result on all ranks.
+    The numbers of hot and flex rows stay the same.
 
     Args:
         read: keys of the rows read by this rank, and their counts.
@@ -120,11 +120,11 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """Result of one re-tiering (new choice of hot and flex rows) of a collection's tables.
+    """Result of one re-tiering, a new choice of the rows to copy to ranks and nodes.
 
     Attributes:
         step: number of steps before the re-tiering.
-        moved: number of rows that became hot, flex or cold.
+        moved: number of rows whose copies were created, removed or moved.
         a2a_share_before, a2a_share_after: fraction of recent lookups that needs the all-to-all over
             all ranks, with the previous and with the new rows.
     """
@@ -136,15 +136,15 @@ class RetierReport:
 
     def __str__(self) -> str:
         return (
-            f"re-tiering after step {self.step}: {self.moved:,} rows changed their tier; lookups "
-            f"by global all-to-all: {self.a2a_share_before:.1%} -> {self.a2a_share_after:.1%}"
+            f"flexshard chose new rows to copy after step {self.step}. {self.moved:,} rows moved. "
+            f"All-to-all lookups: {self.a2a_share_before:.1%} -> {self.a2a_share_after:.1%}"
         )
 
 
 class Retiering:
-    """Counts lookups during training, and chooses new hot and flex rows every ``every`` batches.
+    """Counts lookups during training, and chooses new rows to copy every ``every`` batches.
 
-    The total numbers of hot and flex rows stay the same, but those of each table may change.
+    The total number of copied rows stays the same, but the number for each table may change.
     """
 
     def __init__(self, every: int) -> None:
@@ -158,7 +158,7 @@ class Retiering:
         self._recent = RecentAccesses()
 
     def next_index(self, index: TierIndex) -> TierIndex:
-        """Return the index of hot and flex rows for the next training batch.
+        """Return the index of copied rows for the next training batch.
 
         The index changes after every ``every`` batches. This is a collective call.
         """

@@ -25,7 +25,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TierGroups:
-    """Process groups for cold, hot and flex rows, separate so that their bytes can be counted.
+    """Process groups, separate for rows copied to ranks, to nodes, or not, to count their bytes.
 
     Attributes:
         cold: all ranks, for all-to-alls of the row-wise shards.
@@ -50,7 +50,7 @@ _made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
 def tier_groups() -> TierGroups:
-    """Return the process groups for cold, hot and flex rows.
+    """Return the process groups for rows copied to every rank, to every node, or not copied.
 
     The first call is collective, because it creates the groups. A node consists of
     ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.

@@ -45,7 +45,7 @@ from recd_plugins.api import (
 
 @dataclass
 class TieredContext(batch_forms.ExactSequenceContext):
-    """TorchRec's context of a batch, with the batch's hot, flex and cold ids."""
+    """TorchRec's context of a batch, with ids split into rows with and without copies."""
 
     split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
@@ -146,7 +146,11 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Start to send cold ids to all ranks, and flex ids to the ranks of this node."""
+        """Start to send the ids of a batch to other ranks.
+
+        Ids of rows copied to nodes go only to ranks of this node. Ids of rows copied to every rank
+        are not sent.
+        """
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
@@ -226,7 +230,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def retier_reports(self) -> list[RetierReport]:
-        """Return a report for each time that new hot and flex rows were chosen, in order."""
+        """Return a report for each time that new rows to copy were chosen, in order."""
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:

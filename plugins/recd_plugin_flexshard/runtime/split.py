@@ -57,7 +57,7 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class TierSplit:
-    """The ids of one batch, split into hot, flex and cold ids.
+    """The ids of one batch, split by tier: hot (copied to every rank), flex (to every node), cold.
 
     F is the number of features of tables with row copies, and n the number of their ids.
 
@@ -97,7 +97,7 @@ class TierSplit:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Index of all hot and flex rows, used to split the ids of a batch.
+    """Index of all hot rows (copied to every rank) and flex rows (copied to every node).
 
     The key of a row is its index in the concatenation of all tables with row copies.
 
@@ -137,7 +137,7 @@ class TierIndex:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
 
     def chosen_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the keys of all hot rows and of all flex rows, int64, in the order of copies."""
+        """Return the keys of rows copied to every rank, and of rows copied to every node, int64."""
         tables = list(zip(self.first_keys, self.tiers.values(), strict=True))
         none = np.empty(0, np.int64)
         return (
@@ -146,11 +146,11 @@ class TierIndex:
         )
 
     def hot_rows(self) -> dict[str, Tensor]:
-        """Return a dict from table name to its hot rows, int64, in the order of copies."""
+        """Return a dict from table name to the rows copied to every rank, int64."""
         return {name: self._tensor(rows.hot) for name, rows in self.tiers.items()}
 
     def flex_rows(self, local_rank: int) -> dict[str, Tensor]:
-        """Return a dict from table name to the flex rows copied to ``local_rank``, int64."""
+        """Return a dict from table name to the rows copied to ``local_rank``, int64."""
         rows, start = {}, 0
         for name, tiers in self.tiers.items():
             first = (local_rank - start) % self.ranks_per_node
@@ -159,7 +159,7 @@ class TierIndex:
         return rows
 
     def split(self, features: KeyedJaggedTensor) -> TierSplit:
-        """Split the ids of a batch into hot, flex and cold ids."""
+        """Split the ids of a batch by rows copied to every rank, to every node, and not copied."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
         per_key, stride = features.length_per_key(), features.stride()

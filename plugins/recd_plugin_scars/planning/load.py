@@ -178,7 +178,7 @@ def _from_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """Expected traffic between cache and backing store of one table, per step over all ranks.
+    """Expected traffic per step between a table's cache and its backing store, over all ranks.
 
     Each missing row is read once and written back once, with its optimizer state.
 
@@ -214,7 +214,7 @@ class TableTraffic:
 
     @property
     def bytes(self) -> float:
-        """Return the bytes read from and written to the backing store."""
+        """Return the bytes of missing rows, read from host memory or files and written back."""
         return 2 * self.misses * self.row_bytes
 
     @property

@@ -45,7 +45,7 @@ from recd_plugins.api import (
 
 
 class _FastBags(portable_kernels.PortableEmbeddingBag):
-    """Pooling kernel over the cache memory. Its ids are cache slots instead of rows."""
+    """Pooling kernel over the cache memory. Its ids are row indices of the cache memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbeddingBag.__init__(self, *base)
@@ -64,7 +64,7 @@ class _FastBags(portable_kernels.PortableEmbeddingBag):
 
 
 class _FastRows(portable_kernels.PortableEmbedding):
-    """Kernel without pooling over the cache memory. Its ids are cache slots instead of rows."""
+    """Kernel without pooling over the cache memory. Its ids are row indices of this memory."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbedding.__init__(self, *base)
@@ -127,23 +127,23 @@ class _Cached(lookup_kernels.RowKernel):
         self._slow.fill(first_values(self._config))
 
     def flush(self) -> None:
-        """Write changed rows to the backing store, and reload cached rows before their next use."""
+        """Write changed rows back to host memory or files. Cached rows are reloaded before use."""
         self._rows.flush()
 
     def drain(self) -> None:
-        """Wait until all evicted rows are written to the backing store."""
+        """Wait until all evicted rows are written back to host memory or files."""
         self._mover.drain()
 
     def purge(self) -> None:
-        """Write changed rows to the backing store. TorchRec calls this before loading a state."""
+        """Write changed rows back. TorchRec calls this before loading a state dict."""
         self._rows.flush()
 
     def load(self) -> None:
-        """Reload the cached rows after the backing store was changed."""
+        """Reload the cached rows after the full table (the backing store) was changed."""
         self._rows.load()
 
     def close(self) -> None:
-        """Write changed rows back and close the backing store. A second call does nothing."""
+        """Write changed rows back, and close the table's files. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self.flush()
@@ -184,7 +184,7 @@ class _Cached(lookup_kernels.RowKernel):
         return output
 
     def _release_after(self, node: Any, batch: CachedBatch) -> None:
-        """Release a batch's cache slots after its backward pass, or when its graph is freed."""
+        """Allow eviction of a batch's rows after its backward pass, or if its graph is freed."""
         rows, fast = self._rows, self._fast
 
         def prepare(*_: Any) -> None:

@@ -20,7 +20,7 @@ Slots = NDArray[np.int32]
 
 
 class SlotLists:
-    """Doubly linked lists of cache slots, used by eviction policies.
+    """Doubly linked lists of slots (row indices of the cache memory), used by eviction policies.
 
     Attributes:
         before: previous slot of each slot in its list, or -1.
@@ -33,7 +33,7 @@ class SlotLists:
         self.before = self.after = self.level = np.empty(0, np.int32)
 
     def fit(self) -> None:
-        """Grow the arrays to the current number of slots in the pool."""
+        """Grow the arrays to the current number of cache slots."""
         more = self.pool.num_slots - len(self.level)
         if more:
             none = np.full(more, NONE, np.int32)
@@ -43,7 +43,9 @@ class SlotLists:
 
 
 class ShardRows:
-    """Access of a cache policy to this rank's rows of one table.
+    """Gives a cache policy access to this rank's rows of one table.
+
+    A slot is a row index of the cache memory.
 
     Attributes:
         lists: linked lists that the policy may use for its slots.
@@ -95,7 +97,7 @@ class RowPolicy(ABC):
 
     @abstractmethod
     def release(self, used: Slots, unpinned: Slots) -> Slots:
-        """Return the slots of the rows to evict after a batch.
+        """Return the cache slots (row indices of the cache memory) to evict after a batch.
 
         The result must not contain a slot twice, or a slot that another batch in flight needs. An
         evicted row may get another slot when it is used again.

@@ -78,7 +78,7 @@ class CachedBatch:
 
 
 class RowCache:
-    """Moves rows of a kernel's tables between the cache and the backing store.
+    """Moves rows of a kernel's tables between the cache and the backing store of all rows.
 
     Call ``admit`` to start fetching a batch's rows, ``land`` before its forward and its backward
     pass, and ``release`` afterwards. Rows of batches in flight are not evicted. The class is
@@ -115,7 +115,7 @@ class RowCache:
     def admit(
         self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
     ) -> CachedBatch:
-        """Assign cache slots to the rows of a batch, and start to read missing rows.
+        """Assign slots of the cache memory to the rows of a batch, and start to read missing rows.
 
         Args:
             ids: ids of all features, feature by feature, ``[num_ids]``.
@@ -190,7 +190,7 @@ class RowCache:
         self._abandoned.append(batch)
 
     def flush(self) -> None:
-        """Write all changed rows to the backing store, and wait until they are written.
+        """Write all changed rows to the backing store (all rows of the tables), and wait for it.
 
         The caller may then modify the backing store, so cached rows are reloaded before use.
         """
@@ -204,7 +204,7 @@ class RowCache:
             self._is_stale = True
 
     def load(self) -> None:
-        """Reload cached rows after the caller has modified the backing store."""
+        """Reload cached rows after the caller has modified the full tables (backing store)."""
         with self._lock:
             self._land(self._num_batches)  # rows read before are stale
             self._is_stale = True
@@ -260,7 +260,7 @@ class RowCache:
         return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
-        """Start to write rows to the backing store. Their slots may be reused immediately."""
+        """Start to write rows back to the full tables. Their slots may be reused immediately."""
         if not len(slots):
             return
         rows = self._pool.row_of_slot[slots]

@@ -1,4 +1,4 @@
-"""Assignment of table rows to cache slots, with loops compiled by numba."""
+"""Assignment of table rows to slots (row indices of the cache memory), compiled by numba."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def pin(slots: Any, pins: Any) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple[Any, Any]:
-    """Decrement the pin count of ``slots``. Return the slots that no batch needs any more.
+    """Decrement the pin count of cache slots. Return the slots that no batch needs any more.
 
-    Also returns the range of each table in these slots, like ``bounds``.
+    Also returns the start of each table in these slots, and the end, like ``bounds``.
     """
     unpinned = slots.copy()
     ends = bounds.copy()
@@ -92,7 +92,7 @@ def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple
 
 @numba.njit(cache=True, nogil=True)
 def release(slots: Any, slot_of_row: Any, row_of_slot: Any, free: Any, num_free: Any) -> Any:
-    """Push ``slots`` onto the stack ``free``, and return the new number of free slots."""
+    """Push cache slots onto the stack ``free``, and return the new number of free slots."""
     for slot in slots:
         slot_of_row[row_of_slot[slot]] = NONE
         row_of_slot[slot] = NONE
@@ -118,7 +118,7 @@ def _unlink(slot: Any, before: Any, after: Any, level: Any, heads: Any, tails: A
 def append(
     slots: Any, levels: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any
 ) -> Any:
-    """Move each slot to the end of the linked list ``levels[i]``.
+    """Move each cache slot to the end of the linked list ``levels[i]``.
 
     ``before``, ``after`` and ``level`` are indexed by slot. ``heads`` and ``tails`` are the first
     and last slots of the lists. Returns the number of slots that were not in a list before.
@@ -145,7 +145,7 @@ def append(
 def take_first(
     count: Any, lowest: Any, before: Any, after: Any, level: Any, heads: Any, tails: Any, taken: Any
 ) -> Any:
-    """Remove the first ``count`` slots from the linked lists, lowest level first, into ``taken``.
+    """Move ``count`` cache slots from the starts of the lists, lowest level first, to ``taken``.
 
     Returns the lowest level that may still have slots.
     """
@@ -164,7 +164,7 @@ _FIRST_SLOTS = 1024
 
 @dataclass(frozen=True)
 class Admitted:
-    """The cache slots of a batch's rows.
+    """The slots (row indices of the cache memory) of a batch's rows.
 
     Args:
         slot_of_id: slot of each id, int64 ``[num_ids]``.
@@ -182,7 +182,7 @@ class Admitted:
 
 
 class SlotPool:
-    """Assigns cache slots to the rows of several tables.
+    """Assigns slots (row indices of the cache memory) to the rows of several tables.
 
     Rows are numbered consecutively over all tables. A row has one slot even if several batches need
     it, so each batch sees the updates of earlier batches.
@@ -216,7 +216,7 @@ class SlotPool:
         self._free[: self._num_free] = np.arange(self.num_slots - 1, len(rows) - 1, -1)
 
     def admit(self, ids: Sequence[NDArray[np.integer]], tables: Sequence[int]) -> Admitted:
-        """Assign slots to a batch's rows, and pin the slots until ``unpin``.
+        """Assign cache slots to a batch's rows, and pin the slots until ``unpin``.
 
         ``ids`` are the ids of each feature, and ``tables`` the table of each feature, ascending.
         """
@@ -264,7 +264,7 @@ class SlotPool:
     def unpin(
         self, admitted: Admitted, *, changed: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """End the use of a batch's slots. Return the slots that no other batch needs.
+        """End the use of a batch's cache slots. Return the slots that no other batch needs.
 
         Also returns the start of each table in these slots, and the end.
         """
@@ -273,14 +273,14 @@ class SlotPool:
         return unpinned, bounds
 
     def release(self, slots: NDArray[np.int32]) -> None:
-        """Free the slots of evicted rows."""
+        """Free the cache slots of evicted rows."""
         self.dirty[slots] = False
         self._num_free = release(
             slots, self._slot_of_row, self.row_of_slot, self._free, self._num_free
         )
 
     def _grow(self, *, at_most: int) -> None:
-        """Add up to ``at_most`` slots for rows of batches in flight."""
+        """Add up to ``at_most`` cache slots for rows of batches in flight."""
         more = min(max(self.num_slots - self._capacity, _FIRST_SLOTS), at_most)
         self._free = np.concatenate([self._free, np.empty(more, np.int32)])
         new = np.arange(self.num_slots + more - 1, self.num_slots - 1, -1, dtype=np.int32)

@@ -37,7 +37,7 @@ _fadvise: Any = types.ExternalFunction(
 
 
 class BackingStore:
-    """All rows of the concatenated tables of a cached kernel, in host memory.
+    """Stores all rows of a cached kernel's tables in host memory, concatenated.
 
     Only one thread may call ``read`` and ``write``. Both release the GIL most of the time.
 

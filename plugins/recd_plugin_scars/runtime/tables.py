@@ -203,7 +203,7 @@ def as_planned(
 
 
 class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
-    """FBGEMM module whose weights and optimizer state are the tensors of a backing store.
+    """FBGEMM module for the full tables, with weights and optimizer state in a backing store.
 
     TorchRec uses it for state dicts, but not for lookups. TorchRec's prefetch stage calls
     ``prefetch``, which calls ``lookahead``. ``specs`` are the rows and columns of each table, and
@@ -274,7 +274,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
 class FlushingOptimizer(EmbeddingFusedOptimizer):
     """TorchRec's fused optimizer of cached tables.
 
-    Parameters and state are tensors of the backing store. So changed rows are written back before
+    Parameters and state are tensors of the full tables. So changed rows are written back before
     the state is read, and cached rows are reloaded after a state dict was loaded.
     """
 
@@ -362,7 +362,7 @@ class FastMemory:
         self.resize(1)
 
     def resize(self, num_slots: int) -> None:
-        """Grow the cache memory to ``num_slots`` slots. Rows keep their slots."""
+        """Grow the cache memory to ``num_slots`` rows. Cached rows keep their index."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the memory moves, on any stream
         weights = self._longer("weights", num_slots * self._width)
@@ -392,7 +392,7 @@ class FastMemory:
         return node
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return copies of the weights ``[n, dim]`` and the state, ``[n]`` or None, of slots."""
+        """Return copies of the rows at ``slots``: weights ``[n, dim]``, state ``[n]`` or None."""
         self.wait()
         state = None if self.state is None else self.state.index_select(0, slots)
         rows = self.weights.index_select(0, slots), state
@@ -400,7 +400,7 @@ class FastMemory:
         return rows
 
     def write(self, slots: Tensor, weights: Tensor, state: Tensor | None) -> None:
-        """Copy rows into slots that no concurrent forward or backward pass uses."""
+        """Copy rows into the cache memory at ``slots``, which no concurrent pass may use."""
         self.wait()
         self.weights.index_copy_(0, slots, weights.to(self._device, non_blocking=True))
         if self.state is not None and state is not None:

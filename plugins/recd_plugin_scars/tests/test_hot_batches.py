@@ -173,7 +173,7 @@ def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
     [
         ({}, "no table has a cache"),
         ({"t_item": cached([0], "lru"), "t_seen": cached([0])}, r"t_item \(lru\) change"),
-        ({"t_item": cached([IDS + 3])}, f"row {IDS + 3}, but the table has {IDS} rows"),
+        ({"t_item": cached([IDS + 3])}, f"row {IDS + 3}, but the table has only {IDS} rows"),
     ],
 )
 def test_caches_that_make_no_sample_hot(
