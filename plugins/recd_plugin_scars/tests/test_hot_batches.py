@@ -214,7 +214,7 @@ def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="other dataset wrappers"):
         reader().load_state_dict(state["inner"])
     plain = parquet(tmp_path).reader(rank=0, world_size=1, batch_size=4, split="train")
-    with pytest.raises(DataError, match=r"with a wrapper around .* dataset\.wrap"):
+    with pytest.raises(DataError, match=r"with a dataset wrapper around .* dataset\.wrap"):
         plain.load_state_dict(state)
 
 
