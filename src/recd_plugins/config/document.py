@@ -53,7 +53,7 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return an error entry for a location, with the line of the closest enclosing value."""
+        """Create a ``Problem``, one error of the file, with the line of the enclosing value."""
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]

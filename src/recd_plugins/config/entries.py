@@ -36,7 +36,7 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Return whether entries of other plugins override glob matches of this entry."""
+        """Return whether glob patterns match only the names that no other entry matches."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:

@@ -387,7 +387,7 @@ def schema_problems(
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
-    """Convert a pydantic error to error entries with line numbers.
+    """Convert a pydantic error to a list of errors with line numbers.
 
     Args:
         document: parsed YAML file.

@@ -103,7 +103,7 @@ class PluginManager:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return a dict from name to plugin kind. Imports all packages."""
+        """Return a dict from name, such as ``sharding``, to plugin kind. Imports all packages."""
         self._load()
         return {kind.name: kind for kind in self._kinds}
 
@@ -112,7 +112,7 @@ class PluginManager:
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return a dict from name to plugin kind.
+        """Return a dict from name, such as ``sharding``, to plugin kind.
 
         Imports all packages if one of ``sections`` is not a built-in section of registry.yaml.
         """
@@ -256,7 +256,7 @@ class PluginManager:
                 yield kind, cls
 
     def _kind_of(self, cls: Any, where: str) -> Kind:
-        """Return the kind of a plugin class. Imports all packages if the kind is unknown."""
+        """Return the plugin kind of a class. Imports all packages if the kind is unknown."""
         name = getattr(cls, "kind", None)
         if name not in {kind.name for kind in self._kinds}:
             self._load()

@@ -77,11 +77,11 @@ class RunConfig:
 
     @property
     def text(self) -> str | None:
-        """Text of the file; None without a file."""
+        """Content of ``registry.yaml``; None if the run has no such file."""
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
-        """Return an error entry with this message and the line number of ``location``."""
+        """Create a ``Problem``, one error of the file, with the line number of ``location``."""
         document = self.document or Document(str(self.path), {}, {})
         return document.problem(location, message)
 
@@ -92,16 +92,16 @@ class RunConfig:
 
     @property
     def has_model(self) -> bool:
-        """Whether the file has a section ``model``."""
+        """Whether ``registry.yaml`` has a section ``model``."""
         return self.model is not None or bool(self.entries("model"))
 
     @property
     def training(self) -> TrainingSpec:
-        """Section ``training``."""
+        """Options of the section ``training``."""
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """Return the dataset inside its wrappers, which can query ``lookups``."""
+        """Return the dataset inside the wrappers of ``dataset.wrap``, which can call ``lookups``."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)

@@ -90,7 +90,7 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
 
 
 def broken_list(rows: Rows, name: str) -> DataError:
-    """Return the DataError for the first damaged value of a ``list_dict`` column."""
+    """Create a DataError for the first value whose size is not a multiple of 8 bytes."""
     lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(

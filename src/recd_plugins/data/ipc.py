@@ -100,7 +100,7 @@ def _versions() -> str:
 
 
 class _Packing:
-    """Serialized form of ``value``, which needs ``size`` bytes."""
+    """Pickle and tensors of ``value``, ready to be written as ``size`` bytes."""
 
     def __init__(self, value: Any) -> None:
         stream = io.BytesIO()

@@ -25,12 +25,12 @@ _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """Return the Parquet field of a feature in layout ``list_dict``."""
+    """Return the Parquet field of a feature that stores each distinct list of ids once."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """Return the in-memory field of a Parquet field.
+    """Return the Arrow field to which a Parquet column is read.
 
     A ``list_dict`` field becomes dictionary<int32, binary>; other fields are unchanged.
     """

@@ -7,8 +7,8 @@
   repeats the vectors with ``inverse_lookup``. A partial IKJT becomes one row with all stored ids,
   and ``ModelInput.unique_rows`` selects the unique rows from the embeddings.
 
-Pooled and replicated features of partial IKJTs are converted to exact IKJTs first. An IKJT is the
-InverseKeyedJaggedTensor of RecD.
+Pooled and replicated features of partial IKJTs are converted to exact IKJTs first. An IKJT is
+RecD's InverseKeyedJaggedTensor of unique rows. In a partial IKJT, overlapping rows share ids.
 """
 
 from __future__ import annotations

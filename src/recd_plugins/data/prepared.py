@@ -135,7 +135,7 @@ class PreparedModel:
 
     @property
     def plugin_strategies(self) -> tuple[PluginStrategy, ...]:
-        """Return the table strategies, wrapped so that errors name the registry.yaml entry."""
+        """Return the table strategies, with wrappers that add the registry.yaml entry to errors."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(

@@ -46,7 +46,7 @@ FittedState = Mapping[str, Tensor]
 
 @contextmanager
 def _step_call(step: Preprocessing, what: str) -> Iterator[None]:
-    """Context manager that adds the step's registry.yaml entry to its errors."""
+    """Context manager that adds the registry.yaml entry of the step to errors."""
     try:
         with plugin_call(step, what):
             yield
@@ -162,7 +162,7 @@ class Preprocess:
     def _transform_partials(
         self, partials: Sequence[_Partial]
     ) -> tuple[tuple[_Partial, ...], tuple[InverseKeyedJaggedTensor, ...]]:
-        """Return preprocessed partial IKJTs, and exact IKJTs for steps that need whole rows."""
+        """Preprocess partially deduplicated tensors. Steps on whole rows return exact IKJTs."""
         shared: list[_Partial] = []
         exact: list[InverseKeyedJaggedTensor] = []
         for partial in partials:
@@ -221,7 +221,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _apply_to_partial(step: Preprocessing, part: _Partial) -> _Partial | None:
-    """Apply a step to partially deduplicated rows. Return None if it needs whole rows."""
+    """Apply a step to partially deduplicated rows. Return None if the step needs full rows."""
     if step.scope == "id":
         values, _ = _apply_steps([step], part.keys(), part.values(), part.lengths())
         return _Partial(part.keys(), values, part.offsets(), part.lengths(), part.length_per_key())

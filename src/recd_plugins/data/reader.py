@@ -44,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Piece:
-    """Range of ``num_rows`` rows of a unit, such as a row group, from its row ``skip`` on."""
+    """Range of ``num_rows`` rows of a unit (row group), starting at row ``skip`` of the unit."""
 
     unit: Unit
     skip: int

@@ -144,17 +144,17 @@ class ModelInput(Pipelineable):
 
     Attributes:
         dense_features: float32 ``[B, num_dense]``.
-        sparse_features: pooled features, plain or VBE, or None.
+        sparse_features: KJT of pooled features, with one or several batch sizes (VBE), or None.
         labels: float32 ``[B]``.
-        replicated_features: features of data-parallel tables, plain, or None.
+        replicated_features: KJT of the features of data-parallel tables, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
             unique rows of any deduplication group; other groups are padded with empty rows. A
-            feature of a partial IKJT has all its stored ids in the first row.
+            partially deduplicated feature has all its stored ids in the first row.
         num_unique: maps each sequence feature to its number of unique rows.
         inverse_lookup: maps each deduplicated sequence feature to the unique row of each batch
             row, int64 ``[B]``.
-        segments: maps each sequence feature of a partial IKJT to the position of its unique rows
-            among the stored ids.
+        segments: maps each partially deduplicated sequence feature to the position of its unique
+            rows among the stored ids.
         making: seconds to produce the batch, per stage.
         sessions: int64 ``[B]``, session id of each row, if requested.
         taken: sequence features for which the model read unique rows or ``inverse_lookup``.

@@ -120,7 +120,7 @@ class DataProfile:
         return sum(self.of(f).rows(batch_size) for f in table.features)
 
     def plain(self) -> DataProfile:
-        """Return the profile without deduplication of rows and ids."""
+        """Return the profile that the data would have without deduplication."""
         features = {name: feature.plain() for name, feature in self.features.items()}
         return replace(self, features=features, distinct={})
 

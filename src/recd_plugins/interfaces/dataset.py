@@ -287,7 +287,7 @@ class DatasetWrapper(Dataset):
 
     @property
     def rows_together(self) -> int:
-        """Number of training rows per row of ``inner``, which must divide batch sizes."""
+        """Number of training rows per row of ``inner``. Batch sizes must be multiples of this."""
         return 1
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:

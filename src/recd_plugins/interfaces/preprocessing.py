@@ -26,11 +26,11 @@ class Converter(Plugin, ABC):
         """Inspect the first training batch, before ``convert``. All ranks get the same batch."""
 
     def dedupe_factors(self) -> Mapping[str, float]:
-        """Return the measured ids divided by unique ids, keyed by deduplicated feature."""
+        """Return the number of ids before, divided by after, deduplication, keyed by feature."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to send to reader processes. Omit those that cannot be pickled."""
+        """Return the picklable attributes, which are sent to reader processes."""
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Preprocessing(Plugin, ABC):
         return None
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
-        """Inspect the training rows of a feature, before ``transform``. Same on all ranks.
+        """Analyze a feature's training rows before ``transform``. All ranks get the same rows.
 
         Store results, such as bucket borders, in attributes, and return them from ``identity``.
 
@@ -100,7 +100,7 @@ class Preprocessing(Plugin, ABC):
         """Restore the results of ``fit`` from CPU tensors. Called instead of ``fit``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to send to reader processes. Omit those that cannot be pickled."""
+        """Return the picklable attributes, which are sent to reader processes."""
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod

@@ -30,8 +30,8 @@ class SharderArguments(NamedTuple):
         fused_params: FBGEMM parameters from the registry file or the trainer.
         kernels: lookup kernels that replace TorchRec's kernels for some tables.
         coalesced: names of tables whose ids are deduplicated before the all-to-all.
-        qcomm_codecs_registry: codecs from ``training.wire`` or the trainer. The sharder must use
-            them.
+        qcomm_codecs_registry: TorchRec codecs that the sharder must use, from ``training.wire`` or
+            the trainer.
     """
 
     fused_params: dict[str, Any]
@@ -43,8 +43,8 @@ class SharderArguments(NamedTuple):
 class Sharding(Plugin, ABC):
     """Plugin that controls how tables are sharded, by default with TorchRec's planner.
 
-    The tables are those that match the plugin's entry in registry.yaml. Every rank calls
-    ``rewrite``, ``strategy`` and ``constraints`` and must get the same results.
+    The plugin gets the tables that match its entry in registry.yaml. Every rank calls ``rewrite``,
+    ``strategy`` and ``constraints`` and must get the same results.
     """
 
     kind: ClassVar[str] = "sharding"
@@ -69,7 +69,7 @@ class Sharding(Plugin, ABC):
 
     @property
     def coalesces(self) -> bool:
-        """Whether ids are deduplicated before the all-to-all, so each is sent once per batch."""
+        """Whether ids are deduplicated before the all-to-all, which sends each id once per batch."""
         return False
 
     @property
