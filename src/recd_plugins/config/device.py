@@ -16,9 +16,7 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 
 def choose_device(registry: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``, as set by the option ``training.device``.
-
-    If the option is ``auto`` and CUDA cannot be used, rank 0 prints the reason.
+    """Return ``cpu`` or ``cuda``. If ``auto`` selects the CPU, rank 0 prints the reason.
 
     Raises:
         SetupError: ``training.device`` is ``cuda``, but CUDA is not available.

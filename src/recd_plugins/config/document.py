@@ -39,12 +39,7 @@ _KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
 
 @dataclass(frozen=True)
 class Document:
-    """Parsed YAML mapping. A location is a tuple of keys and list indices.
-
-    Attributes:
-        lines: maps each location to its 1-based line.
-        given: maps each overridden location to its ``KEY=VALUE`` argument.
-    """
+    """Parsed YAML mapping, with the line number and ``KEY=VALUE`` override of each location."""
 
     path: str
     data: dict[str, Any]

@@ -54,10 +54,7 @@ class Entry(Generic[P]):
 
 @contextmanager
 def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
-    """Convert RecdErrors in the context to RegistryErrors with the entry's line number.
-
-    PluginErrors are not converted.
-    """
+    """Convert RecdErrors, except PluginErrors, to RegistryErrors with the entry's line."""
     try:
         yield
     except (PluginError, RegistryError):
@@ -136,10 +133,7 @@ T = TypeVar("T")
 
 
 class PluginStrategy(TableStrategy):
-    """Wrapper around a plugin's TableStrategy that applies it to matching tables only.
-
-    Errors of the wrapped strategy get the entry's line number.
-    """
+    """Limits a plugin's TableStrategy to matching tables, and adds the entry to errors."""
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
@@ -178,10 +172,7 @@ def by_class(parts: Iterable[PluginStrategy]) -> dict[type[TableStrategy], list[
 
 
 def call_class(parts: Sequence[PluginStrategy], method: str, *arguments: Any) -> Any:
-    """Call a class method with the list of wrapped strategies and ``arguments``.
-
-    All strategies in ``parts`` must have the same class.
-    """
+    """Call a class method of the strategies' common class with all wrapped strategies."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
 

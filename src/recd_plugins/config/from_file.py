@@ -150,10 +150,7 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the sharding plugins that a chooser may select.
-
-    Plugins that do not override ``rewrite`` come first.
-    """
+    """Return the sharding plugins that a chooser may select. Those without ``rewrite`` first."""
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -166,8 +163,6 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     """Return a copy with another plugin in the first enabled ``sharding`` entry.
-
-    A chooser is a plugin that selects other sharding plugins.
 
     The options come from an entry with this plugin and the same ``tables``, even a disabled one.
     Without such an entry, the defaults apply. If the plugin is a chooser with an enabled entry,
@@ -227,14 +222,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Validated ``registry.yaml``.
-
-    Attributes:
-        kinds: maps the name of a plugin kind to the kind.
-        spec: validated sections.
-        entries: maps the name of a plugin kind to its entries.
-        wrappers: entries of ``dataset.wrap``.
-    """
+    """Validated ``registry.yaml``, with its plugin entries keyed by plugin kind."""
 
     kinds: Mapping[str, Kind]
     spec: RegistrySpec

@@ -112,10 +112,7 @@ class PluginManager:
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Return a dict from name, such as ``sharding``, to plugin kind.
-
-        Imports all packages if one of ``sections`` is not a built-in section of registry.yaml.
-        """
+        """Return a dict from name to plugin kind. Imports packages if a section is unknown."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
         return {kind.name: kind for kind in self._kinds}
@@ -133,10 +130,7 @@ class PluginManager:
         return {kind.name: dict(self._found.get(kind.name, {})) for kind in self._kinds}
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """Return the plugin with this kind and name, or None.
-
-        Raises PluginError if the package with the name's prefix failed to load.
-        """
+        """Return the plugin, or None. Raises PluginError if the plugin's package cannot load."""
         prefix = name.partition(".")[0]
         self._load(prefix if prefix in self._owners else None)
         found = self._found.get(kind, {}).get(name)

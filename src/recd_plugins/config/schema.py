@@ -284,10 +284,7 @@ class TrainingSpec(Spec):
         return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
-        """Return whether the next batch's rows are looked up during the all-reduce.
-
-        ``training.overlap`` decides, or the device type and number of nodes if that is null.
-        """
+        """Return whether the next batch's rows are looked up during the all-reduce."""
         return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
 
     @property

@@ -122,10 +122,7 @@ def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str
 def table_reads(
     registry: RunConfig, tables: Sequence[Table], rows: int | None, *, deduplicated: bool
 ) -> Iterator[Reads]:
-    """Yield the ids that batches of the training split look up in each table.
-
-    Batches are those of a single rank if ``deduplicated``, else stored rows without deduplication.
-    """
+    """Yield the ids that each training batch looks up in each table."""
     num_embeddings = rows_by_feature(tables)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
     if deduplicated:

@@ -100,9 +100,7 @@ def broken_list(rows: Rows, name: str) -> DataError:
 
 
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
-    """Return columns of numbers as ``[B, len(names)]``.
-
-    The dtype is float32, or float64 if a column has a wider type.
+    """Return columns of numbers as float32 or, for wider types, float64 ``[B, len(names)]``.
 
     Raises:
         DataError: a column is missing, contains a null, or does not contain numbers.

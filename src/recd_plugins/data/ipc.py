@@ -53,8 +53,7 @@ def decode(buffer: Any) -> Any:
         buffer: bytes, memoryview or numpy array. Copied if not aligned to 8 bytes.
 
     Raises:
-        SetupError: the encoding process used another version of this package, torch or
-            torchrec.
+        SetupError: the encoding process had another version of this package, torch or torchrec.
     """
     end, versions = _HEADER.unpack_from(buffer)
     theirs, ours = versions.rstrip(b"\0").decode(errors="replace"), _versions()
@@ -84,9 +83,7 @@ def encode_to_file(value: Any) -> tuple[int, int]:
 
 
 def decode_file(file: int, size: int, pin_memory: bool = False) -> Any:
-    """Deserialize the result of ``encode_to_file`` and close the file.
-
-    The tensors are views of the file's memory, or copies in pinned memory with ``pin_memory``."""
+    """Deserialize and close a file of ``encode_to_file``. Tensors are views or pinned copies."""
     data = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
     os.close(file)
     return decode((data.pin_memory() if pin_memory else data).numpy())

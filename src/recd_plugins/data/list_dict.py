@@ -30,10 +30,7 @@ def list_dict_field(name: str) -> pa.Field:
 
 
 def decoded_field(field: pa.Field) -> pa.Field:
-    """Return the Arrow field to which a Parquet column is read.
-
-    A ``list_dict`` field becomes dictionary<int32, binary>; other fields are unchanged.
-    """
+    """Return the in-memory field. A ``list_dict`` field becomes dictionary<int32, binary>."""
     return field.with_type(DECODED) if is_list_dict(field) else field
 
 

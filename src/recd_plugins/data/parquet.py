@@ -101,10 +101,7 @@ class ParquetTable:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Return the row groups with their numbers of rows that meet the conditions.
-
-        With conditions on columns, the data is read to count the rows.
-        """
+        """Row groups, with the number of rows that meet the conditions. Reads the data."""
         counts = [[rows for _, rows in groups] for groups in self._groups]
         if self._filter is not None:
             with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
@@ -241,9 +238,7 @@ def read_metadata(path: Path | Location) -> pq.FileMetaData:
 
 
 def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
-    """Return the sum of the duplication statistics that ``TableWriter`` stored in file footers.
-
-    Returns None if a file has no statistics.
+    """Return the sum of the statistics in file footers, or None if a file has no statistics.
 
     Raises:
         DataError: a file is not Parquet, or the features of two files differ.

@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the placement of features in the demo model.
-
-    Features that a ``pooling`` entry matches are sequences; all others are pooled.
-    """
+    """Return the demo model's placement. Features of ``pooling`` entries are sequences."""
     # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
@@ -292,10 +289,7 @@ class FirstRows:
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
-    """Read the first batch of the training split.
-
-    Dataset wrappers that need a prepared model are not applied.
-    """
+    """Read the first training batch, without dataset wrappers that need a prepared model."""
     for count in range(len(registry.wrappers), -1, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())

@@ -78,10 +78,7 @@ class ReadPlan:
         return sum(unit.num_rows for unit in self.units)
 
     def num_steps(self, world_size: int, history: History = ()) -> int:
-        """Return the batches per rank that remain in an epoch for ``world_size`` ranks.
-
-        ``history`` has a pair (world size, steps) for each earlier part of the epoch.
-        """
+        """Return how many batches remain per rank after ``history``, pairs (world size, steps)."""
         return _num_steps(self._remaining(history), world_size, self.batch_size)
 
     def pieces(

@@ -180,10 +180,7 @@ class Pace:
         return self.training + self.arrival
 
     def stall_share(self, readers: int) -> float:
-        """Return the estimated fraction of time that the trainer waits, 0 to 1.
-
-        With 0 readers, the training process reads the batches.
-        """
+        """Return the estimated fraction of time, 0 to 1, that the trainer waits for batches."""
         step = max(self.taking, self.making / readers) if readers else self.taking + self.making
         return 1 - self.training / step if step else 0.0
 

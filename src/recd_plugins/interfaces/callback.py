@@ -111,10 +111,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class RunEvaluation(RunEvent):
-    """Event with the result of an evaluation on all ranks.
-
-    ``metrics`` contains the values of metric plugins.
-    """
+    """Event with the result of an evaluation. ``metrics`` has the values of metric plugins."""
 
     split: Split
     quality: Quality
@@ -130,10 +127,7 @@ class RunInterruption(RunEvent):
 
 @dataclass(frozen=True)
 class RunEnd(RunEvent):
-    """Event at the regular end of a run.
-
-    ``losses`` contains the mean loss over ranks of each step, NaN if unknown.
-    """
+    """Event at the end of a run. ``losses`` has each step's mean over ranks, or NaN."""
 
     losses: tuple[float, ...]
 
@@ -223,9 +217,7 @@ class Metric(Plugin, ABC):
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Return a dict from metric name to value.
-
-        The values must not depend on which rank evaluated a sample.
+        """Return a dict from metric name to value, which must not depend on the number of ranks.
 
         Args:
             states: states of all ranks; some ranks may have no samples.

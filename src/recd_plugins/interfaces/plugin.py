@@ -126,9 +126,7 @@ class Kind:
 
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Context manager that adds a note with the plugin and the line of code to errors.
-
-    RecdErrors get no note.
+    """Context manager that adds the plugin and the line of code to errors except RecdErrors.
 
     Args:
         name: name of the plugin, for the note.

@@ -69,7 +69,7 @@ class Sharding(Plugin, ABC):
 
     @property
     def coalesces(self) -> bool:
-        """Whether ids are deduplicated before the all-to-all, which sends each id once per batch."""
+        """Whether the all-to-all sends each distinct id of a batch only once."""
         return False
 
     @property

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 class TrainingData(ABC):
-    """Statistics of the training data, computed on demand.
-
-    Methods raise DataError if the data is missing or wrong.
-    """
+    """Statistics of the training data. Methods raise DataError for missing or wrong data."""
 
     @abstractmethod
     def profile(self) -> DataProfile:
@@ -206,10 +203,7 @@ class TableStrategy:
     follows_optimizers: ClassVar[bool] = False
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints, keyed by table name.
-
-        The constraints must not contradict the constraints of the plugin.
-        """
+        """Return planner constraints by table, consistent with the plugin's ``constraints``."""
         return {}
 
     @classmethod

@@ -144,10 +144,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
         return self._values.device
 
     def dedupe_factor(self) -> float:
-        """Return the number of ids in all rows divided by the number in unique rows.
-
-        This is the DedupeFactor of the RecD paper; 1.0 without ids.
-        """
+        """Return the number of ids in all rows, divided by ids in unique rows; 1.0 without ids."""
         stored = self._values.numel()
         if stored == 0:
             return 1.0

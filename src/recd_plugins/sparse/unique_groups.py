@@ -35,9 +35,7 @@ def deduplicate(
     groups: Sequence[Sequence[str]],
     deduplicator: Deduplicator | None = None,
 ) -> list[UniqueGroup]:
-    """Return the distinct rows of each group of features.
-
-    Rows are equal if the values and weights of all features in the group are bitwise equal.
+    """Return each group's distinct rows, which differ in a value or weight of any feature.
 
     Args:
         kjt: B rows of every feature.
