@@ -98,11 +98,11 @@ def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
     [
         (
             "optimizers: [{use: torchrec.sgd, tables: ['*'], options: {learning_rate: 0.5}}]",
-            r"registry\.yaml:2 optimizers\[0\]: torchrec\.sgd, but the trainer's fused_params set",
+            r"registry\.yaml:2 optimizers\[0\]: torchrec\.sgd, but the fused_params of a sharder",
         ),
         (
             "training: {optimizer: sgd, learning_rate: 0.3}",
-            r"registry\.yaml: training\.optimizer: sgd, but the trainer's fused_params set .*exact",
+            r"registry\.yaml: training\.optimizer: sgd, but the fused_params of a sharder .*exact",
         ),
     ],
     ids=["entry", "training"],

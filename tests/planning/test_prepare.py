@@ -109,7 +109,7 @@ def test_entries_for_tables_that_are_left_alone_are_refused(
         prepare(registry, model(kind))
     problem = raised.value.problems[-1]
     assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
-    assert problem.message.startswith(f"table 't_b' cannot be used in this entry: {why}")
+    assert problem.message.startswith(f"table 't_b' cannot be used in this entry, because {why}")
 
 
 def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) -> None:

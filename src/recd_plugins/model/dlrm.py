@@ -175,7 +175,7 @@ class DLRM(nn.Module):
 
 
 class _Top(nn.Module):
-    """All layers after the embeddings, in one module so that FX tracing can treat it as a leaf."""
+    """Contains all layers after the embeddings, so that FX tracing can treat them as a leaf."""
 
     def __init__(
         self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]

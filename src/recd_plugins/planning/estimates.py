@@ -311,7 +311,7 @@ def step_rating(
     each_copied_byte = 1000 * (
         LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced
     )
-    # Several nodes: ids of all modules are sent at once, unless training.overlap is false.
+    # Several nodes: ids of all modules are sent together, unless training.overlap is false.
     joined = on_cpu and topology.local_world_size < ranks
 
     def rate(placement: Placement) -> float:

@@ -303,7 +303,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         return super()._get_num_buckets(parameter, module)
 
     def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
-        """Return a dict from table name to each shard's storage, without inputs and outputs."""
+        """Return a dict from table name to each shard's storage, without input/output buffers."""
         copies = [copy.copy(option) for option in options]
         for option in copies:
             option.shards = [copy.copy(shard) for shard in option.shards]
@@ -398,7 +398,7 @@ def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Modul
         kind = type(left.shardable)
         if kind not in known:
             raise SetupError(
-                f"{left.why_left}, but no sharder supports this type. Add TorchRec's sharder for "
+                f"{left.why_left}. No sharder for this type was passed. Add a sharder for "
                 f"{kind.__name__} to sharders(base=...)."
             )
 

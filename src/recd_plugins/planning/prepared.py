@@ -239,7 +239,7 @@ def prepare_entries(
 def prepare_parts(
     registry: RunConfig, tables: Sequence[Table], context: PlanContext
 ) -> dict[str, TableStrategy]:
-    """Return a dict from the field of each sharding and cache entry to its TableStrategy.
+    """Return a dict from sharding or cache entry, such as "cache[0]", to its TableStrategy.
 
     Raises:
         RegistryError: a pattern matches no table, two entries select the same table, or a plugin
@@ -284,8 +284,8 @@ def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> N
             str(registry.path),
             entry.line,
             f"{entry.field}.tables",
-            f"table {table.name!r} cannot be used in this entry: {module.why_left}. Remove the "
-            "table from the entry, or move it into an EmbeddingBagCollection or "
+            f"table {table.name!r} cannot be used in this entry, because {module.why_left}. "
+            "Remove the table from the entry, or move it into an EmbeddingBagCollection or "
             "EmbeddingCollection.",
         )
         for entry in (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
@@ -364,7 +364,7 @@ def apply_optimizers(
         modules: ``embedding_modules`` of the prepared model.
         tables: tables of the model before preparation.
         device_type: device type of the tables, if known.
-        parts: dict from the field of an entry to its table strategy.
+        parts: dict from entry, such as "cache[0]", to its TableStrategy.
 
     Raises:
         RegistryError: a pattern matches no table, two entries select the same table, or the

@@ -51,7 +51,7 @@ _PATIENCE, _LEAST_PATIENCE = 32, 8
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One candidate sharding of a table, with estimates per shard.
+    """A candidate sharding of one table, with estimates per shard.
 
     Attributes:
         sharding: TorchRec's ShardingOption.
@@ -65,7 +65,7 @@ class Option:
 
     @classmethod
     def of(cls, sharding: ShardingOption, estimated: Mapping[tuple[int, ...], Shard]) -> Option:
-        """Create an option from TorchRec's, with the estimates of ``estimated`` per shard size."""
+        """Create an option from TorchRec's; ``estimated`` maps shard sizes to estimates."""
         places = {size: place for place, size in enumerate(estimated)}
         rows = [places[tuple(shard.size)] for shard in sharding.shards]
         for shard in sharding.shards:
@@ -213,7 +213,7 @@ def _greedy(
 
 
 def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
-    """For each sharding type, propose each table's fastest option of this type."""
+    """Propose one sharding type for all tables, and each table's fastest option of this type."""
     by_type: dict[str, list[Option]] = defaultdict(list)
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
@@ -343,7 +343,7 @@ class FreeRanks:
         return True
 
     def _on_some(self, option: Option, ranks: Ranks) -> Ranks | None:
-        """Place shards one by one on the least loaded of ``ranks``."""
+        """Place shards one by one on the least loaded of ``ranks``; None if memory is full."""
         placed = []
         for storage, perf in zip(option.storage.T, option.perf.T, strict=True):
             busy = self.busy[ranks]

@@ -142,7 +142,7 @@ def estimate_step_cost(
 
     add(EVERY_RANK, _dense_work(tables, compute, step))
     kinds = set[Kind]()
-    # One kernel call looks up all tables of a module that are sharded alike.
+    # One kernel call looks up all tables of a module with the same sharding type.
     calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
     for path, module in plan.plan.items():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"

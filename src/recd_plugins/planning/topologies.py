@@ -334,7 +334,7 @@ def default_topology(
 
 
 def costs_source(spec: TopologySpec) -> str:
-    """Return text that says whether a topology's costs are measured or assumed."""
+    """Return text that says whether a topology's costs are measured or lower bounds."""
     if spec.costs is None:
         return "lower bounds from the bandwidths and operations per second of the topology"
     return "measured costs of the topology"

@@ -1,4 +1,4 @@
-"""Builds the sharders for a prepared model: this package's, TorchRec's and those of plugins."""
+"""Builds the sharders for a prepared model, including TorchRec's and those of plugins."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
     if where or file_counts:
         named = where[0] if where else f" training.optimizer: {registry.training.optimizer}"
         raise SetupError(
-            f"{registry.path}:{named}, but the trainer's fused_params set an optimizer too "
+            f"{registry.path}:{named}, but the fused_params of a sharder also set an optimizer "
             f"({optimizer}). Remove one of these two settings."
         )
 

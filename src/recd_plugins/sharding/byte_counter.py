@@ -98,7 +98,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             names = (argument.name for argument in func._schema.arguments)
             self._count(*count, {**dict(zip(names, args, strict=False)), **(kwargs or {})})
         elif func.namespace in ("c10d", "_c10d_functional") and name not in _SILENT:
-            # Counting is no reason to end a training run, and a low figure needs a reason.
+            # Warn instead of ending the run, so that users know why counts are low.
             warnings.warn(
                 f"CollectiveBytes does not support the collective {name!r}, so its bytes are "
                 "missing from the counts.",
@@ -115,10 +115,10 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if exchange:
             kind = "all_to_all"
         num_bytes = _sent_bytes(rule, arguments[input], arguments, group.rank(), group.size())
-        # Private, but autograd's own way to tell (torch 2.11 to 2.14); -1 outside of it.
+        # A private function (torch 2.11 to 2.14) that returns -1 outside the backward pass.
         in_backward = torch._C._current_graph_task_id() != -1
         first = next(tensor for value in arguments.values() for tensor in _tensors(value))
-        # Bytes are floats in 8 bits, or go to all alike.
+        # uint8 data in an all-to-all is embeddings quantized to 8 bits.
         in_8_bits = first.dtype == torch.uint8 and kind == "all_to_all"
         floats = in_8_bits or first.is_floating_point()
         traffic = Traffic(
@@ -128,7 +128,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "floats" if floats else "integers",
         )
         self.sent[traffic] += num_bytes
-        # Of sends of one exchange, that to the next rank counts.
+        # Count one call per exchange: the send to the next rank.
         if not exchange or arguments["dst"] == (group.rank() + 1) % group.size():
             self.calls[traffic] += 1
 

@@ -151,7 +151,7 @@ class _Tensor:
 
 
 class _AllToAll:
-    """One all-to-all for several tensors, with ``wait`` as in ``dist.Work``."""
+    """Asynchronous all-to-all of several tensors, with ``wait`` as in ``dist.Work``."""
 
     def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
         to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))

@@ -81,7 +81,7 @@ class _WithKernels:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Shard a module; the arguments are those of TorchRec's ``ModuleSharder.shard``.
+        """Shard a module, with the arguments of TorchRec's ``ModuleSharder.shard``.
 
         Raises:
             SetupError: a table is frozen; its optimizer, kernel or coalescing would be ignored; or

@@ -116,7 +116,8 @@ class Callbacks:
         if gone and self.rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
             click.echo(
-                f"ignored the saved state of {names}: the registry file has no such callback",
+                f"The saved state of {names} is ignored, because the registry file has no such "
+                "callback",
                 err=True,
             )
 

@@ -481,7 +481,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """Return the RecdError or OSError that caused ``error``, from whichever rank; else None."""
+    """Return the RecdError or OSError that caused ``error`` on this or another rank, or None."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):

@@ -92,7 +92,7 @@ class _Record:
 
 
 class _Records(pickle.Unpickler):
-    """Unpickler that creates a ``_Record`` instead of each object."""
+    """Unpickler that creates a placeholder (``_Record``) for each pickled object."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))

@@ -203,7 +203,7 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
 
 
 def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
-    """Return descriptions of missing or wrongly sized files, and of unknown files."""
+    """Return (descriptions of missing or wrongly sized files, descriptions of unknown files)."""
     damage = []
     for name, digest in files.items():
         path = checkpoint / name
@@ -246,7 +246,7 @@ def check_file(checkpoint: Path, name: str) -> bool:
 
 
 def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
-    """Read all files of a checkpoint; return descriptions of damaged files and of unknown files."""
+    """Read all files; return (descriptions of damaged files, descriptions of unknown files)."""
     try:
         files = read_manifest(checkpoint)
     except DamagedError as error:
@@ -345,7 +345,7 @@ def progress_text(progress: Progress) -> str:
         _parsed(text)
     except ValueError as error:
         raise RecdError(
-            f"this step cannot be saved, because its progress is invalid: {error}"
+            f"step {progress.step} cannot be saved, because its progress is invalid ({error})"
         ) from error
     return text
 

@@ -20,7 +20,7 @@ from recd_plugins.training.evaluation import splits_of
 
 
 class Column(NamedTuple):
-    """A data column, its role in the run (None if unused), and details or the reason."""
+    """A data column, its role in the run (None if unused), and how or why."""
 
     name: str
     feeds: str | None

@@ -57,7 +57,7 @@ _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 
 
 def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
-    """Return the identity of a run: the settings that are compared with those in checkpoints.
+    """Return the identity of a run, its settings as JSON, to compare with that of a checkpoint.
 
     The overrides of ``registry`` must be applied and its data must be prepared.
     """
@@ -113,7 +113,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
 
 
 def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the sharding entries with the names of their tables, for the identity."""
+    """Return sharding entries and the names of their tables as JSON values, to compare runs."""
     names = list(tables)
     return [_entry(entry, "tables", names) for entry in registry.sharding]
 
@@ -130,7 +130,7 @@ def identity_text(identity: Mapping[str, Any]) -> str:
 
 
 def read_identity(checkpoint: Path) -> dict[str, Any]:
-    """Read the identity of the run that wrote a checkpoint."""
+    """Read a run's identity, a JSON document of its settings, from its checkpoint."""
     path = checkpoint / IDENTITY
     if (checkpoint / MANIFEST).exists():
         check_file(checkpoint, IDENTITY)
@@ -161,7 +161,10 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Return a dict from column to its kind in training; None for an early checkpoint."""
+    """Return a dict from data column to its kind in training, such as "text" or "numbers".
+
+    Return None for an early checkpoint.
+    """
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -169,7 +172,10 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Return the allowed differences between a run and a checkpoint; raise RecdError for others."""
+    """Raise RecdError if a run's settings differ from the checkpoint's in fields not ``allowed``.
+
+    Return descriptions of the allowed differences.
+    """
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []
@@ -246,7 +252,7 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
 
 
 def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
-    """Restore the fitted preprocessing of a checkpoint.
+    """Restore the state of fitted preprocessing plugins from a checkpoint.
 
     Preprocessing entries that the checkpoint lacks, or whose options have changed, are fitted on
     first use.
@@ -264,7 +270,7 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
 
 
 def resume_fitted(registry: RunConfig) -> None:
-    """Restore the fitted preprocessing of the newest undamaged checkpoint."""
+    """Restore the state of fitted preprocessing plugins from the newest undamaged checkpoint."""
     for checkpoint in newest_first(registry):
         try:
             load_fitted(registry, checkpoint)

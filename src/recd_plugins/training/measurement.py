@@ -89,7 +89,7 @@ class StepEvents:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes allocated on the device during one step, in addition to those at its start."""
+    """Device memory in bytes that one step allocates in addition to that at its start."""
 
     peak: float
     mean: float
@@ -186,7 +186,7 @@ def memory_of_step(events: StepEvents) -> StepMemory:
 
 
 def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
-    """Yield the spans of one thread with their stages, ordered by start time."""
+    """Yield (event, stage) of one thread's profiler events, ordered by start time."""
     around: list[tuple[int, Stage | None]] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         while around and around[-1][0] <= span.start:
@@ -197,7 +197,10 @@ def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
 
 
 def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool]]:
-    """Yield (start, end, stage, whether in an operator) of segments with one innermost span."""
+    """Split a step at starts and ends of operators.
+
+    Yield (start, end, stage of the innermost operator, whether it is in an operator).
+    """
     step = events.step
     now = step.start
     around: list[tuple[int, Stage | None, bool]] = [(step.end, None, False)]
@@ -311,7 +314,10 @@ class StepCounts:
 
 
 class Meter:
-    """Counts bytes and ids in steps 2 to 5, and times later steps. Step 1 fills the pipeline."""
+    """Counts sent bytes and looked-up ids in steps 2 to 5, and times the steps after them.
+
+    Step 1 fills the pipeline, so it is not measured.
+    """
 
     COUNTED_STEPS = 4
 

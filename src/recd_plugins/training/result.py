@@ -224,7 +224,7 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
 
 
 def figure_words(name: str) -> str:
-    """Return a figure's name as shown in tables."""
+    """Return the name of a figure, such as the step time, as shown in tables."""
     if name in _TITLES:
         return _TITLES[name]
     if name.endswith("_bytes"):
@@ -233,7 +233,7 @@ def figure_words(name: str) -> str:
 
 
 def figure_text(value: float | None, unit: str) -> str:
-    """Format a figure's value for tables."""
+    """Format the value of a figure, such as the step time, for tables."""
     if value is None or math.isnan(value):
         return "-"
     if unit == "B":
@@ -296,7 +296,7 @@ def worse_than_base_rate(
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, minimum and maximum of a figure over the rounds of a comparison."""
+    """Median, minimum and maximum of a number, such as step time, over rounds of a comparison."""
 
     median: float
     least: float
@@ -304,7 +304,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread over all rounds; None if a round has no value."""
+        """Return the spread of one value per round; None if a round has no value."""
         numbers = list(values)
         if not numbers or None in numbers:
             return None
