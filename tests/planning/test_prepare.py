@@ -88,7 +88,7 @@ def test_features_of_modules_that_are_left_alone_are_read(
             "ManagedCollisionEmbeddingBagCollection",
             "left is a ManagedCollisionEmbeddingBagCollection, which TorchRec's own",
         ),
-        ("own", "left is a OwnBags, a subclass of EmbeddingBagCollection, and DistributedModel"),
+        ("own", "left is a OwnBags, a subclass of EmbeddingBagCollection, but DistributedModel"),
     ],
 )
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Prepares a custom model for exact sharders and deduplicated batches."""
+"""Prepares a custom model for this package's sharders and for deduplicated batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Wrapped(Prepared):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """Return the sharders in ``base``, with TorchRec's two replaced by exact ones.
+        """Return the sharders in ``base``, with TorchRec's two replaced by this package's.
 
         The two are EmbeddingBagCollectionSharder and EmbeddingCollectionSharder. The arguments are
         those of ``Prepared.sharders``. A table's optimizer is the one that TorchRec would use:
@@ -78,11 +78,11 @@ def wrap(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Wrapped:
-    """Prepare a custom model for exact sharders and deduplicated batches.
+    """Prepare a custom model for this package's sharders and for deduplicated batches.
 
     Args:
         model: an unsharded model. Only modules that the registry file selects are replaced.
-        registry: a registry file with sharding entries, caches and poolings. ``dataset`` and
+        registry: a registry file (YAML) with sharding entries, caches and poolings. ``dataset`` and
             ``converter`` are optional if no entry reads rows.
         batch_size: rows per batch on each rank, for the planner. Default: ``training.batch_size``
             of the registry file, or 512.

@@ -293,7 +293,7 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
 
 
 def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Make feature processors copy the weights of the input batch before they change them."""
+    """Make feature processors change a copy of the input's weights instead of the input batch."""
     preprocess, input_dist = sharded.preprocess_input, sharded.input_dist
 
     def preprocessed(args: list[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -128,7 +128,7 @@ def _send(
     arriving: Sequence[KJTAllToAllTensorsAwaitable],
     sent: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Send the tensors of several modules in one all-to-all."""
+    """Send the id tensors of several modules in one all-to-all."""
     every: list[_Tensor] = []
     for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
         from_ranks = [awaitable._output_splits[label] for label in meta.labels]
@@ -231,7 +231,7 @@ class DeferredAllReduce:
             self._is_late = False
 
     def start(self) -> None:
-        """Launch all-reduce for the ready buckets, in bucket order."""
+        """Launch the all-reduce of the ready buckets, in bucket order."""
         for each in self._ready:
             each.start()
         self._under_way += self._ready

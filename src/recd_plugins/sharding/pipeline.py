@@ -109,7 +109,7 @@ class LookaheadTrainPipeline(SparseDistTrainPipeline):
         )
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Send the ids of the first two batches, or of one if the iterator has only one."""
+        """Send the ids of the first two batches, or of the first if there is only one."""
         while len(self.batches) < 2 and self.enqueue_batch(dataloader_iter):
             batch, context = self.batches[-1], self.contexts[-1]
             if len(self.batches) == 1:
@@ -189,7 +189,7 @@ class _RowsAheadContext(TrainPipelineContext):
 
 
 class _RowsAhead(PipelinedForward):
-    """Forward function of a module that returns prefetched rows, or looks them up otherwise."""
+    """Forward function that returns prefetched rows, or looks rows up if none were prefetched."""
 
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
@@ -304,7 +304,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                             deferred.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
-        """Send the number of ids of a batch; if these numbers were already sent, send the ids."""
+        """Send the number of ids of a batch at the first call, and the ids at the second call."""
         assert isinstance(context, _RowsAheadContext)
         if context.has_sizes:
             self.wait_sparse_data_dist(context)

@@ -1,4 +1,7 @@
-"""Sharders for DistributedModelParallel: exact ones, and TorchRec's as a baseline."""
+"""Sharders for DistributedModelParallel: this package's, and TorchRec's as a baseline.
+
+This package's sharders are called exact: training gives the same result as without sharding.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class _OnlyIfConstrained(str):
 
 
 class _WithKernels:
-    """Base class of the exact sharders that adds lookup kernels of plugins and coalesced tables."""
+    """Base class of this package's sharders; adds plugin kernels and coalesced tables."""
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ def _check(
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
     """Raise SetupError if DMPCollection (2D parallelism) shards the module ``name``.
 
-    The copies of a table in different sharding groups would diverge.
+    Copies of its tables in different groups of ranks would diverge.
     """
     if isinstance(env, ShardingEnv2D):
         raise SetupError(
