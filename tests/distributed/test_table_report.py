@@ -27,7 +27,7 @@ SGD = "exact_sgd, lr 0.25"
 BAGS = "ExactShardedEmbeddingBagCollection bags"
 PROCESSED = "ShardedFeatureProcessedEmbeddingBagCollection processed"
 OWN = (
-    "nobody: own is a Bags, a subclass of EmbeddingBagCollection, and DistributedModelParallel "
+    "nobody: own is a Bags, a subclass of EmbeddingBagCollection, but DistributedModelParallel "
     "matches types exactly"
 )
 KINDS = {f"t_b{n}": kind for n, kind in enumerate(["table_wise", "row_wise", "table_wise"])}

@@ -123,7 +123,7 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "The saved state of test.gone is ignored, because the registry file has no such callback\n"
     )
-    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, but the ch"):
+    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle cannot load a state"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
 
@@ -196,7 +196,7 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     assert len({each.key for each in found}) == 5
     assert isinstance(found[1].entry.plugin, Sharding)
     registry = load_registry(write(tmp_path, "t_nobody"), plugins_dir=tmp_path / "plugins")
-    with pytest.raises(RegistryError, match=r"yaml:8 watch\[0\].tables: t_nobody matches no tab"):
+    with pytest.raises(RegistryError, match=r"yaml:8 watch\[0\].tables: 't_nobody' matches no"):
         callbacks_of(registry, tables)
 
 
