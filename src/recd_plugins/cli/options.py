@@ -40,10 +40,7 @@ class OutputPath(click.Path):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the path and return it.
-
-        Raises click.BadParameter if the path is a URL or cannot be written.
-        """
+        """Return the path. Raises click.BadParameter if it is a URL or cannot be written."""
         if "://" in str(value):
             self.fail(f"{value} is a URL, not a local path. Use a local path.", param, ctx)
         if value == "-" and not self.allow_dash:
@@ -131,17 +128,13 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
 
 
 def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") -> None:
-    """Check that a command may write ``output``, which may replace an existing file.
+    """Raise RecdError if ``output`` exists and may not be replaced, or is an input.
 
     Args:
         output: the file to write.
-        force: whether the user gave ``--force``. Required to replace a file.
-        columns: column names that identify files of this command, in the Parquet schema or in the
-            first line. ``--force`` replaces only such files.
+        force: whether the user gave ``--force``, which is required to replace a file.
+        columns: columns that identify files of this command. ``--force`` replaces only such files.
         begins: regular expression that the beginning of files of this command matches.
-
-    Raises:
-        RecdError: the file exists, and may not be replaced or is an input of the command.
     """
     if not output.exists():
         return
@@ -169,15 +162,9 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
-    """Check that ``output`` is not an input or inside of an input folder.
+    """Raise RecdError if ``output`` would replace an input or be inside an input folder.
 
-    Args:
-        output: path to write.
-        registry: run whose training data counts as an input.
-        made_from: other inputs of the command.
-
-    Raises:
-        RecdError: the output would replace an input or be inside of it.
+    Inputs are the paths ``made_from`` and the training data of ``registry``.
     """
     options = (value for _, value in registry.dataset.options)
     for path in (*made_from, *(value for value in options if isinstance(value, Path))):
@@ -246,12 +233,9 @@ def manager_of(ctx: click.Context) -> PluginManager:
 def contributed(
     ctx: click.Context, hook: str, collection: Callable[[], C]
 ) -> tuple[C, PluginManager]:
-    """Fill a collection with the values that plugin packages return from a hook.
+    """Return a collection of the values that plugin packages return from a hook.
 
-    The result is cached for the command line.
-
-    Returns:
-        The collection, and the plugin manager that called the hook.
+    Also returns the plugin manager. The result is cached for the command line.
     """
     key = f"{__name__}.{hook}"
     if key not in ctx.meta:

@@ -59,12 +59,9 @@ class PlanModes:
         self.params += params
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
-        """Return the mode whose flag is given, and the values of its options.
+        """Return the mode whose flag is given, and a dict of its options. Without a flag: None, {}.
 
-        Returns None and an empty dict if no flag is given.
-
-        Raises:
-            click.UsageError: two flags are given, or options of a mode without its flag.
+        Raises click.UsageError for two flags, and for options of a mode without its flag.
         """
         given = {name for each in self.params if _given(ctx, each) for name in each.opts}
         flags = [mode.flag for mode, _ in self._modes if mode.flag in given]

@@ -182,10 +182,7 @@ def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | N
 def offered_kernels(
     kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
 ) -> list[str]:
-    """Return the compute kernels from which the planner may choose for a sharding type.
-
-    ``offered`` has the kernels of TorchRec, to which the kernels of plugins are added.
-    """
+    """Return ``offered`` (compute kernels of TorchRec) and the kernels of plugins."""
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return offered
     own = [each.compute_kernel for each in kernels if each.tables]
@@ -320,15 +317,9 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Set the optimizer step counts of tables, for example after loading a checkpoint.
+    """Set the optimizer step counts of tables. ``otherwise`` is for tables that ``steps`` lacks.
 
-    Args:
-        model: the sharded model.
-        steps: step counts, keyed as in the result of ``steps_of_tables``.
-        otherwise: step count for tables that are not in ``steps``.
-
-    Raises:
-        SetupError: tables of one FBGEMM kernel would get different counts.
+    Raises SetupError if tables of one FBGEMM kernel would get different counts.
     """
     found = []
     for names, kernel in _learning_by_steps(model):

@@ -38,10 +38,7 @@ from recd_plugins.sparse.index_select import jagged_index_select
 
 
 def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
-    """Return why a managed collision module does not support deduplicated rows, as text.
-
-    Returns an empty string if it does.
-    """
+    """Return why a module does not support deduplicated rows; empty if it does."""
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         return "because an EmbeddingCollection returns one embedding per id"
     maps = module._managed_collision_collection._managed_collision_modules
@@ -168,11 +165,7 @@ class _AllRows:
 def mend_managed_collision(
     sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
 ) -> None:
-    """Fix a sharded managed collision module, in place.
-
-    Aligns inverse indices for mean pooling, adds a row to empty batches, and resets evicted rows on
-    CPU.
-    """
+    """Fix mean pooling, empty batches and (on CPU) evictions of a sharded module, in place."""
     input_dist = sharded.input_dist
     order = sharded._managed_collision_collection._feature_names
 

@@ -198,10 +198,7 @@ class EmptyEmbedding(BatchedFusedEmbedding):
     """TorchRec's fused kernel without pooling for tables that have no rows on this rank."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return an empty tensor, ``[0, embedding_dim]``.
-
-        Raises DataError if the batch contains an id.
-        """
+        """Return an empty ``[0, embedding_dim]``. Raises DataError if the batch contains an id."""
         _refuse_outside(self, features)
         return _zeros(self, features, [0, self._local_cols[0]])
 
@@ -304,13 +301,8 @@ def refuse_outside(
 ) -> None:
     """Raise DataError if an id is outside of its table, so that it would read another table.
 
-    FBGEMM's bounds check accepts -1, and accepts all ids if the check is off.
-
-    Args:
-        ids: ids of all features.
-        features: batch with the names and lengths of the features.
-        rows: number of local rows of each feature's table.
-        table: returns the table name, given the index of a feature.
+    ``rows`` is the number of local rows for each feature. ``table`` returns the table name for the
+    index of a feature. FBGEMM's bounds check accepts -1, and accepts all ids if it is off.
     """
     if not len(ids):
         return

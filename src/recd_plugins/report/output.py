@@ -32,10 +32,7 @@ _STYLED = re.compile(r"((?:\x1b\[(?:1|[39]\d)m)+|\r)(.*?)((?:\x1b\[0m)?\n?)", re
 
 
 def visible(text: str) -> str:
-    r"""Return the text with control characters escaped, such as ``\x1b``.
-
-    Tabs and line breaks stay.
-    """
+    """Escape control characters except tabs and line breaks in a text."""
     if text.isprintable():
         return text
     return "\r\n".join(line.translate(_ESCAPES) for line in text.split("\r\n"))
@@ -101,10 +98,7 @@ class _VisibleConsole(Console):
 
 
 def output_console() -> Console:
-    """Return a rich console for stdout.
-
-    The console is as wide as the terminal or ``COLUMNS``. Lines in pipes and files never wrap.
-    """
+    """Return a rich console for stdout. Lines in pipes and files never wrap."""
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _VisibleConsole(width=None if has_width else _UNLIMITED)
 
@@ -119,10 +113,7 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 @contextmanager
 def persistent_output() -> Iterator[None]:
-    """Ignore write errors of stdout and stderr in this context if their reader has ended.
-
-    For example, Ctrl-C also ends ``tee``. Later output then goes to /dev/null.
-    """
+    """Ignore errors of writing to stdout and stderr in this context if their reader has ended."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_persistent, before, (sys.__stdout__, sys.__stderr__))
     try:

@@ -11,10 +11,7 @@ AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 @contextmanager
 def progress_bars() -> Iterator[AddBar]:
-    """Show progress bars that count rows on stderr, one for each call of the yielded function.
-
-    The bars are set to 100 % when the context ends without an error.
-    """
+    """Show progress bars on stderr, one for each call of the yielded function ``AddBar``."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from recd_plugins.report.output import error_console
@@ -33,10 +30,7 @@ def progress_bars() -> Iterator[AddBar]:
 
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar that counts rows, if stderr is a terminal.
-
-    Yields a function that receives the number of newly processed rows.
-    """
+    """Show a progress bar of rows. Yields a function that advances the bar by some rows."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -50,12 +50,9 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """Set the current activity within this context.
+    """Set the current activity within this context. The arguments are those of ``Activity``.
 
-    Args:
-        what: description that completes "the rank is ...".
-        processes: dict from name to process id of the processes that the thread waits for.
-        long: whether the activity may take minutes; None keeps the current value.
+    ``long=None`` keeps the current value of ``Activity.long``.
     """
     before = _current
     long = before.long if long is None else long

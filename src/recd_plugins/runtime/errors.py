@@ -49,9 +49,7 @@ class RunInterrupted(RecdError):
 
 
 class RankError(RuntimeError):
-    """Raised if a rank of a distributed run raised an exception that is not a RecdError.
-
-    The message contains the traceback.
+    """Raised if a rank raised another exception than RecdError. The message has its traceback.
 
     Attributes:
         what: error, file and line as one line of text.
@@ -79,10 +77,7 @@ class ExactnessError(RecdError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a registry file, the YAML file that configures a run.
-
-    ``line`` starts at 1, and is 0 if the line is unknown.
-    """
+    """A problem in a registry file (YAML). ``line`` starts at 1, and is 0 if unknown."""
 
     path: str
     line: int

@@ -56,20 +56,14 @@ def read_note(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file. Replaces the file atomically, and creates missing folders.
-
-    Raises RecdError if the file cannot be written.
-    """
+    """Write a text file atomically. Raises RecdError if the file cannot be written."""
     with new_file(path) as temporary:
         # File names in the text may contain bytes that are not UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
-    """Write a matplotlib figure in the format of ``path``'s suffix. Replaces the file atomically.
-
-    Raises RecdError if the file cannot be written.
-    """
+    """Write a matplotlib figure in the format of ``path``'s suffix. Raises RecdError on failure."""
     try:
         with new_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
@@ -126,10 +120,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """Yield a token to pass to ``new_file`` in another process.
-
-    If the context raises, the temporary file of that process is removed.
-    """
+    """Yield a token for ``new_file`` in another process, and remove its remains on failure."""
     token = secrets.token_hex(4)
     try:
         yield token
@@ -189,10 +180,7 @@ def check_regular(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that ``path`` can be written. Call it before long work.
-
-    Raises RecdError if the file cannot be written.
-    """
+    """Raise RecdError if the file cannot be written. Call it before long work."""
     if _is_stream(path):
         return
     folder = real_path(path).parent

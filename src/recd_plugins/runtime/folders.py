@@ -53,8 +53,8 @@ def locked_folder(folder: Path, waits: Callable[[], None] | None = None) -> Iter
 
     Args:
         folder: the folder.
-        waits: called before this function waits for another process to release the lock. If None,
-            the function raises RecdError instead of waiting.
+        waits: called before waiting for another process that has the lock. If None, raises
+            RecdError instead of waiting.
 
     Raises:
         RecdError: another process has locked the folder. The message names the process.
@@ -148,11 +148,7 @@ class WorkFolder:
         self.is_whole = False
 
     def publish(self, target: Path) -> None:
-        """Replace ``target`` with the finished table.
-
-        Raises:
-            DataError: the target cannot be replaced. The finished table stays in the folder.
-        """
+        """Replace ``target`` with the finished table. If DataError is raised, the table is kept."""
         self.is_whole = True
         try:
             put(self.table, target, self.path)
@@ -172,17 +168,16 @@ def work_folder(
 ) -> Iterator[WorkFolder]:
     """Create the hidden folder ``.NAME.PURPOSE`` next to ``target``, or reuse an existing one.
 
-    An existing folder is reused if it was left by a killed run with the same ``identity``. The
-    folder is removed at the end, also after a RecdError. It stays if the process is killed or if
-    the target cannot be replaced.
+    A folder is reused if a killed run with the same ``identity`` has left it. The folder is removed
+    at the end, but stays if the process is killed or the target cannot be replaced.
 
     Args:
         target: output path of the run. Symbolic links are followed.
         purpose: one word for the purpose, used in the folder's name.
         identity: dict of JSON values. A later run resumes only if all values are equal.
         say: called with a message about whether the run resumes.
-        waits: called before this function waits for another process that uses the folder. If None,
-            the function raises RecdError instead of waiting.
+        waits: called before waiting for another process that uses the folder. If None, raises
+            RecdError instead of waiting.
 
     Raises:
         DataError: ``target`` cannot be written or is a mount point.
@@ -211,7 +206,7 @@ def work_folder(
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """Yield a new hidden folder next to ``folder``, and remove it at the end.
 
-    Also removes such folders of killed processes. Raises the same errors as ``work_folder``.
+    Raises the same errors as ``work_folder``.
     """
     identity = {"token": secrets.token_hex(8)}
     with work_folder(folder, "new", identity, lambda _: None) as work:
@@ -232,13 +227,8 @@ def machine_start() -> str:
 def put(new: Path, target: Path, scratch: Path) -> None:
     """Rename ``new`` to ``target``, and replace an existing file or folder.
 
-    Args:
-        new: path of the new file or folder.
-        target: path to replace. Symbolic links are followed.
-        scratch: folder in which an existing target folder is stored until the end.
-
-    Raises:
-        DataError: ``target`` cannot be replaced. It is unchanged.
+    Follows symbolic links. ``scratch`` stores a replaced folder until the end. If ``target`` cannot
+    be replaced, raises DataError and leaves it unchanged.
     """
     old, target = scratch / _OLD, Path(os.path.realpath(target))
     try:

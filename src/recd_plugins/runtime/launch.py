@@ -281,9 +281,9 @@ class Ranks:
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """Return the multiprocessing context: "spawn" for CUDA, which does not support forks.
+    """Return the multiprocessing context: "spawn" for CUDA, otherwise a "forkserver".
 
-    Otherwise "forkserver", with torch and TorchRec imported once, which takes 4 s.
+    The fork server imports torch and TorchRec once, which takes 4 s.
     """
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")

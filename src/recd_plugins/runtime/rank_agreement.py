@@ -79,12 +79,9 @@ def together(step: Callable[[], T]) -> list[T]:
 
 
 def ranks_of_each_node() -> int:
-    """Return the number of ranks per node, from the environment variable ``LOCAL_WORLD_SIZE``.
+    """Return the number of ranks per node, from ``LOCAL_WORLD_SIZE``. Collective.
 
-    Collective. If the variable is not set, all ranks are on one node.
-
-    Raises:
-        SetupError: the nodes have different numbers of ranks.
+    Without this variable, all ranks are on one node. Raises SetupError if nodes differ.
     """
     world_size = dist.get_world_size()
     mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

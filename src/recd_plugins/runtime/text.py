@@ -35,10 +35,7 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def read_bytes(words: str | int) -> int:
-    """Parse a positive number of bytes, such as 256MB or 2GiB.
-
-    Raises ValueError if the text is not a positive number of bytes.
-    """
+    """Parse a number of bytes, such as 256MB or 2GiB. Raises ValueError if it is not positive."""
     match = _FORM.fullmatch(str(words).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = float(match[1]) * unit if match and unit else 0.0
@@ -61,10 +58,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def bytes_text(value: float | None) -> str:
-    """Format a number of bytes with a unit that is a power of 1000, such as ``3.1 KB``.
-
-    Returns ``-`` for None.
-    """
+    """Format bytes with a unit that is a power of 1000, such as ``3.1 KB``. Returns - for None."""
     if value is None:
         return "-"
     for unit in ("B", "KB", "MB", "GB"):

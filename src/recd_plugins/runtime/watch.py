@@ -48,8 +48,7 @@ class HangLimits:
     """Time limits for a run without progress.
 
     Attributes:
-        notice: seconds without progress until a message on stderr. The message is repeated each
-            time the wait has doubled.
+        notice: seconds without progress until a message on stderr, which is repeated later.
         timeout: seconds without progress until the run ends; None for no limit.
         advice: returns a text that tells the user how to resume the run.
     """
@@ -397,7 +396,7 @@ def who_is_lost(
 ) -> str:
     """Return a text that names the ranks that have ended or send no heartbeats.
 
-    All ranks return the same text. The check takes 2.5 heartbeat intervals.
+    All ranks return the same text.
     """
     # torchrun keeps its store when it restarts ranks.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
