@@ -1,4 +1,4 @@
-"""Converter for partial deduplication (RecD, section 7)."""
+"""The converter plugin ``recd.partial_ikjt`` for partial deduplication (RecD, section 7)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Storage of one feature, chosen from the first batch.
+    """Storage of a feature, chosen by ``fit`` from a sample of rows.
 
     Attributes:
-        exact, partial: DedupeFactors of exact and partial deduplication in the first batch.
+        exact, partial: DedupeFactor (ids divided by stored ids) of exact and partial deduplication.
         stored_partially: whether the feature uses partial deduplication.
     """
 
@@ -31,32 +31,33 @@ class Choice:
 
 
 class PartialIkjtConverter(Converter):
-    """Converts batches to a PartialInverseKeyedJaggedTensor.
+    """Converts batches to PartialInverseKeyedJaggedTensors.
 
-    It stores ids only once that a row shares with the previous row.
+    They store ids that a row shares with the previous row only once.
     """
 
     name = "recd.partial_ikjt"
 
     class Options(PluginOptions):
-        """Options of ``recd.partial_ikjt``."""
+        """Options of the plugin ``recd.partial_ikjt``."""
 
         features: Literal["auto"] | list[str] = Field(
             default="auto",
-            description="Features with partial deduplication. auto: features that store clearly "
-            "fewer ids this way in the first batch. Or a list of feature names.",
+            description="Features with partial deduplication. auto: features for which it stores "
+            "clearly fewer ids in the first batch.",
         )
         max_shift: int = Field(
             default=8,
             ge=0,
             le=64,
-            description="Maximum number of positions that a list may shift from one row to "
+            description="Maximum number of positions by which equal ids may shift from one row to "
             "the next.",
         )
         min_gain: float = Field(
             default=1.2,
             ge=1.0,
-            description="With auto, minimum ratio of the partial to the exact DedupeFactor.",
+            description="With features: auto, the minimum ratio of the partial to the exact "
+            "DedupeFactor (ids divided by stored ids).",
         )
         min_dedupe_factor: float = Field(
             default=1.5,
@@ -65,7 +66,7 @@ class PartialIkjtConverter(Converter):
         )
         groups: Literal["auto"] | list[list[str]] = Field(
             default="auto",
-            description="Deduplication groups of the other features, as in recd.ikjt; [] for none.",
+            description="Groups of exactly deduplicated features, as in recd.ikjt; [] for none.",
         )
 
         @model_validator(mode="after")
@@ -74,8 +75,8 @@ class PartialIkjtConverter(Converter):
             named = set() if self.features == "auto" else set(self.features)
             if both := sorted(named & _named(self.groups)):
                 raise ValueError(
-                    f"these features are in both features and groups: {', '.join(both)}. Remove "
-                    "each feature from one of these options."
+                    f"features and groups both contain {', '.join(both)}. Remove each of these "
+                    "features from one of the options."
                 )
             return self
 
@@ -94,7 +95,7 @@ class PartialIkjtConverter(Converter):
         return RowPacker(self.options.max_shift)
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Choose the storage of each feature, based on the first rows of the data."""
+        """Choose the storage of each feature, based on a sample of rows."""
         from recd_plugins.api import arrow
 
         if self.options.features != "auto":
@@ -105,7 +106,7 @@ class PartialIkjtConverter(Converter):
         self._exact.fit(sample, self._rest(schema))
 
     def report(self) -> Mapping[str, Choice]:
-        """Return the storage that ``fit`` chose, keyed by feature."""
+        """Return a dict from feature to the storage that ``fit`` chose. Empty before ``fit``."""
         return self._choices or {}
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -114,7 +115,7 @@ class PartialIkjtConverter(Converter):
         return partial | dict(self._exact.dedupe_factors())
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Convert rows to a batch. Calls ``fit`` with these rows if it was not called before."""
+        """Convert rows to a batch. Calls ``fit`` with these rows if it was never called."""
         if self._choices is None:
             self.fit(rows, schema)
         batch = self._exact.convert(rows, self._rest(schema))
@@ -124,7 +125,7 @@ class PartialIkjtConverter(Converter):
     def _packed(
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
-        """Build partial tensors from the distinct lists of list_dict columns, or from all rows."""
+        """Return the tensors of partially deduplicated features."""
         from recd_plugins.api import BrokenListError, arrow, from_columns
 
         found = {name: arrow.dictionary_column(rows, name) for name in names}

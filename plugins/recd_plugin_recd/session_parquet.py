@@ -1,4 +1,4 @@
-"""The dataset plugin ``recd.session_parquet``."""
+"""The dataset plugin ``recd.session_parquet``, which reads Parquet files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _LISTS = pa.list_(pa.int64())
 
 
 class SessionParquet(Dataset):
-    """Reads Parquet files of training samples, ideally clustered by session.
+    """Reads Parquet files of training samples, ideally with adjacent rows per session.
 
-    Can also generate the table PAPERCAL.
+    With the option ``generate``, it first generates a synthetic table.
     """
 
     name = "recd.session_parquet"
@@ -54,35 +54,34 @@ class SessionParquet(Dataset):
 
     class Options(PluginOptions):
         path: Path | object_stores.Url = Field(
-            description="A Parquet file, a folder with *.parquet files at any depth, or a URL"
-            " of either: s3://bucket/folder, gs://, or any fsspec scheme."
+            description="A Parquet file, a folder with *.parquet files at any depth, or a URL of "
+            "a file or folder, such as s3://bucket/folder (any fsspec scheme)."
         )
         test_path: Path | object_stores.Url | None = Field(
-            default=None, description="Path or URL of the test split; null means no test split."
+            default=None, description="Path or URL of the test split; null for no test split."
         )
-        storage: Storage = Field(default=Storage(), description="Options for reading a URL.")
+        storage: Storage = Field(default=Storage(), description="Options for reading from a URL.")
         where: list[Condition] = Field(
             default=[],
-            description="Conditions that every row must meet: [column, op, value].",
+            description="Conditions [column, op, value] that every row must meet.",
         )
         session: str = Field(default="session_id", description="Column of the session id.")
         timestamp: str = Field(default="ts", description="Column of the time.")
         label: str = Field(default="label", description="Column of the label, 0 or 1.")
         sparse: list[str] | None = Field(
             default=None,
-            description="Names or patterns (usr_*) of id columns; null selects all columns with "
-            "lists of integers.",
+            description="Names or patterns (such as usr_*) of the id columns. null: all columns "
+            "with lists of integers.",
         )
         dense: list[str] | None = Field(
             default=None,
-            description="Names or patterns of number columns; null selects all float columns.",
+            description="Names or patterns of the number columns. null: all float columns.",
         )
         shuffle: bool = Field(default=False, description="Shuffle row groups in each epoch.")
-        seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
+        seed: int = Field(default=0, ge=0, description="Seed of shuffle.")
         prefetch: NonNegativeInt = Field(
             default=4,
-            description="Number of batches to prefetch in a thread. 0 reads in the trainer's "
-            "thread.",
+            description="Number of batches to prefetch in a thread; 0 disables prefetching.",
         )
         generate: TableOptions | None = Field(
             default=None, description="Generate a table with these options if path does not exist."
@@ -102,7 +101,7 @@ class SessionParquet(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Return the features, in file order."""
+        """Return the names of the sparse features, the dense features and the label."""
         if self._trained is not None:
             return self._trained.schema()
         if self.trained_schema is not None:
@@ -180,22 +179,22 @@ class SessionParquet(Dataset):
         return self.options.session, self.options.timestamp
 
     def session_keys(self) -> SessionKeys | None:
-        """Return the names of the session and time columns, or None if the table lacks one."""
+        """Return the names of the session and time columns. None if a column is missing."""
         return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Return the session and time columns that exist in the table, as a map to themselves."""
+        """Return a dict from name to name of the session and time columns that exist."""
         return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Yield all rows of a split, including the session and time columns."""
+        """Yield all rows of a split, with the session and time columns."""
         table = self._table_of(split)
         keys = list(self._own_keys if self._trained is None else self.keys())
         pieces = (readers.Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """Add the label 0 to rows that are only scored, because their labels are not read."""
+        """Yield the rows. If they are only scored, add the label 0, because it is not read."""
         for each in rows:
             if self._trained is None:
                 yield each
@@ -214,7 +213,7 @@ class SessionParquet(Dataset):
         return scored
 
     def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
-        """Return the columns to read for training, followed by the columns ``keys``."""
+        """Return the schema of the columns to read: training columns and ``keys``."""
         table = self._table_of(split)
         columns = self._columns(table)
         for name in keys:
@@ -271,7 +270,7 @@ class SessionParquet(Dataset):
         return tuple(field.name for field in chosen)
 
     def _columns(self, table: parquet.ParquetTable) -> pa.Schema:
-        """Return the columns to read for training, with ids as int64."""
+        """Return the schema of the columns to read for training. Ids are int64."""
         schema = self.schema()
         label = () if self._trained is not None else (schema.label,)
         ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]
@@ -310,9 +309,8 @@ class SessionParquet(Dataset):
         found = provenance(path)
         if found != provenance_of(wanted):
             raise DataError(
-                f"{path} was not generated with the options in generate: the table was made with "
-                f"{found}, but the options are {provenance_of(wanted)}. Remove the table, or set "
-                "path to another folder."
+                f"{path}: the table was generated with {found}, but the option generate is "
+                f"{provenance_of(wanted)}. Remove the table, or set path to another folder."
             )
 
 

@@ -1,4 +1,4 @@
-"""Reading of tables whose rows belong to sessions, hashing of session ids, and input checks."""
+"""Reads tables with sessions, hashes session ids, and checks session and time columns."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def plain_sessions(sessions: Any) -> Any:
     """Convert session ids to an Arrow array of integers, strings or bytes.
 
-    Raises:
-        DataError: the ids have another type, or are numbers that are not whole.
+    Raises DataError if the ids have another type, or are fractional numbers.
     """
     if pt.is_dictionary(sessions.type):
         sessions = sessions.cast(sessions.type.value_type)
@@ -66,10 +65,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
-    """Return a hash of each session id, uint64 ``[rows]``.
+    """Return a hash of each session id, uint64 ``[rows]``. Equal on all machines and versions.
 
-    The hash is splitmix64 of an integer, or of the first 8 bytes of the BLAKE2b digest of a text.
-    It never changes between machines or versions.
+    Integers are hashed with splitmix64, and texts with BLAKE2b and splitmix64.
     """
     sessions = plain_sessions(sessions)
     if pt.is_integer(sessions.type):
@@ -82,15 +80,14 @@ def session_hashes(sessions: Any, seed: int = 0) -> NDArray[np.uint64]:
 
 
 def session_shards(sessions: Any, num_shards: int) -> NDArray[np.int64]:
-    """Return the shard of each session id, its hash modulo ``num_shards``, int64 ``[rows]``."""
+    """Return the shard of each row, int64 ``[rows]``: session hash modulo ``num_shards``."""
     return (session_hashes(sessions) % np.uint64(num_shards)).astype(np.int64)
 
 
 def check_keys(rows: Rows, keys: SessionKeys) -> None:
     """Check the session and time columns of rows.
 
-    Raises:
-        DataError: a session or time is null, a time is NaN, or a numeric session is not whole.
+    Raises DataError if a value is null, a time is NaN, or a session id is a fractional number.
     """
     check_no_nulls(rows, keys.session)
     check_no_nulls(rows, keys.timestamp)
@@ -119,10 +116,9 @@ def check_no_nulls(rows: Rows, name: str) -> None:
 
 
 def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
-    """Replace null lists of the features by empty lists.
+    """Replace null lists in the columns ``features`` by empty lists.
 
-    Raises:
-        DataError: a list is null and ``nulls`` is ``error``, or a list contains a null.
+    Raises DataError if a list contains a null, or a list is null and ``nulls`` is ``error``.
     """
     data = rows.data
     for name in features:
@@ -151,7 +147,7 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with ``list_dict`` features as plain lists of int64."""
+    """Return the schema with list<int64> instead of the layout list_dict."""
     lists = pa.list_(pa.int64())
     return pa.schema(
         [pa.field(each.name, lists) if list_dict.is_list_dict(each) else each for each in schema]
@@ -159,7 +155,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert rows to ``schema``, the result of ``plain_schema``."""
+    """Convert rows to a schema that ``plain_schema`` returned."""
     columns = []
     for field in schema:
         column = rows.data.column(field.name)
@@ -173,7 +169,7 @@ def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def row_place(rows: Rows, row: int) -> str:
-    """Return the file of a row and its row number in the file, for messages."""
+    """Return the file and the row number in the file as text, for messages."""
     path, number = rows.origin_of(row)
     return f"{path}: row {number} (from 0)"
 
@@ -200,7 +196,7 @@ class Partition:
     Attributes:
         name: name of a Hive-style partition such as ``dt=2024-01-01/hour=03``; empty if the table
             has no partitions.
-        files: files of the partition; empty for a dataset plugin.
+        files: Parquet files of the partition; empty if a dataset plugin reads the rows.
         num_rows: number of rows; None if unknown before reading.
     """
 
@@ -210,15 +206,15 @@ class Partition:
 
 
 class SessionTable(ABC):
-    """A table whose rows belong to sessions. It can be read several times, in stored order.
+    """A table with session and time columns, which can be read several times in stored order.
 
     Attributes:
-        path: the file or folder that the table was opened from.
+        path: the file or folder that was opened.
         keys: names of the session and time columns.
         schema: all columns.
-        features: names of the columns with lists of ids, in order.
-        partitions: the partitions in order, at least one.
-        batch_size: rows of a training batch; None if the source does not define it.
+        features: names of the columns with lists of ids, in table order.
+        partitions: partitions of the table, in order; at least one.
+        batch_size: rows per training batch; None for Parquet tables.
     """
 
     path: Path
@@ -230,7 +226,7 @@ class SessionTable(ABC):
 
     @property
     def num_rows(self) -> int | None:
-        """Return the number of rows of all partitions; None if unknown before reading."""
+        """Return the number of rows of the table. None if unknown before reading."""
         counts = [partition.num_rows for partition in self.partitions]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -251,14 +247,14 @@ def open_source(
     timestamp: str | None = None,
     plugins_dir: Path | None = None,
 ) -> SessionTable:
-    """Open a Parquet table, or the training data of a registry file.
+    """Open a Parquet table, or the training data of a registry file (YAML).
 
     Args:
         path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or
             .yml).
         session, timestamp: session and time columns of a Parquet table; None means ``session_id``
-            and ``ts``. Not allowed with a registry file.
-        plugins_dir: folder of plugin files that a registry file may need.
+            and ``ts``. Must be None for a registry file.
+        plugins_dir: folder of plugin files that a registry file needs.
 
     Raises:
         DataError: a column is missing, or a column is given for a registry file.
@@ -278,7 +274,7 @@ def open_source(
 
 
 class ParquetSource(SessionTable):
-    """A SessionTable stored as a Parquet file, or as the Parquet files below a folder."""
+    """A SessionTable that reads a Parquet file, or all Parquet files in a folder."""
 
     def __init__(self, path: Path, session: str, timestamp: str) -> None:
         self.path = path
@@ -334,7 +330,7 @@ class DatasetSource(SessionTable):
         first = next(iter(dataset.scan()), None)
         if first is None or keys is None:
             raise DataError(
-                f"{path}: the dataset {dataset.name} has no rows, or no session and time columns. "
+                f"{path}: the dataset {dataset.name} has no rows, or no session or time column. "
                 "Use a dataset with sessions."
             )
         self.keys = keys
@@ -358,10 +354,10 @@ def _partition_name(file: Path, root: Path) -> str:
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
-    """Check that ``target`` may be written.
+    """Check that a command may write its output to ``target``.
 
     Raises:
-        DataError: one path contains the other, or ``target`` exists and may not be replaced.
+        DataError: the paths are equal or one contains the other, or ``target`` may not be replaced.
     """
     new, old = file_utils.real_path(target), file_utils.real_path(source)
     if new == old or old in new.parents or new in old.parents:

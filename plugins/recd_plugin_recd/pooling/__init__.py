@@ -1,4 +1,4 @@
-"""Pooling plugins, which reduce the sequence of embeddings in a row to one vector."""
+"""Pooling plugins, which reduce the embeddings of a sequence feature to one vector per row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _SelfAttentionPooling(Pooling):
-    """Base of self-attention poolings, which pool all features in one attention call."""
+    """Base of the self-attention plugins, which pool several features in one call."""
 
     always_trained = True
 
@@ -31,7 +31,7 @@ class _SelfAttentionPooling(Pooling):
 
 
 class AttentionPooling(_SelfAttentionPooling):
-    """Pools a sequence by multi-head self-attention and the mean of its outputs."""
+    """Pools a sequence by multi-head self-attention, followed by the mean of its outputs."""
 
     name = "recd.attention"
 
@@ -58,9 +58,9 @@ def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
 
 
 class DinPooling(TargetPooling):
-    """Pools a sequence by attention, with the vector of the target item as query.
+    """Pools a sequence by attention. The query is the vector of the target item.
 
-    Like Deep Interest Network (arXiv 1706.06978), but with scaled dot products as scores.
+    As in Deep Interest Network (arXiv 1706.06978), but scores are scaled dot products.
     """
 
     name = "recd.din"
@@ -68,12 +68,12 @@ class DinPooling(TargetPooling):
 
     class Options(PluginOptions):
         target: str = Field(
-            min_length=1, description="Item feature whose vector is the attention query."
+            min_length=1, description="Feature of the target item, whose vector is the query."
         )
         weights: Literal["softmax", "sigmoid"] = Field(
             default="softmax",
-            description="softmax: the weights of a sequence sum to 1. sigmoid: weights are "
-            "independent, so more matching items give a larger result.",
+            description="Attention weights. softmax: the weights of a sequence sum to 1. sigmoid: "
+            "weights are independent, so more matching items give a larger result.",
         )
         heads: int = Field(
             default=1, gt=0, description="Number of attention heads. Must divide embedding_dim."
@@ -104,7 +104,7 @@ class DinPooling(TargetPooling):
 
 
 class TransformerPooling(_SelfAttentionPooling):
-    """Pools a sequence by a transformer encoder and the mean of its outputs."""
+    """Pools a sequence by a transformer encoder, followed by the mean of its outputs."""
 
     name = "recd.transformer"
 
@@ -120,7 +120,7 @@ class TransformerPooling(_SelfAttentionPooling):
         )
         norm: Literal["pre", "post"] = Field(
             default="pre",
-            description="Layer normalization before (pre) or after (post) each sublayer.",
+            description="Layer normalization is before (pre) or after (post) each sublayer.",
         )
 
     options: Options

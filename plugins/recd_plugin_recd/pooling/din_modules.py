@@ -1,11 +1,12 @@
-"""Target attention: one query per batch row, deduplicated sequences as keys and values.
+"""Target attention: one query per batch row, and deduplicated sequences as keys and values.
 
-B batch rows share U unique sequences. Batch rows are sorted by unique row and cut into blocks of
-the mean number of batch rows per unique row. A block contains its sequence once for all of its
-targets, so there are at most 2 * U sequences instead of B, and at most 2 * B targets with padding.
+B batch rows share U unique sequences. Batch rows are sorted by unique row and divided into blocks
+of B / U targets on average. A block has its sequence only once for all its targets, so there are at
+most 2 * U sequences instead of B. Padding increases the number of targets to at most 2 * B.
 
-No projection runs on the values of sequences. The key projection is applied to the query instead,
-``(W_q t) (W_k x) = (W_k^T W_q t) x``, and the value projection to the weighted sum. Both are exact.
+The values of sequences are not projected. The key projection is applied to the query instead,
+``(W_q t) (W_k x) = (W_k^T W_q t) x``, and the value projection to the weighted sum. The results are
+the same.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Weights = Literal["softmax", "sigmoid"]
 
 
 class TargetAttention(nn.Module):
-    """Multi-head attention with a target as query and a sequence as keys and values.
+    """Multi-head attention with a target as query, and a sequence as keys and values.
 
-    Attention weights are the softmax or the sigmoid of the scores.
+    Attention weights are the softmax or the sigmoid of the scores, according to ``weights``.
     """
 
     def __init__(self, embedding_dim: int, heads: int, weights: Weights) -> None:
@@ -45,17 +46,20 @@ class TargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Pool the sequences of one feature.
+        """Pool the sequences of one feature for each target.
 
         Args:
             sequences: embeddings ``[num_values, D]`` of U rows.
             targets: vectors of the target items, ``[B, D]``.
-            inverse: index of each target's sequence, int64 ``[B]``; None if there are B sequences.
+            inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
+
+        Returns:
+            ``[B, D]``.
         """
         return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
-        """Return queries to multiply with unprojected sequence values, ``[B, heads, D]``."""
+        """Return queries that include the key projection, ``[B, heads, D]``."""
         queries = self.query_projection(targets).view(
             -1, self.heads, targets.shape[1] // self.heads
         )
@@ -63,7 +67,7 @@ class TargetAttention(nn.Module):
         return torch.einsum("bhd,hde->bhe", queries, keys)
 
     def outputs(self, sums: Tensor) -> Tensor:
-        """Project weighted sums of sequence values, ``[B, heads, D]``, to ``[B, D]``."""
+        """Apply the value and output projections to weighted sums ``[B, heads, D]``: ``[B, D]``."""
         weights = self.value_projection.weight.view(self.heads, -1, sums.shape[2])
         values = torch.einsum("bhe,hde->bhd", sums, weights).flatten(1)
         vectors: Tensor = self.out_projection(values + self.value_projection.bias)
@@ -76,16 +80,16 @@ def pool_for_targets(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> Tensor:
-    """Pool the sequences of several features, with one module per feature.
+    """Pool the sequences of several features for each target, with one module per feature.
 
     Args:
-        modules: attention of each feature.
+        modules: attention module of each feature.
         sequences: embeddings ``[num_values, D]`` of U rows, for each feature.
         targets: vectors of the target items, ``[B, D]``.
-        inverse: index of each target's sequence, int64 ``[B]``; None if there are B sequences.
+        inverse: sequence of each target, int64 ``[B]``, 0 to U - 1; None if U equals B.
 
     Returns:
-        ``[B, num_features, D]``, zeros for empty sequences.
+        ``[B, num_features, D]``, with zeros for empty sequences.
     """
     first = modules[0]
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
@@ -131,11 +135,11 @@ def _sigmoid_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scal
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Batch rows grouped into blocks that share one unique row.
+    """Batch rows, grouped into blocks of rows with the same unique row.
 
     Attributes:
         rows: the unique row of each block, int64 ``[num_blocks]``.
-        width: number of slots in a block.
+        width: number of slots per block. Unused slots are padding.
         places: the slot of each batch row, int64 ``[B]``, below ``num_blocks * width``.
     """
 
@@ -144,14 +148,14 @@ class _Blocks:
     places: Tensor
 
     def gather(self, vectors: Tensor) -> Tensor:
-        """Move ``[B, heads, D]`` to blocks ``[num_blocks, width * heads, D]``, zero-padded."""
+        """Copy ``[B, heads, D]`` to blocks ``[num_blocks, width * heads, D]``, zero-padded."""
         num_blocks, (_, heads, dim) = self.rows.numel(), vectors.shape
         placed = vectors.new_zeros(num_blocks * self.width, heads, dim)
         placed = placed.index_copy(0, self.places, vectors)
         return placed.view(num_blocks, self.width * heads, dim)
 
     def scatter(self, vectors: Tensor, heads: int) -> Tensor:
-        """Move blocks back to batch rows ``[B, heads, D]``, the inverse of ``gather``."""
+        """Undo ``gather``. Returns ``[B, heads, D]``."""
         placed = vectors.reshape(self.rows.numel() * self.width, heads * vectors.shape[2])
         return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
 

@@ -1,4 +1,4 @@
-"""Pooling modules: reductions, self-attention and a transformer encoder."""
+"""Pooling modules: sum, mean and max, self-attention, and a transformer encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recd_plugin_recd.pooling.rows import JaggedRows, attention_rows, pool_bags
 
 
 class Reduction(nn.Module):
-    """Reduces ``[num_values, D]`` over R rows to ``[R, D]`` by ``sum``, ``mean`` or ``max``."""
+    """Reduces embeddings ``[num_values, D]`` of R rows to ``[R, D]`` by sum, mean or max."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Reduction(nn.Module):
 
 
 def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
-    """Reduce the rows of all features by ``sum``, ``mean`` or ``max``.
+    """Reduce the rows of several features by ``sum``, ``mean`` or ``max``.
 
     Args:
         sequences: embeddings ``[num_values, D]`` of R rows, for each feature.
@@ -42,7 +42,8 @@ def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
 class SelfAttention(nn.Module):
     """Multi-head self-attention within each row, followed by the mean of its outputs.
 
-    The output projection is linear, so it is applied after the mean, to rows instead of values.
+    The output projection is linear, so it is applied after the mean, to R rows instead of all
+    values.
     """
 
     def __init__(self, embedding_dim: int, heads: int) -> None:
@@ -52,14 +53,14 @@ class SelfAttention(nn.Module):
         self.out_projection = nn.Linear(embedding_dim, embedding_dim)
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
-        """Pool ``[num_values, D]`` over R rows to ``[R, D]``."""
+        """Pool the embeddings ``[num_values, D]`` of R rows to ``[R, D]``."""
         return pool_by_attention([self], [sequences])[0]
 
 
 def pool_by_attention(
     modules: Sequence[SelfAttention], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Pool several features with one attention call. Return ``[R, D]`` for each feature."""
+    """Pool several features with one attention call. Returns one ``[R, D]`` per feature."""
     rows = attention_rows(sequences)
     projected = [
         module.in_projection(sequence.values())
@@ -75,7 +76,7 @@ Norm = Literal["pre", "post"]
 
 
 class EncoderLayer(nn.Module):
-    """``torch.nn.TransformerEncoderLayer`` with ReLU and without dropout."""
+    """Encoder layer like ``torch.nn.TransformerEncoderLayer``, with ReLU, without dropout."""
 
     def __init__(self, dim: int, feed_forward: int) -> None:
         super().__init__()
@@ -87,12 +88,12 @@ class EncoderLayer(nn.Module):
         self.contract = nn.Linear(feed_forward, dim)
 
     def hidden(self, values: Tensor) -> Tensor:
-        """Run the feed-forward network up to its last linear layer."""
+        """Return the input of the second linear layer of the feed-forward network."""
         return self.expand(values).relu_()
 
 
 class Transformer(nn.Module):
-    """A transformer encoder without positions, followed by the mean of each row's outputs."""
+    """A transformer encoder without position encoding, followed by the mean of each row."""
 
     def __init__(
         self, embedding_dim: int, layers: int, heads: int, feed_forward: int, norm: Norm
@@ -105,14 +106,14 @@ class Transformer(nn.Module):
         )
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
-        """Pool ``[num_values, D]`` over R rows to ``[R, D]``."""
+        """Pool the embeddings ``[num_values, D]`` of R rows to ``[R, D]``."""
         return pool_by_transformer([self], [sequences])[0]
 
 
 def pool_by_transformer(
     modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Pool several features with one attention call per layer. Return ``[R, D]`` for each."""
+    """Pool several features with one attention call per layer. Returns ``[R, D]`` for each."""
     rows = attention_rows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
@@ -126,7 +127,7 @@ def pool_by_transformer(
 def _attended(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the attention sublayer of one layer for all features."""
+    """Apply the attention sublayer of one layer to the values of all features."""
     projected = [
         layer.in_projection(layer.attention_norm(each) if pre else each)
         for layer, each in zip(layers, values, strict=True)
@@ -157,9 +158,9 @@ def _layer(
 def _last_layer_means(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """Run the last layer and return the mean of each row, ``[R, D]`` for each feature.
+    """Apply the last layer and return the mean of each row, ``[R, D]`` for each feature.
 
-    With pre-norm, the last linear layer runs after the mean, on rows instead of values.
+    With pre-norm, the last linear layer is applied after the mean, to rows instead of values.
     """
     lengths = torch.split(rows.lengths, rows.num_rows)
     if not pre:
@@ -176,7 +177,7 @@ def _last_layer_means(
 def pool_groups(
     groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
 ) -> list[Tensor]:
-    """Pool the features of all groups in one call. Return ``[R, num_features, D]`` per group."""
+    """Pool the features of all groups in one call. Returns ``[R, num_features, D]`` per group."""
     modules = [module for of_group, _ in groups for module in of_group]
     sequences = [sequence for _, of_group in groups for sequence in of_group]
     pool: Any = pool_by_attention if isinstance(modules[0], SelfAttention) else pool_by_transformer

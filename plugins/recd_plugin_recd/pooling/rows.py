@@ -1,10 +1,9 @@
-"""Attention within rows of different lengths, on packed values.
+"""Attention within rows of different lengths, on values without padding.
 
-A row of length L costs L^2, so one long row makes a padded batch expensive. Rows are therefore
-sorted by length and cut into buckets, each padded to its longest row. A bucket grows as long as its
-padding costs less than another call (``_CALL``). Passing the rows of many features at once reduces
-padding. Torch's jagged nested tensors are 3 to 5 times slower on CPU. Linear layers, norms and
-feed-forward networks run on the packed values.
+A row of length L costs L^2, so padding a batch to its longest row is expensive. Rows are therefore
+sorted by length and divided into buckets, each padded to its longest row. A bucket grows while its
+padding costs less than another attention call (``_CALL``). Several features share buckets, which
+reduces padding. Torch's jagged nested tensors are 3 to 5 times slower on CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MOST_ROWS = 65_535
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Rows of similar length, padded to the longest. ``lengths`` is None if all are equal."""
+    """Rows of similar length, padded to the longest row. ``lengths`` is None without padding."""
 
     num_rows: int
     longest: int
@@ -42,7 +41,7 @@ class _Bucket:
         return self.num_rows * self.longest
 
     def valid(self) -> Tensor | None:
-        """Return the attention mask, bool ``[num_rows, 1, 1, longest]``; None without padding."""
+        """Return the attention mask, bool ``[num_rows, 1, 1, longest]``. None without padding."""
         if self.lengths is None:
             return None
         position = torch.arange(self.longest, device=self.lengths.device)
@@ -51,7 +50,7 @@ class _Bucket:
 
 
 class JaggedRows:
-    """Lengths of R rows of one or more features, and attention within these rows."""
+    """Computes attention within each of R rows of one or more features."""
 
     def __init__(self, sequences: Sequence[JaggedTensor]) -> None:
         self.num_rows = [sequence.lengths().numel() for sequence in sequences]
@@ -73,7 +72,7 @@ class JaggedRows:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Map padded positions to values, and values to positions."""
+        """Compute the indices that map values to padded positions, and back."""
         widths = torch.tensor([bucket.longest for bucket in self._buckets])
         repeats = torch.tensor([bucket.num_rows for bucket in self._buckets])
         of_rows = widths.repeat_interleave(repeats).to(self.lengths.device)
@@ -93,7 +92,7 @@ class JaggedRows:
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
         """Compute multi-head self-attention within each row.
 
-        ``query_key_value`` is ``[num_values, 3 * D]``. Returns ``[num_values, D]``.
+        ``query_key_value`` is ``[num_values, 3 * D]``. The result is ``[num_values, D]``.
         """
         dim = query_key_value.shape[1] // 3
         if not self._buckets:
@@ -116,7 +115,7 @@ class JaggedRows:
         values: Tensor,
         attend: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     ) -> Tensor:
-        """Apply ``attend`` to the queries and the values of each row.
+        """Call ``attend`` with the queries and the padded values of each bucket of rows.
 
         Args:
             queries: ``[R, num_queries, D]``.
@@ -144,7 +143,7 @@ class JaggedRows:
         return torch.cat(sums).index_select(0, self._order.argsort())
 
     def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """Set the vectors of empty rows to zero. ``pooled`` is ``[num_rows, D]`` per feature."""
+        """Set the vectors of empty rows to zero. ``pooled``: one ``[num_rows, D]`` per feature."""
         filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 
@@ -165,7 +164,7 @@ def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
         mode: ``sum``, ``mean`` or ``max``.
 
     Returns:
-        ``[R, D]``, zeros for empty rows.
+        ``[R, D]``, with zeros for empty rows.
     """
     lengths = lengths.long()
     if mode == "max":
@@ -181,7 +180,7 @@ def _bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
 
 
 class _SumOrMean(torch.autograd.Function):
-    """``F.embedding_bag`` with a faster backward that does not sort, as values are in order."""
+    """``F.embedding_bag`` for values in order. Its backward needs no sort, so it is faster."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, lengths: Tensor, mode: str) -> Tensor:
@@ -199,7 +198,7 @@ class _SumOrMean(torch.autograd.Function):
 
 
 def _cut(ordered: Tensor) -> list[_Bucket]:
-    """Cut rows, sorted by length, into buckets. Empty rows join the shortest rows."""
+    """Divide rows, sorted by length, into buckets. Empty rows join the shortest rows."""
     lengths = ordered.tolist()
     call = _CALL.get(ordered.device.type, _CALL_ELSEWHERE)
     buckets = []
@@ -226,7 +225,7 @@ def _cost(length: int) -> int:
 
 
 class _Spread(torch.autograd.Function):
-    """Copies values to padded positions. Its backward ignores gradients of padding."""
+    """Copies values to padded positions. Its backward ignores the gradients of padding."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
@@ -240,7 +239,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Copies padded positions back to values, the inverse of ``_Spread``."""
+    """Copies values from padded positions back, which undoes ``_Spread``."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, places: Tensor) -> Tensor:
@@ -256,10 +255,10 @@ class _Collect(torch.autograd.Function):
 
 
 class TracedRows(JaggedRows):
-    """``JaggedRows`` without branches that depend on lengths, for scripting and export.
+    """``JaggedRows`` for TorchScript and ``torch.export``: its code does not depend on lengths.
 
-    Pads all rows to the longest. With ``inverse``, int64 ``[B]``, each of B targets has a row; then
-    only ``weighted_sums`` may be called.
+    Pads all rows to the longest row. With ``inverse``, int64 ``[B]``, ``weighted_sums`` accepts B
+    targets and uses row ``inverse[i]`` for target i. Other methods do not support ``inverse``.
     """
 
     def __init__(self, sequences: Sequence[JaggedTensor], inverse: Tensor | None = None) -> None:
@@ -312,7 +311,7 @@ class TracedRows(JaggedRows):
 
 
 def attention_rows(sequences: Sequence[JaggedTensor]) -> JaggedRows:
-    """Return ``TracedRows`` while scripting or exporting, otherwise ``JaggedRows``."""
+    """Return ``TracedRows`` during scripting or export, otherwise ``JaggedRows``."""
     return TracedRows(sequences) if is_traced() else JaggedRows(sequences)
 
 

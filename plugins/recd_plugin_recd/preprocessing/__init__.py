@@ -1,4 +1,4 @@
-"""Preprocessing plugins, which transform ids and numbers, many of them like TorchArrow."""
+"""Preprocessing plugins, which transform the ids or numbers of a feature."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ModulePreprocessing(Preprocessing):
-    """Base of plugins that run the TorchScript-compatible module with the same class name."""
+    """Base of plugins that apply the ``nn.Module`` with their class name in ``modules``."""
 
     @cached_property
     def module(self) -> nn.Module:
-        """Return the module that ``transform`` runs, built with the plugin's options."""
+        """Return the module that ``transform`` applies, created from the options of the plugin."""
         from recd_plugin_recd.preprocessing import modules
 
         module: nn.Module = getattr(modules, type(self).__name__)(**dict(self.options))
@@ -30,18 +30,20 @@ class ModulePreprocessing(Preprocessing):
 
 
 class BoxCox(ModulePreprocessing):
-    """Compute (y^lambda1 - 1) / lambda1 for y = x + lambda2, like Caffe2's BatchBoxCox."""
+    """Compute (y^lambda1 - 1) / lambda1 with y = x + lambda2, like BatchBoxCox of Caffe2."""
 
     name = "recd.box_cox"
     scope = "id"
     takes = ("numbers",)
 
     class Options(PluginOptions):
-        lambda1: float = Field(allow_inf_nan=False, description="Exponent. 0 computes log(y).")
+        lambda1: float = Field(
+            allow_inf_nan=False, description="Exponent. If 0, the result is log(y)."
+        )
         lambda2: float = Field(
             default=0.0,
             allow_inf_nan=False,
-            description="Constant that is added to the numbers to make them positive.",
+            description="Constant that is added to each number, to make it positive.",
         )
 
     options: Options
@@ -52,7 +54,7 @@ Border = Id | Annotated[StrictFloat, Field(ge=-(2**63), lt=2**63)]
 
 
 class Bucketize(ModulePreprocessing):
-    """Replace a value by its bucket index, like TorchArrow's bucketize."""
+    """Replace each value by the index of its bucket, like bucketize of TorchArrow."""
 
     name = "recd.bucketize"
     scope = "id"
@@ -61,8 +63,8 @@ class Bucketize(ModulePreprocessing):
     class Options(PluginOptions):
         borders: tuple[Border, ...] = Field(
             min_length=1,
-            description="Bucket borders, ascending. A value's bucket is the number of borders"
-            " below it, so a value equal to a border is in the lower bucket.",
+            description="Ascending borders of the buckets. The bucket of a value is the number of "
+            "borders below the value, so a border itself is in the lower bucket.",
         )
 
         @field_validator("borders")
@@ -79,7 +81,7 @@ Bound = Id | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 
 
 class Clamp(ModulePreprocessing):
-    """Clamp values to [lower, upper], like TorchArrow's clamp."""
+    """Clamp values to the range [lower, upper], like clamp of TorchArrow."""
 
     name = "recd.clamp"
     scope = "id"
@@ -93,8 +95,8 @@ class Clamp(ModulePreprocessing):
         def _in_order(self) -> Self:
             if self.lower is not None and self.upper is not None and self.lower > self.upper:
                 raise ValueError(
-                    f"lower ({self.lower}) is larger than upper ({self.upper}). Lower the option "
-                    "lower or raise the option upper."
+                    f"the option lower ({self.lower}) is larger than upper ({self.upper}). Change "
+                    "one of the two options."
                 )
             return self
 
@@ -108,7 +110,7 @@ class Clamp(ModulePreprocessing):
 
 
 class FirstX(ModulePreprocessing):
-    """Keep the first x ids of each row, like TorchArrow's firstx."""
+    """Keep the first x ids of each row, like firstx of TorchArrow."""
 
     name = "recd.first_x"
 
@@ -122,7 +124,7 @@ class FirstX(ModulePreprocessing):
 
 
 class Logit(ModulePreprocessing):
-    """Compute log(x / (1 - x)) of numbers from 0 to 1, like Caffe2's Logit."""
+    """Compute log(x / (1 - x)) of numbers from 0 to 1, like Logit of Caffe2."""
 
     name = "recd.logit"
     scope = "id"
@@ -130,24 +132,24 @@ class Logit(ModulePreprocessing):
 
     class Options(PluginOptions):
         eps: float = Field(
-            default=1e-6, gt=0, lt=0.5, description="Numbers are clamped to [eps, 1 - eps] first."
+            default=1e-6, gt=0, lt=0.5, description="Numbers are first clamped to [eps, 1 - eps]."
         )
 
     options: Options
 
 
 class MapId(ModulePreprocessing):
-    """Map selected ids to fixed ids. Other ids become a default or stay unchanged."""
+    """Replace ids according to a mapping. Ids that are not in the mapping get a default."""
 
     name = "recd.map_id"
     scope = "id"
 
     class Options(PluginOptions):
         mapping: tuple[tuple[Id, Id], ...] = Field(
-            min_length=1, description="Map from id to new id."
+            min_length=1, description="Pairs of an id and its new id."
         )
         default: Id | None = Field(
-            default=None, description="Replacement of all other ids; null keeps them."
+            default=None, description="New id of ids without a mapping; null keeps their value."
         )
 
         @field_validator("mapping")
@@ -161,13 +163,16 @@ class MapId(ModulePreprocessing):
 
 
 class NGram(ModulePreprocessing):
-    """Hash each run of n consecutive ids of a row to one 63-bit id. Order matters."""
+    """Replace the ids of a row by 63-bit hashes of each n consecutive ids. Order matters."""
 
     name = "recd.ngram"
 
     class Options(PluginOptions):
         n: int = Field(
-            default=2, ge=2, le=16, description="Number of consecutive ids in an n-gram."
+            default=2,
+            ge=2,
+            le=16,
+            description="Number of consecutive ids that are hashed together.",
         )
         salt: int = Field(
             default=0,
@@ -180,7 +185,7 @@ class NGram(ModulePreprocessing):
 
 
 class Onehot(ModulePreprocessing):
-    """Replace each value v by a list of length ``classes``, with 1 at index v and 0 elsewhere."""
+    """Replace each value v by ``classes`` values: 1 at index v, and 0 elsewhere."""
 
     name = "recd.onehot"
     takes = ("ids", "numbers")
@@ -198,7 +203,7 @@ class Onehot(ModulePreprocessing):
 
 
 class SigridHash(ModulePreprocessing):
-    """Hash ids to the range [0, buckets), like TorchArrow's sigrid_hash."""
+    """Hash ids to the range [0, buckets), like sigrid_hash of TorchArrow."""
 
     name = "recd.sigrid_hash"
     scope = "id"
@@ -207,8 +212,8 @@ class SigridHash(ModulePreprocessing):
         buckets: int = Field(
             gt=0,
             le=2**48,
-            description="Number of buckets, equal to the rows of the table. Ids become 0 to "
-            "buckets - 1.",
+            description="Number of buckets, usually the number of rows of the table. Hashed ids "
+            "are 0 to buckets - 1.",
         )
         salt: int = Field(
             default=0,

@@ -1,4 +1,4 @@
-"""Numba kernels of the transforms in ``modules``, for CPU tensors."""
+"""Numba kernels for CPU tensors, used by the modules in ``modules``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROW = 1 << 31
 
 
 def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
-    """Hash int64 ids on the CPU to the range [0, buckets), with ``buckets`` <= 2**48."""
+    """Hash int64 ids on the CPU to the range [0, buckets). ``buckets`` is at most 2**48."""
     ids = values.contiguous().numpy()
     hashed = np.empty_like(ids)
     (_hash_narrow if buckets <= _NARROW else _hash)(ids, salt, buckets, hashed)
@@ -25,7 +25,7 @@ def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
 
 
 def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tensor:
-    """Copy the first values of each row. ``new_offsets`` gives the number per row."""
+    """Return the first values of each row. ``new_offsets`` are the offsets of the result."""
     taken = values.new_empty(int(new_offsets[-1]))
     rows = values.contiguous().numpy(), offsets.contiguous().numpy()
     _take(*rows, new_offsets.numpy(), taken.numpy())
@@ -33,7 +33,7 @@ def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tenso
 
 
 def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, salt: int) -> Tensor:
-    """Return a 63-bit hash of each window of ``n`` ids in a row."""
+    """Return a 63-bit hash of each ``n`` consecutive ids in a row. Order matters."""
     hashes = values.new_empty(int(new_offsets[-1]))
     rows = values.contiguous().numpy(), offsets.contiguous().numpy()
     _hash_windows(*rows, new_offsets.numpy(), n, salt, hashes.numpy())
@@ -41,7 +41,7 @@ def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, s
 
 
 def count_below(values: Tensor, borders: Tensor) -> Tensor:
-    """Count the sorted ``borders`` below each value, in the dtype of both."""
+    """Return the number of ``borders`` below each value, in the dtype of the values."""
     numbers = values.contiguous().numpy()
     counts = np.empty_like(numbers)
     _count_below(numbers, borders.numpy(), counts)
@@ -68,7 +68,7 @@ def _combine(upper: Any, identifier: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def _hash_narrow(ids: Any, salt: Any, buckets: Any, out: Any) -> None:
-    """Variant of ``_hash`` for AVX2, twice as fast; ``buckets`` <= 2**31."""
+    """Faster variant of ``_hash`` for AVX2. ``buckets`` is at most 2**31."""
     upper = u64(salt)
     modulus, inverse = float(buckets), 1.0 / buckets
     for index in range(len(ids)):
@@ -124,7 +124,7 @@ def _hash_windows(values: Any, offsets: Any, new_offsets: Any, n: Any, salt: Any
 
 @numba.njit(cache=True, nogil=True)
 def _count_below(values: Any, borders: Any, out: Any) -> None:
-    """Binary search, a step for a block of values at a time: SIMD, and no branch to mispredict."""
+    """Binary search for blocks of values, so that each step uses SIMD and has no branches."""
     counts = np.empty(_BLOCK, u32)
     for start in range(0, len(values), _BLOCK):
         block, counted = values[start : start + _BLOCK], out[start : start + _BLOCK]

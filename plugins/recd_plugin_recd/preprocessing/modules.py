@@ -1,9 +1,9 @@
 """Preprocessing as TorchScript-compatible modules.
 
-Each module takes and returns ``values`` and ``offsets`` of a feature with N rows. ``values`` are
-int64 ids or float32 numbers. ``offsets`` are int32 or int64 ``[N + 1]`` and start at 0. On the CPU,
-compiled kernels do the work. In TorchScript and on other devices, torch operations do, with the
-same results.
+Each module accepts and returns the ``values`` and ``offsets`` of a feature with N rows. ``values``
+are int64 ids or float32 numbers. ``offsets`` are int32 or int64 ``[N + 1]`` and start at 0. On the
+CPU, modules call Numba kernels. In TorchScript and on other devices they call torch operators, with
+the same results.
 """
 
 # No ``from __future__ import annotations``: torch.jit.script needs real annotations.
@@ -20,7 +20,7 @@ _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class SigridHash(nn.Module):
-    """Hashes ids into [0, buckets), like TorchArrow's ``functional.sigrid_hash``."""
+    """Hashes ids to the range [0, buckets), like ``functional.sigrid_hash`` of TorchArrow."""
 
     def __init__(self, buckets: int, salt: int = 0) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SigridHash(nn.Module):
 
 
 class FirstX(nn.Module):
-    """Keeps the first ``x`` values of each row, like TorchArrow's ``functional.firstx``."""
+    """Keeps the first ``x`` values of each row, like ``functional.firstx`` of TorchArrow."""
 
     def __init__(self, x: int) -> None:
         super().__init__()
@@ -52,9 +52,10 @@ class FirstX(nn.Module):
 
 
 class Bucketize(nn.Module):
-    """Counts the borders below each value, like TorchArrow's ``functional.bucketize``.
+    """Returns the number of borders below each value, like ``functional.bucketize`` of TorchArrow.
 
-    Borders are floored for ids. Numbers are compared in float32, in float64 if borders coincide.
+    For ids, borders are rounded down. Numbers and borders are compared in float32, or in float64 if
+    borders are equal in float32.
     """
 
     id_borders: Tensor
@@ -78,7 +79,7 @@ class Bucketize(nn.Module):
 
 
 class NGram(nn.Module):
-    """Replaces the m ids of a row by hashes of its m - n + 1 runs of ``n`` consecutive ids."""
+    """Replaces the m ids of a row by hashes of each ``n`` consecutive ids, m - n + 1 in all."""
 
     def __init__(self, n: int, salt: int = 0) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class NGram(nn.Module):
 
 
 class MapId(nn.Module):
-    """Replaces ids according to ``mapping``. Other ids become ``default``; None keeps them."""
+    """Replaces ids according to ``mapping``. Other ids become ``default``, or stay if None."""
 
     sources: Tensor
     targets: Tensor
@@ -121,7 +122,7 @@ class MapId(nn.Module):
 
 
 class Clamp(nn.Module):
-    """Clamps values to [lower, upper] like TorchArrow's ``clamp``; None means no bound."""
+    """Clamps values to [lower, upper], like ``clamp`` of TorchArrow. None means no bound."""
 
     def __init__(self, lower: float | None = None, upper: float | None = None) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ class Clamp(nn.Module):
 
 
 class Logit(nn.Module):
-    """Computes log(x / (1 - x)) with x clamped to [eps, 1 - eps], like Caffe2's ``Logit``."""
+    """Computes log(x / (1 - x)), with x clamped to [eps, 1 - eps], like ``Logit`` of Caffe2."""
 
     def __init__(self, eps: float = 1e-6) -> None:
         super().__init__()
@@ -148,9 +149,9 @@ class Logit(nn.Module):
 
 
 class BoxCox(nn.Module):
-    """Computes (y^lambda1 - 1) / lambda1 for y = max(x + lambda2, 1e-6), like ``BatchBoxCox``.
+    """Computes (y^lambda1 - 1) / lambda1, with y = max(x + lambda2, 1e-6).
 
-    Computes log(y) if ``lambda1`` is 0.
+    If ``lambda1`` is 0, computes log(y). Equals ``BatchBoxCox`` of Caffe2.
     """
 
     def __init__(self, lambda1: float, lambda2: float = 0.0) -> None:
@@ -184,17 +185,17 @@ def _within_int64(bound: float) -> int:
 
 
 def _as_float32(bound: float) -> float:
-    """Return the nearest float32, or infinity outside its range (torch would raise)."""
+    """Round to float32. Returns infinity for larger numbers, for which torch raises an error."""
     return float(torch.tensor(bound, dtype=torch.float64).float())
 
 
 def sigrid_hash(ids: Tensor, salt: int, buckets: int) -> Tensor:
-    """Hash int64 ids into [0, buckets)."""
+    """Hash int64 ids to the range [0, buckets)."""
     return torch.remainder(combine(torch.full_like(ids, salt), ids), buckets)
 
 
 def combine(hashes: Tensor, ids: Tensor) -> Tensor:
-    """Hash one more id into each 64-bit hash. Order matters."""
+    """Update 64-bit hashes, int64, with one more id each. Order matters."""
     city = -7070675565921424023  # 0x9DDFEA08EB382D69 as a signed number
     first = (_mix(ids) ^ hashes) * city
     first = first ^ _shifted(first, 47)
@@ -203,7 +204,7 @@ def combine(hashes: Tensor, ids: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift int64 numbers to the right without their sign, unlike torch's arithmetic shift."""
+    """Shift the bits of int64 numbers to the right and fill with zeros (logical shift)."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

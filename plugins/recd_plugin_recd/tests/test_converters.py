@@ -113,7 +113,7 @@ def test_forms_of_features(cls: Any, options: dict[str, Any], forms: Any) -> Non
         (
             PartialIkjtConverter,
             {"features": ["a"], "groups": [["a"]]},
-            "both features and groups: a",
+            "features and groups both contain a",
         ),
         (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "more than once: a"),
     ],

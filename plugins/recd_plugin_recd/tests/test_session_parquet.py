@@ -125,7 +125,7 @@ def test_generates_a_missing_table_once(tmp_path):
     dataset(path, generate=generate).prepare()
     assert (path / "part-00000.parquet").stat() == made
     assert sum(map(len, reader(data, batch_size=100))) == 600
-    with pytest.raises(DataError, match=r"not generated with the options.*'seed': 1.*'seed': 2"):
+    with pytest.raises(DataError, match=r"the table was generated with.*'seed': 1.*'seed': 2"):
         dataset(path, generate={**generate, "seed": 2}).prepare()
 
 
