@@ -87,7 +87,8 @@ class ReadPlan:
         """Yield the row ranges that a rank still reads in an epoch.
 
         ``history`` has a pair (world size, steps) for each earlier part of the epoch, and ``steps``
-        is the number of steps since then."""
+        is the number of steps since then.
+        """
         shares = _deal(self._remaining(history), world_size, self.batch_size)
         mine = _cut(shares[rank], steps * self.batch_size, _size(shares[rank]))
         line = self._line(epoch)

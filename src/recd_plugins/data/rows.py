@@ -62,7 +62,7 @@ def slice_rows(rows: Rows, start: int, length: int) -> Rows:
 
 
 def concat_rows(parts: list[Rows]) -> Rows:
-    """Concatenate rows."""
+    """Concatenate several ``Rows`` to one."""
     if len(parts) == 1:
         return parts[0]
     batch = concat_batches([part.data for part in parts])

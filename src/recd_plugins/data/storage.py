@@ -31,7 +31,7 @@ _MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 
 @dataclass(frozen=True)
 class Location:
-    """A file or a folder.
+    """Path or URL of a file or folder, with properties that identify a file's content.
 
     Attributes:
         path: local path or URL, as the user wrote it.

@@ -104,7 +104,7 @@ class TableWriter:
         return dict(self._layouts or {})
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows.
+        """Append a batch of rows to the file.
 
         Raises:
             DataError: a list contains a null, or the disk is full.

@@ -362,7 +362,7 @@ class AccessProfile:
         return AccessProfile(tables, f"{self.source}; {other.source}")
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
-        """Return the access counts of a table with ``num_embeddings`` rows.
+        """Return the access counts of a table, which must have ``num_embeddings`` rows.
 
         Raises:
             DataError: the table is not in the profile, or has another number of rows.

@@ -217,7 +217,7 @@ class Metric(Plugin, ABC):
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Return a dict from metric name to value, which must not depend on the number of ranks.
+        """Return a dict from metric name to value, independent of how ranks share the samples.
 
         Args:
             states: states of all ranks; some ranks may have no samples.

@@ -103,7 +103,7 @@ class DataProfile:
     def ids(self, table: Table, batch_size: int) -> float:
         """Return the number of ids that a rank's batch looks up in a table.
 
-        For a coalesced table, return the number of distinct ids.
+        For a coalesced table, which sends each distinct id once, return the number of distinct ids.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size)

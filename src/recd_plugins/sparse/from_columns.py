@@ -42,7 +42,7 @@ def ikjts_from_dictionaries(
     """Deduplicate each group of dictionary columns to an IKJT with int32 lengths.
 
     Raises:
-        BrokenListError: a list is damaged.
+        BrokenListError: the size of a list is not a multiple of 8 bytes.
     """
     return _ikjts(groups, unique_lists([list(group.values()) for group in groups], num_rows))
 
@@ -78,7 +78,7 @@ def partial_from_dictionaries(
     """Create a partially deduplicated tensor from dictionary columns, keyed by feature.
 
     Raises:
-        BrokenListError: a list is damaged.
+        BrokenListError: the size of a list is not a multiple of 8 bytes.
     """
     unique = unique_lists([[column] for column in columns.values()], num_rows)
     rows = max(lists.lengths.size for lists in unique)
