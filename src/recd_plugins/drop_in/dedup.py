@@ -104,11 +104,11 @@ _NONE = Counted(0, 0, 0)
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision which features to deduplicate, the same on all ranks.
+    """States which features to deduplicate, the same on all ranks.
 
     ``features`` is a dict from the path of a KeyedJaggedTensor to the features to deduplicate.
-    ``counted`` has the counts of all features that could be deduplicated. ``left`` is a dict from
-    the path of a tensor that stays plain to the reason.
+    ``counted`` has the counts of all features that could be deduplicated. ``left`` maps the path of
+    each tensor that stays plain to the reason.
     """
 
     features: Mapping[str, frozenset[str]]
@@ -201,7 +201,7 @@ class Dedup:
         All ranks must call this. A rank without a batch passes None.
 
         Returns:
-            None if no rank has a batch; the decision is then made at a later batch.
+            The decision, or None if no rank has a batch.
 
         Raises:
             SetupError: called in a DataLoader worker, which cannot communicate with other ranks, or

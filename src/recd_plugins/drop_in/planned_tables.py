@@ -41,7 +41,7 @@ class PlannedTables:
 
 
 def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
-    """Plan a model for ``world_size`` ranks on machines like this one."""
+    """Plan a model of ``wrap`` for ``world_size`` ranks on machines like this one."""
     sharders = ready.sharders()
     plan = ready.planner(world_size=world_size).plan(ready.model, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}

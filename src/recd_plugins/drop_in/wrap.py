@@ -113,7 +113,7 @@ def wrap(
     if topology is not None:
         parsed = parsed.with_training({"topology": str(topology)})
     if registry is not None:
-        _tell_what_does_not_count(parsed)
+        _warn_of_unused_sections(parsed)
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare(parsed, model, device=device)
     if prepared.chosen is not None and _speaks():
@@ -132,7 +132,7 @@ def _speaks() -> bool:
     return not (dist.is_initialized() and dist.get_rank())
 
 
-def _tell_what_does_not_count(parsed: RunConfig) -> None:
+def _warn_of_unused_sections(parsed: RunConfig) -> None:
     """Warn about sections of the registry file that have an effect only in ``recd run``."""
     sections = [
         kind.section

@@ -89,7 +89,7 @@ def _with_one_row(
 def _map_to_row_0(
     maps: ManagedCollisionCollection, tables: EmbeddingBagCollection | EmbeddingCollection
 ) -> None:
-    """Make the id maps of tables with one row return row 0 for every id."""
+    """Make id maps of managed collision modules return row 0 for every id of one-row tables."""
     # Private, torchrec 1.6 to 1.9: compared to the configs of the tables.
     maps._embedding_configs = (
         tables.embedding_bag_configs()
@@ -102,7 +102,7 @@ def _map_to_row_0(
 
 
 def _to_row_0(*call: Any) -> dict[str, JaggedTensor]:
-    """Replace all remapped ids by 0; a forward hook, whose last argument is the ids."""
+    """Forward hook that replaces all remapped ids, which are the last argument, by 0."""
     return {
         name: JaggedTensor(torch.zeros_like(ids.values()), lengths=ids.lengths())
         for name, ids in call[-1].items()

@@ -193,10 +193,10 @@ def _whole(
 
 
 def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
-    """Replace a chooser, such as ``use: auto``, by its earlier choice from the newest checkpoint.
+    """Replace a chooser, such as ``use: auto``, by its earlier choice in the newest checkpoint.
 
-    A chooser measures candidates, so it could choose differently after each start. Return the
-    registry unchanged if it has no chooser, or if the earlier choice does not fit.
+    A chooser measures candidates, so it could choose differently after each start. Return the run
+    config unchanged if it has no chooser, or if the earlier choice does not fit.
     """
     chooser = chooser_of(registry)
     if chooser is None:

@@ -65,7 +65,7 @@ class TrainedJob(Job):
         wrapped_dataset(self.load()).prepare()
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Return the run config whose data the planner uses to place tables."""
+        """Return the run config whose data determines how tables are placed on ranks."""
         return registry
 
 

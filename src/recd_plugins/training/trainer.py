@@ -115,7 +115,7 @@ def checkpoints_of(
     allowed: Collection[str] = (),
     fitted: FittedState | None = None,
 ) -> Checkpoints | None:
-    """Return the checkpoint folder of a run, or None if ``training.checkpoint.path`` is not set."""
+    """Return the checkpoint folder of a run, or None if ``training.checkpoint.path`` is unset."""
     spec = training.checkpoint
     if spec.path is None:
         return None
@@ -170,7 +170,7 @@ class BatchSource:
                 yield batch
 
     def trained(self) -> Progress:
-        """Record that the oldest queued batch was trained, and return the run's progress."""
+        """Record that the oldest queued batch was trained on, and return the run's progress."""
         return self._waiting.popleft()
 
 
@@ -327,7 +327,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint, unless one exists for this step and validation curve."""
+        """Write a checkpoint, unless it was already written for this step and these validations."""
         step, curve = self.progress.step, self._curve()
         if self.checkpoints is None or self.saved == (step, curve):
             return
@@ -473,7 +473,7 @@ class Trainer:
         return validation
 
     def _curve(self) -> ValidationCurve | None:
-        """Return the curve of validated steps; without validation, the one of the checkpoint."""
+        """Return this run's validation results; without validation, those of its checkpoint."""
         return self.first_curve if self.validation is None else self.validation.curve
 
     def _restore_generators_at_first_forward(self) -> None:
