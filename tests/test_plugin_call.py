@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments
     registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
     dataset = prepared_data.wrapped_dataset(registry)
     called = dataset if method != "session_reader" else dataset.inner
-    expected = rf"r\.yaml:6 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+"
+    expected = (
+        rf"r\.yaml:6 dataset\.wrap\[0\]: plugin bad\.wrapper failed in {method} \(.*bad\.py:\d+"
+    )
     with pytest.raises(KeyError, match=expected):
         getattr(called, method)(**arguments)
 
@@ -89,4 +92,8 @@ def test_recd_run_shows_it_as_the_plugins(folder: Path) -> None:
     path = failing_at(folder, "reader")
     result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
     assert isinstance(result.exception, KeyError)
-    assert "bad.wrapper: reader failed at " in fault_message(result.exception)
+    message = fault_message(result.exception)
+    assert re.search(
+        r"plugin bad\.wrapper failed in reader \(.*bad\.py:\d+\): KeyError: 'reader'", message
+    )
+    assert "internal error" not in message

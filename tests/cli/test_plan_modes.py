@@ -73,9 +73,9 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('question.say("planning replicas")', "1 / 0"), "Replicas: plan failed at "),
-        (("lambda: found", "lambda: 1 / 0"), "Replicas: as_json of the answer failed at "),
-        (('if options["copies"] < 1', "if 1 / 0"), "Replicas: check failed at "),
+        (('question.say("planning replicas")', "1 / 0"), "Replicas failed in plan ("),
+        (("lambda: found", "lambda: 1 / 0"), "Replicas failed in as_json ("),
+        (('if options["copies"] < 1', "if 1 / 0"), "Replicas failed in check ("),
     ],
 )
 def test_what_a_mode_does_wrong_is_said_of_it(

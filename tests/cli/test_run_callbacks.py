@@ -106,8 +106,8 @@ def test_they_are_called_in_order(whole: Path) -> None:
 
 def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
     said = run(write(tmp_path, fail_at=6), expect=70)
-    assert "acme.notes: on_step failed at " in said
-    assert "ValueError: enough (acme.py:28)" in said
+    assert "plugin acme.notes failed in on_step (" in said
+    assert "acme.py:28): ValueError: enough" in said
     run(write(tmp_path, fail_at=0), "--resume")
     for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):
         assert resumed["loss"] == straight["loss"]

@@ -259,7 +259,7 @@ def test_samples_of_all_ranks_count_and_faults_are_told(tmp_path: Path) -> None:
     said = {
         "": {"error_rate": 3 / 8},  # 2 of 4 on rank 0, 1 of 4 on rank 1
         "taken": ":6 metrics[0]: metric 'log_loss' of acme.wrong",
-        "results": "acme.wrong: results failed at ",
+        "results": "acme.wrong failed in results (",
         "twice": ":6 metrics[1]: metric 'error_rate' of acme.wrong",
     }
     for fault in said:

@@ -119,7 +119,7 @@ def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
         (
             "raised",
             ZeroDivisionError,
-            r"acme.mine: update of table t_raised failed at .*acme.py:\d+",
+            r"acme.mine failed in update of table t_raised \(.*acme.py:\d+",
         ),
     ],
 )

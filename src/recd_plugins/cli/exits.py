@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recd_plugins.report.output import visible
-from recd_plugins.runtime.errors import RankError, in_a_line
+from recd_plugins.runtime.errors import FAILED_CALL, RankError, in_a_line
 from recd_plugins.runtime.versions import __version__
 
 
@@ -60,9 +60,12 @@ def fault_message(error: Exception) -> str:
     """Write the traceback of an unexpected exception to a file and return a short message."""
     text = "".join(traceback.format_exception(error))
     said = error.what if isinstance(error, RankError) else in_a_line(error)
+    if hasattr(error, FAILED_CALL):
+        advice = "If you did not write this plugin, report the error to its authors"
+        return f"{said}\n{_save_traceback(text, advice)}"
     return (
         f"internal error in recd-plugins {__version__}, or in a library or plugin that it uses: "
-        f"{said}\n{_save_traceback(text)}"
+        f"{said}\n{_save_traceback(text, 'Please report this error')}"
     )
 
 
@@ -94,7 +97,7 @@ def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
     )
 
 
-def _save_traceback(text: str) -> str:
+def _save_traceback(text: str, advice: str) -> str:
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="recd-fault-", suffix=".txt", delete=False, encoding="utf-8",
@@ -104,6 +107,6 @@ def _save_traceback(text: str) -> str:
     except OSError:
         return text
     return (
-        f"The full traceback is in {file.name}. Please report this error and attach the file. Set "
+        f"The full traceback is in {file.name}. {advice} and attach the file. Set "
         "RECD_TRACEBACK=1 to print tracebacks instead."
     )

@@ -190,6 +190,6 @@ def plan(
     with status, part_call(mode, "plan"):
         answer = mode.plan(question)
     if json_path is not None:
-        with part_call(mode, "as_json of the answer"):
+        with part_call(mode, "as_json"):
             write_json(json_path, answer.as_json())
     console.print(answer.text, markup=False)

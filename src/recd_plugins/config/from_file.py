@@ -334,7 +334,7 @@ def _plugin(
     unmade = Plugin(PluginOptions()).placed(stands_at)
     unmade.name = name  # type: ignore[misc]  # for notes
     try:
-        with plugin_call(unmade, "making it", cls), redirect_stdout(sys.stderr):
+        with plugin_call(unmade, "__init__", cls), redirect_stdout(sys.stderr):
             made = cls(cls.Options.model_validate(options))
     except ValidationError as error:
         raise RegistryError(

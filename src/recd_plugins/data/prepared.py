@@ -284,7 +284,7 @@ class FirstRows:
 
     def batches(self, count: int) -> Iterator[Rows]:
         """Yield the ``count - 1`` training batches that follow ``rows``, of the same size."""
-        with plugin_call(self.dataset, "reading"):
+        with plugin_call(self.dataset, "reader"):
             yield from islice(_reader(self.dataset, len(self.rows)), 1, count)
 
 
@@ -294,7 +294,7 @@ def read_first_rows(registry: RunConfig) -> FirstRows:
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())
         try:
-            with plugin_call(dataset, "reading"):
+            with plugin_call(dataset, "reader"):
                 rows = next(iter(_reader(dataset, registry.training.batch_size)))
         except _NotPrepared:
             continue

@@ -108,7 +108,7 @@ class RowPipeline(Feed):
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items of a dataset's iterable, and add the dataset's name to errors."""
-        return plugin_items(self._dataset, "reading", items)
+        return plugin_items(self._dataset, "reader", items)
 
 
 def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:

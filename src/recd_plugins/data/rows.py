@@ -162,7 +162,7 @@ def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
     batches = rows_of_split(dataset, "train", registry.training.batch_size)
     left = limit
     while left is None or left > 0:
-        with plugin_call(dataset, "reading"):
+        with plugin_call(dataset, "reader"):
             rows = next(batches, None)
         if rows is None:
             return

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from recd_plugins.runtime.errors import Problem, RecdError
+from recd_plugins.runtime.errors import FAILED_CALL, Problem, RecdError
 
 T = TypeVar("T")
 
@@ -126,10 +126,10 @@ class Kind:
 
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Context manager that adds the plugin and the line of code to errors except RecdErrors.
+    """Context manager that adds plugin, method and line of code to errors except RecdErrors.
 
     Args:
-        name: name of the plugin, for the note.
+        name: the plugin and its entry, such as ``registry.yaml:9 converter: plugin acme.rows``.
         what: method and purpose, such as ``transform of feature user``.
         code: the called function, or the class of the called method, whose line is reported.
     """
@@ -138,7 +138,9 @@ def code_call(name: str, what: str, code: object) -> Iterator[None]:
     except (RecdError, StopIteration):
         raise
     except Exception as error:
-        error.add_note(f"{name}: {what} failed at {_place(code, error)}")
+        note = f"{name} failed in {what} ({_place(code, error)})"
+        error.add_note(note)
+        vars(error).setdefault(FAILED_CALL, note)
         raise
 
 
@@ -146,12 +148,15 @@ def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
     """Return a ``code_call`` for a method of a plugin, or of another class ``code``."""
-    return code_call(plugin.title, what, code or type(plugin))
+    named = f"plugin {plugin.name}"
+    title = str(Problem(*plugin.stands_at, named)) if plugin.stands_at else named
+    return code_call(title, what, code or type(plugin))
 
 
 def part_call(part: object, what: str) -> AbstractContextManager[None]:
     """Return a ``code_call`` for an object with which a package extends a command."""
-    return code_call(f"{type(part).__module__}.{type(part).__qualname__}", what, type(part))
+    name = f"plugin class {type(part).__module__}.{type(part).__qualname__}"
+    return code_call(name, what, type(part))
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:

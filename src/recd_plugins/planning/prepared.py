@@ -319,7 +319,7 @@ def _rewritten(
 def _part(
     path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], context: PlanContext
 ) -> TableStrategy | None:
-    with plugin_call(entry.plugin, "part"), at_entry(path, entry):
+    with plugin_call(entry.plugin, "strategy"), at_entry(path, entry):
         return entry.plugin.strategy(tables, context)
 
 

@@ -102,9 +102,19 @@ class RegistryError(RecdError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+#: Attribute of an exception that a plugin raised: the plugin, its method and the line at fault.
+FAILED_CALL = "recd_failed_call"
+
+
 def in_a_line(error: BaseException) -> str:
-    """Return an exception as one line: type, first line of the message, location and notes."""
+    """Return an exception as one line: type, first line of the message, location and notes.
+
+    The line starts with the plugin, if ``code_call`` found that a plugin raised the exception.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
-    return "; ".join([said, *getattr(error, "__notes__", ())])
+    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    notes = getattr(error, "__notes__", ())
+    if call := getattr(error, FAILED_CALL, ""):
+        return "; ".join([f"{call}: {said}", *(note for note in notes if note != call)])
+    return "; ".join([f"{said}{where}", *notes])

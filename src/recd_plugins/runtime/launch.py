@@ -18,7 +18,14 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from recd_plugins.report.output import persistent_output
-from recd_plugins.runtime.errors import RankError, RecdError, SetupError, in_a_line, on_rank
+from recd_plugins.runtime.errors import (
+    FAILED_CALL,
+    RankError,
+    RecdError,
+    SetupError,
+    in_a_line,
+    on_rank,
+)
 from recd_plugins.runtime.machine import threads_of_a_rank
 from recd_plugins.runtime.processes import (
     adopt_environ,
@@ -105,6 +112,7 @@ class _Failure:
     error: RecdError | None
     exit_code: int | None = None
     what: str = ""
+    call: str = ""
 
 
 class Ranks:
@@ -303,7 +311,12 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
         everywhere = len(failures) == world_size and len(said) == 1
         raise failure.error if everywhere else on_rank(failure.error, rank)
     if failure.text:
-        raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
+        failed = RankError(
+            f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}"
+        )
+        if failure.call:
+            vars(failed)[FAILED_CALL] = failure.call
+        raise failed
     code = failure.exit_code or 0
     advice = "" if limits is None else f". {limits.advice()}"
     if code < 0:
@@ -388,7 +401,8 @@ def _call(rank: int, setup: _Setup, request: bytes) -> bytes:
 def _failure(error: BaseException) -> _Failure:
     text = "".join(traceback.format_exception(error))
     known = portable(error) if isinstance(error, RecdError) else None
-    return _Failure(text, known, what=in_a_line(error))
+    call = getattr(error, FAILED_CALL, "")
+    return _Failure(text, known, what=in_a_line(error), call=call)
 
 
 def torchrun_rank() -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.interfaces import SharderArguments
+from recd_plugins.interfaces import Plugin, SharderArguments
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import SetupError
@@ -125,6 +125,7 @@ def build_sharders(
         of_plugin = SharderArguments(dict(params), kernels, coalesced, codecs)
         with at_entry(registry.path, entry), plugin_call(entry.plugin, "sharders"):
             for sharder in entry.plugin.sharders(of_plugin):
+                vars(sharder)["shard"] = _guarded(entry.plugin, sharder)
                 first = found.setdefault(sharder.module_type, sharder)
                 if type(first) is not type(sharder):
                     raise SetupError(
@@ -135,6 +136,16 @@ def build_sharders(
     if base:
         _warn_of_unsharded(prepared, found.keys())
     return list(found.values())
+
+
+def _guarded(plugin: Plugin, sharder: ModuleSharder[nn.Module]) -> Callable[..., nn.Module]:
+    """Return ``sharder.shard`` with the plugin's name in its errors."""
+
+    def shard(*arguments: Any, **named: Any) -> nn.Module:
+        with plugin_call(plugin, "shard", type(sharder)):
+            return type(sharder).shard(sharder, *arguments, **named)
+
+    return shard
 
 
 def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
