@@ -96,7 +96,8 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         usage = " ".join(command.collect_usage_pieces(inner))
         prose, *examples = re.split("^\x08\n", help, maxsplit=1, flags=re.M)
         yield f"## {path} {name}\n"
-        yield f"`{path} {name} {usage}`\n"
+        shown = path if name in usage.split() else f"{path} {name}"  # TABLE is an argument
+        yield f"`{shown} {usage}`\n"
         yield f"{prose.strip()}\n"
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"

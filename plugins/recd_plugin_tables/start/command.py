@@ -93,11 +93,11 @@ def init(
     table_name: str | None,
     force: bool | None,
 ) -> None:
-    """Write a registry for your own table to FILE, with every column and a comment on each.
+    """Write a registry file for your own table.
 
     TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
     Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. The role of
-    each column is guessed from its name, type and first rows.
+    each column is guessed from its name, type and first rows. FILE explains it in comments.
 
     \b
     recd init clicks.parquet my.yaml

@@ -46,6 +46,8 @@ class _Init(Starts):
         if args[0] in starts.commands and args[0] != TABLE:
             return super().resolve_command(ctx, args)
         table = starts.commands.get(TABLE)
+        if table and args[0] == TABLE and not {"-h", "--help"}.isdisjoint(args):
+            return "", table, args[1:]
         is_word = args[0].isidentifier() and not Path(args[0]).exists()
         if table is None or is_word:
             tell_broken(manager)
