@@ -51,7 +51,7 @@ class TinyLfu(RowPolicy):
         return slots[~self.rows.pinned(slots)]
 
     def _admit(self, row: int, slot: int) -> int | None:
-        """Return the slot to evict: the victim's, the row's own if rejected, or None."""
+        """Return the slot to evict: the least recently used row's, the new row's, or None."""
         if len(self._kept) < self.rows.capacity:
             self._kept[row] = slot
             return None

@@ -22,7 +22,7 @@ from recd_plugins.api import (
 
 
 class ShardedHotCollection(ExactShardedEmbeddingCollection):
-    """Looks up hot rows in local copies, and other rows in the sharded tables.
+    """Looks up frequent rows in local copies, and other rows in the sharded tables.
 
     State dicts contain only the tables, with the updates of the copies.
     """
@@ -104,7 +104,7 @@ class ShardedHotCollection(ExactShardedEmbeddingCollection):
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Overwrite the copies with the rows of the tables. Collective."""
+        """Overwrite the copies with the rows of the tables. All ranks must call this."""
         self._has_learned = False
         self._hot.zero_()
         for weights, rows, slots, columns in self._shards(self.state_dict(), ""):

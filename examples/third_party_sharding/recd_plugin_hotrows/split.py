@@ -15,7 +15,7 @@ from recd_plugins.api import batch_forms
 
 
 class Split(NamedTuple):
-    """A batch split into cold and hot ids.
+    """A batch split into ids of rows with copies on every rank (hot) and without copies (cold).
 
     Attributes:
         features: all ids.
@@ -34,7 +34,7 @@ class HotContext(batch_forms.ExactSequenceContext):
 
 
 class Joined(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Awaitable output that merges the embeddings of cold and hot ids for each feature."""
+    """Awaitable output that merges embeddings from local copies and from the sharded tables."""
 
     def __init__(self, split: Split, cold: Any, hot: Tensor) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Joined(LazyAwaitable[dict[str, JaggedTensor]]):
 def split(
     features: KeyedJaggedTensor, first: Mapping[str, int], hot: Tensor
 ) -> tuple[Split, KeyedJaggedTensor]:
-    """Split a batch, and return the split and a KeyedJaggedTensor of the cold ids.
+    """Split a batch. Return the split, and the ids to look up in the sharded tables.
 
-    A row's key is its index in the concatenation of all tables.
+    A row's key is its index in the concatenation of all tables. Hot rows have copies on every rank.
 
     Args:
         features: ids of the batch. Features that are not in ``first`` are ignored.

@@ -432,7 +432,7 @@ class CutModel:
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
     def _candidates(self) -> Iterator[Cuts]:
-        """Yield choices of copied rows, one of which is the best."""
+        """Yield promising choices of copied rows. The best choice is among them."""
         fewest, most = self.hot_that_fit
         for hot in (self.two_tier().hot, fewest, most):
             yield Cuts(hot, hot)

@@ -115,7 +115,7 @@ class TierPlan:
 
     @property
     def memory_ratio(self) -> float:
-        """Return the memory per rank divided by that of TorchRec's row-wise sharding."""
+        """Return the memory per rank divided by the memory with TorchRec's row-wise sharding."""
         return self.memory_bytes / self.row_wise_memory_bytes
 
 

@@ -96,7 +96,7 @@ class _Move:
     node: int
 
     def refresh(self, world: dist.ProcessGroup) -> None:
-        """Overwrite the copies on all ranks with the rows of the table. Collective."""
+        """Overwrite the copies with the rows of the table. All ranks must call this."""
         rank, nodes = dist.get_rank(), dist.get_world_size() // self.node
         sent, num_sent = _grouped(self.holders, self.owners == rank, self.node)
         got, num_got = _grouped(self.owners, self.holders == rank % self.node, self.node * nodes)
@@ -105,7 +105,7 @@ class _Move:
         self.copies.index_copy_(0, self.slots[got].to(self.copies.device), received)
 
     def fold(self, group: dist.ProcessGroup) -> None:
-        """Overwrite the rows of the table with the copies. Collective."""
+        """Overwrite the rows of the table with the copies. All ranks must call this."""
         rank, node = dist.get_rank(), self.node
         sent = (self.owners // node == rank // node) & (self.holders == rank % node)
         to_owner, num_sent = _grouped(self.owners % node, sent, node)
@@ -282,12 +282,12 @@ class FoldingOptimizer(CombinedOptimizer):
     # A wrapping optimizer reads the state only in its state_dict.
     @property
     def state(self) -> Any:
-        """Return the optimizer state, keyed by parameter. Collective."""
+        """Return the optimizer state, keyed by parameter. All ranks must read this property."""
         self._lend()
         return super().state
 
     def post_load_state_dict(self) -> None:
-        """Overwrite the row copies with the loaded tables and state. Collective."""
+        """Overwrite the row copies with the loaded tables and state. All ranks must call this."""
         super().post_load_state_dict()
         self._refresh()
 
@@ -304,7 +304,7 @@ def set_group(
 ) -> None:
     """Set the process group of all ShardedTensors in weights and optimizer state.
 
-    ``copy.deepcopy`` of a state dict fails unless its tensors have the default process group.
+    ``copy.deepcopy`` of a state dict fails unless its tensors have the trainer's process group.
     """
     states = (tensor for by_name in optimizer.state.values() for tensor in by_name.values())
     for tensor in (*weights.values(), *states):

@@ -234,12 +234,12 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         return [] if self._retiering is None else self._retiering.reports
 
     def fold(self) -> None:
-        """Write trained row copies into the tables. Collective over all ranks."""
+        """Write trained row copies into the tables. All ranks must call this."""
         if self._has_tiers:
             self._copies.fold()
 
     def refresh(self) -> None:
-        """Overwrite the row copies with the rows of the tables. Collective over all ranks."""
+        """Overwrite the row copies with the rows of the tables. All ranks must call this."""
         if self._has_tiers:
             self._copies.refresh()
 

@@ -129,7 +129,7 @@ def open_store(
         if caches[table.name].folder != caches[first.name].folder:
             raise SetupError(
                 f"cached tables {first.name} and {table.name} share a kernel but have different "
-                "storage. Set the same option storage of scars.cache for both tables."
+                "storage. Set the same storage for both tables."
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     return open_backing_store(

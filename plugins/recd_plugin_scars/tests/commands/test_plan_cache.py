@@ -50,7 +50,7 @@ def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
         "reads of rows: 2,048 rows of registry.yaml",
         "Caches within 62.5 KiB",
         "the cache ends where the memory is full",
-        "more than 62.5 KiB: use smaller batches",
+        "but --memory is 62.5 KiB. Use smaller batches",
     ):
         assert part in shown
     report = json.loads((folder / "cache.json").read_text())
@@ -92,7 +92,7 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
     [
         (["--tiers"], "--tiers and --cache cannot be combined"),
         (["--memory", "much"], "'much' is not a positive number of bytes"),
-        (["--batch-size", "auto"], "Set the memory"),
+        (["--batch-size", "auto"], "needs --memory"),
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not contain table t_item_0, only: t_user"),
     ],
