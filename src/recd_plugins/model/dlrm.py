@@ -48,10 +48,7 @@ class DotInteraction(nn.Module):
         self.out_features = dim + len(rows)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Return ``[B, out_features]`` from ``dense`` ``[B, dim]`` and ``vectors`` ``[B, n, dim]``.
-
-        The output is the dense vector followed by the dot products.
-        """
+        """Map ``dense`` ``[B, dim]`` and ``vectors`` ``[B, n, dim]`` to ``[B, out_features]``."""
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat([dense, products.flatten(1).index_select(1, self.pairs)], dim=1)
 
@@ -77,10 +74,7 @@ class CrossInteraction(nn.Module):
         self.crossnet = _cross_net(spec, self.out_features)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
-        """Apply the cross layers to ``vectors`` ``[B, n, dim]``, and return ``[B, n * dim]``.
-
-        ``vectors`` already include the dense vector.
-        """
+        """Map ``vectors`` ``[B, n, dim]``, which include the dense one, to ``[B, n * dim]``."""
         crossed: Tensor = self.crossnet(vectors.flatten(1))
         return crossed
 

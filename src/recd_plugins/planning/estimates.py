@@ -119,10 +119,7 @@ def row_memory(
     optimizer: str,
     device_type: str,
 ) -> RowMemory | None:
-    """Return the memory of a shard's rows according to its plugin's table strategy.
-
-    Return None if TorchRec's kernels store the rows.
-    """
+    """Return the memory of a shard's rows; None if TorchRec's kernels store the rows."""
     return one_answer(
         parts,
         option.name,

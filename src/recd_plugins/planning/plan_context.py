@@ -107,10 +107,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return a dict from feature to the number of rows of its table.
-
-    Features whose ids are mapped by a module or plugin are missing.
-    """
+    """Return a dict from feature to its table's row count, without features with mapped ids."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table

@@ -293,11 +293,7 @@ class FreeRanks:
         return self.every if self._takes_each(option, slice(None)) else None
 
     def place(self, option: Option) -> Ranks | None:
-        """Place the shards of an option, and return the ranks; None if memory is insufficient.
-
-        Shards go to the least loaded ranks, or for table-row-wise sharding to the least loaded
-        node.
-        """
+        """Place an option's shards on the least loaded ranks or node; None if memory is full."""
         if option.sharding.partition_by == PartitionByType.DEVICE.value:
             return self._on_some(option, self._in_order)
         if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:

@@ -352,10 +352,7 @@ def _table_work(
     *,
     gloo: bool = False,
 ) -> _Fields:
-    """Return the work for one table per rank, as fields of StepCost.
-
-    It includes sending ids, and looking up the rows of the rank's shards.
-    """
+    """Return each rank's work for one table, as fields of StepCost."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)

@@ -149,11 +149,7 @@ def _guarded(plugin: Plugin, sharder: ModuleSharder[nn.Module]) -> Callable[...,
 
 
 def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
-    """Return the user's sharder for the module type that ``stock`` shards, or None.
-
-    Raises:
-        SetupError: it is not TorchRec's own sharder, so it cannot be replaced.
-    """
+    """Return the user's sharder for the module type that ``stock`` shards, or None."""
     found = [each for each in base if each.module_type is stock().module_type]
     if found and type(found[-1]) is not stock:
         raise SetupError(

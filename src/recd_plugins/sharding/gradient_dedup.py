@@ -89,11 +89,7 @@ class DedupGradientAllToAll:
 
 
 def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
-    """Replace the backward all-to-all of output dists that use gloo between nodes.
-
-    Returns:
-        Whether any all-to-all was replaced.
-    """
+    """Deduplicate gradients in output dists that use gloo; return True if any was changed."""
     found = [
         module
         for each in output_dists

@@ -269,10 +269,7 @@ class DeferredAllReduce:
 
 @dataclass(frozen=True)
 class _Hops:
-    """Process groups for a two-level all-reduce: ranks of this node, and first ranks of all nodes.
-
-    The second group is None on all but the first rank of a node.
-    """
+    """Process groups of this node's ranks, and of each node's first rank (None on other ranks)."""
 
     node: dist.ProcessGroup
     first: int
@@ -280,10 +277,7 @@ class _Hops:
 
 
 def _hops(ranks: Sequence[int]) -> _Hops | None:
-    """Create the groups of a two-level all-reduce on all ranks, or return None.
-
-    Return None if all ranks are on one node, or if each node has one rank.
-    """
+    """Create groups for a two-level all-reduce; None for one node or one rank per node."""
     size = ranks_of_each_node()
     if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
         return None

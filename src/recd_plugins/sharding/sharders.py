@@ -191,10 +191,7 @@ def _check(
 
 
 def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
-    """Raise SetupError if DMPCollection (2D parallelism) shards the module ``name``.
-
-    Copies of its tables in different groups of ranks would diverge.
-    """
+    """Raise SetupError if DMPCollection (2D parallelism) shards the module ``name``."""
     if isinstance(env, ShardingEnv2D):
         raise SetupError(
             f"module {name!r} is sharded by DMPCollection, but exact sharders do not support "

@@ -99,10 +99,7 @@ class CheckpointState:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
-        """Return the current state of the model and, if given, of the optimizer.
-
-        All ranks must call this.
-        """
+        """Return the state of the model and, if given, the optimizer. All ranks must call this."""
         model = dmp.state_dict()
         document: dict[str, Any] = {"model": {}}
         for name, value in model.items():
@@ -141,10 +138,7 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load this state into model and optimizer, after DCP has read it from a checkpoint.
-
-        All ranks must call this.
-        """
+        """Load the state that DCP read into model and optimizer. All ranks must call this."""
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         if optimizer is None:

@@ -269,10 +269,7 @@ class Metrics:
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
     def results(self) -> dict[str, float]:
-        """Return a dict from metric to its value over all ranks; empty if no rank has rows.
-
-        All ranks must call this.
-        """
+        """Return a dict from metric to its value over all ranks. All ranks must call this."""
         if not self._entries:
             return {}
         everyone = _gathered((self._num_samples, self._states))

@@ -161,10 +161,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Return a dict from data column to its kind in training, such as "text" or "numbers".
-
-    Return None for an early checkpoint.
-    """
+    """Return a dict from column to its kind, such as "text"; None for an early checkpoint."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -172,10 +169,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Raise RecdError if a run's settings differ from the checkpoint's in fields not ``allowed``.
-
-    Return descriptions of the allowed differences.
-    """
+    """Return the allowed differences between a run and a checkpoint; raise RecdError for others."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told, refused = list[str](), list[str]()
     remedies: list[set[str]] = []

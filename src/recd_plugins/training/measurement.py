@@ -197,10 +197,7 @@ def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
 
 
 def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool]]:
-    """Split a step at starts and ends of operators.
-
-    Yield (start, end, stage of the innermost operator, whether it is in an operator).
-    """
+    """Yield (start, end, stage, whether in an operator) for each part of a step."""
     step = events.step
     now = step.start
     around: list[tuple[int, Stage | None, bool]] = [(step.end, None, False)]
@@ -314,10 +311,7 @@ class StepCounts:
 
 
 class Meter:
-    """Counts sent bytes and looked-up ids in steps 2 to 5, and times the steps after them.
-
-    Step 1 fills the pipeline, so it is not measured.
-    """
+    """Counts bytes and ids in steps 2 to 5, and times later steps. Step 1 fills the pipeline."""
 
     COUNTED_STEPS = 4
 

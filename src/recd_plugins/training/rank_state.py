@@ -43,10 +43,7 @@ def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def broadcast_state(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's tensors to every rank, as DistributedDataParallel does.
-
-    All ranks must call this.
-    """
+    """Copy rank 0's tensors to every rank. All ranks must call this."""
     for tensor in tensors:
         whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         dist.broadcast(whole, 0)
@@ -80,10 +77,7 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Use rank 0's buffers on all ranks in this context, as in a checkpoint.
-
-    All ranks must enter it.
-    """
+    """Use rank 0's buffers on all ranks in this context. All ranks must enter it."""
     own = dict(_dense_buffers(dmp.module))
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)

@@ -352,10 +352,7 @@ class Comparison:
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
     def ratios(self, variant: str) -> dict[str, Spread | None]:
-        """Return a dict from figure, such as step time, to the variant's ratio to the baseline.
-
-        A ratio is None if it is undefined.
-        """
+        """Return a dict from figure, such as step time, to its ratio to the baseline, or None."""
         found = [figures(each[variant]) for each in self.rounds]
         bases = [figures(each[self.first]) for each in self.rounds]
         return {

@@ -47,10 +47,7 @@ class FeatureGroups:
 def feature_groups(
     configs: Sequence[BaseEmbeddingConfig], coalesced: Collection[str]
 ) -> FeatureGroups | None:
-    """Group features by the coalesced table (distinct ids sent once) that they look up.
-
-    Returns:
-        The groups, or None if no table is coalesced.
+    """Group features by coalesced table (distinct ids sent once); None if no table is coalesced.
 
     Raises:
         SetupError: a feature looks up both coalesced and other tables, looks up one table twice, or
@@ -288,10 +285,7 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Give features without rows an empty row if their group has fewer rows than features.
-
-    Return the number of rows per feature, and the length of each row.
-    """
+    """Give features without rows an empty row if their group has fewer rows than features."""
     found = dict(zip(groups.coalesced, counts, strict=True))
     for group in groups.groups:
         if found[group[0]] < len(group):

@@ -278,12 +278,7 @@ class BagLayout:
             self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """Return the parts that fill the output columns from the received embedding rows.
-
-        Args:
-            batch: local data of the coalesced batch.
-            num_rows: number of received rows, for each column shard of a feature.
-        """
+        """Return the parts that fill the output from the rows received per column shard."""
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
