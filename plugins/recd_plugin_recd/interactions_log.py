@@ -238,7 +238,7 @@ SCHEMA = pa.schema(
 
 
 class InteractionLog:
-    """Computes the features of events. The *place* of an event is its index by user and time.
+    """Computes the features of events. *Places* are indices of events sorted by user and time.
 
     Args:
         events: the interactions; ``outcomes`` are not used.

@@ -74,7 +74,7 @@ def findings(report: TableAnalysis) -> Iterator[str]:
     else:
         yield (
             f"The table is not clustered: {_share(sessions.torn)} of its sessions have rows that "
-            f"are not adjacent. The figures by session are measured on a sample of "
+            f"are not adjacent. DedupeFactors after sorting by session are measured on a sample of "
             f"{sample.rows:,} rows of {sample.sessions:,} sessions."
         )
     yield (
@@ -82,10 +82,10 @@ def findings(report: TableAnalysis) -> Iterator[str]:
         f"of the session (exact). {_share(report.partial)} of the ids also occur in the list of "
         "the previous row (partial)."
     )
-    by_session = "" if sample is None else f", by session {_factor(report.factor_by_session)}"
+    by_session = "" if sample is None else f", {_factor(report.factor_by_session)} after sorting"
     yield (
         f"DedupeFactor over all features: {_factor(report.factor_as_is)} in the current row order"
-        f"{by_session}, with partial deduplication {_factor(report.partial_factor)}."
+        f"{by_session}, {_factor(report.partial_factor)} with partial deduplication."
     )
     forms = [each.form for each in report.features]
     if report.converter is None and sample is not None:

@@ -44,8 +44,8 @@ class Check:
 @click.option(
     "--model",
     metavar="MODULE:FACTORY",
-    help="Check the model that this factory returns instead: show how its tables would be sharded "
-    "and trained, and which features would be deduplicated.",
+    help="Show how the tables of a model would be sharded and trained, and which features would be "
+    "deduplicated. FACTORY is a function that returns the model.",
 )
 @click.option(
     "--ranks",
@@ -61,21 +61,23 @@ class Check:
 def doctor(
     ctx: click.Context, as_json: bool, model: str | None, ranks: int | None, registry: Path | None
 ) -> None:
-    """Check this machine's installation, or a trainer's model.
+    """Check this machine's installation.
 
     Checks versions, FBGEMM operators, CUDA and plugins. Exits with 1 if a check fails. A missing
-    CUDA device is not a failure. With --model, plans the model without training it.
+    CUDA device is not a failure. With --model, shows how the tables of your model would be sharded.
     """
     if model is not None:
         _describe(model, ranks or 2, registry, ctx.obj, as_json)
         return
     if ranks is not None or registry is not None:
-        raise click.UsageError("--ranks and --registry need --model. Add --model, or remove them.")
+        raise click.UsageError(
+            "--ranks and --registry need --model. Add --model, or remove both options."
+        )
     checks = list(examine(ctx.obj))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
-        table = Table("check", "", "found")
+        table = Table("check", "status", "found")
         for check in checks:
             status = f"[{_COLORS[check.status]}]{check.status}"
             table.add_row(check.name, status, escape(check.detail))

@@ -104,7 +104,6 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
 def _put_entry(
     definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
 ) -> str:
-    """Add the options schemas of ``plugins`` to a section's entry schema. Return the old $ref."""
     # The section is a list of entries, an optional entry, or a required entry.
     holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]

@@ -318,7 +318,7 @@ def refuse_outside(
             here = f"this rank has rows 0 to {limit - 1}" if limit else "this rank has no rows"
             raise DataError(
                 f"table {table(number)!r}: feature {feature!r} has the id {int(outside[0])}, but "
-                f"{here}. Fix the data, or give the table more rows."
+                f"{here}. Fix the data, or increase the number of rows of the table."
             )
 
 

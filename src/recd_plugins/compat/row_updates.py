@@ -95,11 +95,13 @@ def unheeded_argument(
         if not arguments.get(name):
             continue
         if kind not in kinds:
-            return f"FBGEMM's {kind.value} kernels ignore the argument {name!r}. Remove it."
+            return (
+                f"FBGEMM's {kind.value} kernels ignore the argument {name!r}. Remove the argument."
+            )
         if device_type == "cpu":
             return (
-                f"FBGEMM's pooled CPU kernels ignore the argument {name!r}. Remove it, or train on "
-                "a GPU."
+                f"FBGEMM's pooled CPU kernels ignore the argument {name!r}. Remove the argument, "
+                "or train on a GPU."
             )
     return ""
 
