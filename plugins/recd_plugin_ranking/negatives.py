@@ -282,7 +282,7 @@ class Negatives(DatasetWrapper):
         def _suit_the_draw(self) -> Self:
             if self.by == "in_request" and (self.with_item or self.never):
                 raise ValueError(
-                    "by: in_request excludes with_item and never. Remove with_item and never"
+                    "by: in_request cannot be combined with with_item or never. Remove both options"
                 )
             return self
 

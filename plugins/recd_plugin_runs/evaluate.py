@@ -115,8 +115,8 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
     """Print a note if the training data is missing, with the reason."""
     if isinstance(registry.dataset, trained_models.AbsentData):
         click.echo(
-            f"The training data cannot be read ({registry.dataset.error}). Using the columns "
-            f"stored in {checkpoint}",
+            f"The training data cannot be read ({registry.dataset.error}). The command uses the "
+            f"columns stored in {checkpoint}.",
             err=True,
         )
 
@@ -151,6 +151,7 @@ class UnknownIds:
         ]
         if told and dist.get_rank() == 0:
             click.echo(
-                f"out-of-vocabulary ids per feature, scored as unknown ids: {', '.join(told)}",
+                "Number of out-of-vocabulary ids per feature, scored as unknown ids: "
+                f"{', '.join(told)}",
                 err=True,
             )

@@ -308,10 +308,10 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
         "inputs": {
-            "dense": "float64 [B, dense]: the numbers of each row, in the order of dense",
-            "values": "by sparse feature: int64 [num_values], the raw ids of its stored rows",
-            "lengths": "by sparse feature: int64 [num_stored], how many ids each of them has",
-            "rows": "by sparse feature: int64 [B], the stored row of each row",
+            "dense": "float64 [B, dense]: dense features of each row, in the order of key dense",
+            "values": "per sparse feature: int64 [num_values], the raw ids of all stored rows",
+            "lengths": "per sparse feature: int64 [num_stored], the number of ids per stored row",
+            "rows": "per sparse feature: int64 [B], the index of the stored row of each row",
         },
         "output": "float32 [B]: the probability of each row",
     }

@@ -201,7 +201,7 @@ class PredictJob(trained_models.TrainedJob):
             if rows >= size:
                 break
         if not rows:
-            raise DataError(f"{self.table}: the table has no rows")
+            raise DataError(f"{self.table}: the table has no rows. Use a table with rows.")
         planned = replace(registry, dataset=dataset)
         return planned.with_training({"batch_size": min(size, rows)})
 

@@ -118,7 +118,7 @@ class ColumnOptions(PluginOptions):
         roles = set(self.roles)
         alone = [role for role in self.roles if role in ("label", "unused")]
         if alone and len(roles) > 1:
-            yield f"role {alone[0]!r} excludes other roles. Remove the other roles"
+            yield f"role {alone[0]!r} cannot be combined with other roles. Remove the other roles"
         features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
             yield f"a column cannot be {' and '.join(features)} at once. Keep one of these roles"
@@ -328,8 +328,8 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         )
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
         return (
-            "a timestamp cannot be an id as it is. Set by: hour, weekday or day, or use role "
-            "'number'."
+            "a timestamp cannot be an id without option by. Set by: hour, weekday or day, or use "
+            "role 'number'."
         )
     if role == "label" and is_text(kind) and options.positive is None:
         return "a text label must be mapped to 0 and 1. Set positive: [VALUES] (these become 1)."

@@ -166,7 +166,9 @@ def _comment(found: MeasuredCluster, quick: bool) -> str:
     """Return the comment in the first line of the topology file."""
     how = f"recd calibrate {version('recd-plugins-core')}{' --quick' if quick else ''}"
     line = f"Measured by {how} on {time.strftime('%Y-%m-%d')}."
-    return line if found.spec.nodes > 1 else f"{line} One node: rates between nodes are assumed."
+    return (
+        line if found.spec.nodes > 1 else f"{line} With one node, rates between nodes are assumed."
+    )
 
 
 def _tell(

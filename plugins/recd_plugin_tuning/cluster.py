@@ -274,7 +274,7 @@ def _collectives(found: MeasuredCluster) -> Table:
 
 
 def _work(found: MeasuredCluster) -> Table:
-    table = text_table("", ["a rank, while all of its node do the same"], [""])
+    table = text_table("", ["local work per rank, with all ranks of the node busy"], [""])
     for name, rate in found.work.rates.items():
         unit, of_one = _UNITS.get(name, ("GB/s", 1e9))
         table.add_row(WORKS[name], f"{rate / of_one:,.2f} {unit}")

@@ -35,7 +35,8 @@ _MOST_CURVES = 12
 _POINTS = 200
 _INPUT = click.Path(path_type=Path)
 _shown = cli_options.report_options(
-    "Write the figures to this file.", "Plot the share of accesses by rows to this file"
+    "Write the figures as JSON to this file.",
+    "Plot the share of accesses over the share of rows to this file",
 )
 
 

@@ -114,7 +114,7 @@ WORKS = {
     "copy": "copies in memory",
     "device_copy": "copies in a GPU's memory",
     "to_device": "copies to a GPU",
-    "elements": "moving and adding rows, in bytes read or written",
+    "elements": "gathering and adding rows, in bytes read or written",
     "operators": "operators on tiny tensors",
     "matmul": "matrix products",
     "unique": "making ids unique",
@@ -148,7 +148,7 @@ class Lookup:
 
     def __str__(self) -> str:
         where = f"{self.tables} x {self.rows:,} rows"
-        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back"
+        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, forward and backward"
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -185,7 +185,7 @@ class Product:
 
     def __str__(self) -> str:
         shape = f"{self.rows:,} x {self.inner:,} x {self.columns:,}"
-        return f"{_PRODUCTS_AT_ONCE} products of {shape}, and back"
+        return f"{_PRODUCTS_AT_ONCE} products of {shape}, forward and backward"
 
     @property
     def work(self) -> tuple[float]:

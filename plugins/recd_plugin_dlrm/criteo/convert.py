@@ -71,7 +71,7 @@ def convert(
         if _identity(options, days) != identity:
             raise DataError(
                 f"{options.source}: the source changed during the conversion. Run the command "
-                "again when it is complete."
+                "again when the source is complete."
             )
         work.publish(options.target)
     return ConvertedLogs(sum(each.rows for each in done), sum(each.part for each in done))
@@ -106,7 +106,9 @@ def _convert_day(
                 complete=rows < options.part_rows,
             )
             if done.rows == 0:
-                raise DataError(f"{day.path}: the file has no rows. Remove it or use another file.")
+                raise DataError(
+                    f"{day.path}: the file has no rows. Remove the file or use another one."
+                )
             file_utils.write_note(note, asdict(done))
     return done
 

@@ -204,8 +204,8 @@ class Buckets:
             matches = [each for each in by_pattern if fnmatchcase(name, each)]
             if not matches:
                 raise DataError(
-                    f"option buckets: feature {name!r} is missing. Add it, or pattern '*' for all "
-                    "other features."
+                    f"option buckets: feature {name!r} is missing. Add the feature, or pattern '*' "
+                    "for all other features."
                 )
             self.sizes.append(by_pattern[matches[0]])
 

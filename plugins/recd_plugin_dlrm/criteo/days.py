@@ -160,7 +160,7 @@ class Day(ABC):
 def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
     """Return the first row of each unit, if all units have ``UNIT_ROWS`` rows."""
     if not num_rows:
-        raise DataError(f"{path}: the file has no rows. Remove it or use another file.")
+        raise DataError(f"{path}: the file has no rows. Remove the file or use another one.")
     return np.arange(0, num_rows, UNIT_ROWS, dtype=np.int64)
 
 
@@ -242,7 +242,7 @@ class ParquetDay(Day):
         sizes = [unit.num_rows for unit in self._table.units]
         self.num_rows = sum(sizes)
         if not self.num_rows:
-            raise DataError(f"{path}: the table has no rows. Remove it or use another table.")
+            raise DataError(f"{path}: the table has no rows. Use a table with rows.")
         self.starts = np.array(list(accumulate(sizes, initial=0))[:-1], np.int64)
 
     def identity(self) -> list[Any]:

@@ -192,7 +192,7 @@ class TsvStream:
             except OSError as error:
                 raise DataError(
                     f"{self._path}: the file is truncated, damaged or has a wrong suffix: {error}. "
-                    f"It can be read up to line {self.line}. Download or write it again."
+                    f"Lines up to {self.line} can be read. Download or write the file again."
                 ) from error
             self._on_bytes(chunk)
             rest = self._data[self._at :]

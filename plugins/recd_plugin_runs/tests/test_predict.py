@@ -110,7 +110,7 @@ def test_the_data_of_the_training_need_not_be_there(
         (folder / "train elsewhere").rename(folder / "train")
     said = capsys.readouterr().err
     assert "The training data cannot be read (" in said
-    assert f"Using the columns stored in {checkpoint}" in said
+    assert f"columns stored in {checkpoint}" in said
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()

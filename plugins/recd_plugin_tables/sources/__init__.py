@@ -66,7 +66,8 @@ def open_source(
     kind, files = _find_format(root, options.format, of_another=of_another)
     if options.query is not None and kind != "duckdb" and not of_another:
         raise DataError(
-            f"{root}: source.query needs a DuckDB file, but the format is {kind}. Remove it."
+            f"{root}: source.query needs a DuckDB file, but the format is {kind}. Remove "
+            "source.query."
         )
     if kind in _LIBRARIES:
         return _LIBRARIES[kind](str(location), options)

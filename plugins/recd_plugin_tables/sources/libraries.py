@@ -119,7 +119,8 @@ class DuckDbSource(BatchSource):
         super().__init__(location, (duckdb.Error,))
         if table is not None and query is not None:
             raise DataError(
-                f"{location}: source.table and source.query exclude each other. Remove one of them."
+                f"{location}: source.table and source.query cannot be combined. Remove one of the "
+                "options."
             )
         self._duckdb = duckdb
         with self._told():
@@ -302,8 +303,8 @@ def _metadata_file(location: str) -> str:
         files = [f for f in files if f.name == f"v{number}.metadata.json"] or files
     if not files:
         raise DataError(
-            f"{location}: the folder has no metadata/*.metadata.json, so it is no Iceberg table. "
-            "Correct the path."
+            f"{location}: the folder has no metadata/*.metadata.json, so it is not an Iceberg "
+            "table. Correct the path."
         )
     return str(max(files, key=lambda file: (_version(file.name), file.stat().st_mtime_ns)))
 

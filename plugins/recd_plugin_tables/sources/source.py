@@ -86,7 +86,7 @@ class SourceOptions(PluginOptions):
             raise ValueError(f"DuckDB cannot parse the query: {what}") from error
         if kinds != ["SELECT"]:
             raise ValueError(
-                f"the query must be one SELECT statement, but it is {', '.join(kinds) or 'empty'}"
+                f"the query is {', '.join(kinds) or 'empty'}, but must be one SELECT statement"
             )
         return query
 

@@ -133,7 +133,7 @@ def _check(survey: Survey, wanted: Wanted) -> None:
     if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
         other = "--implicit" if wanted.implicit else "--unused"
         raise DataError(
-            f"{survey.location}: --label and {other} exclude each other. Remove one of the options."
+            f"{survey.location}: --label and {other} cannot be combined. Remove one of the options."
         )
 
 

@@ -350,7 +350,7 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
             ["--label", "embedding"],
             "column 'embedding' has type list<element: double>, which cannot",
         ),
-        (["--label", "clicked", "--implicit"], "--label and --implicit exclude each other"),
+        (["--label", "clicked", "--implicit"], "--label and --implicit cannot be combined"),
         (["--explode", "age"], "column 'age' in explode is int64, not a list"),
         (["--format", "excel"], "--format"),
     ],
