@@ -63,7 +63,7 @@ class Variant:
         dim: factor that multiplies the model's embedding dimension.
         sharders: ``side`` for the default sharders of ``side``; ``index_dedup`` for TorchRec's
             sharders with ``use_index_dedup``; ``plugins`` for the sharders of recd-plugins.
-        compiled: whether torch.compile compiles the interaction and the MLPs.
+        compiled: whether to apply torch.compile to the interaction and the MLPs.
     """
 
     name: str
@@ -312,9 +312,9 @@ def _mark(pooling: SequencePooling) -> None:
 
 
 def _pooling_shares(step: Callable[[], object]) -> dict[Stage, float]:
-    """Return the fraction of stages ``gemm`` and ``other`` that one step spends in pooling.
+    """Return the fraction of matrix products and other operators spent in sequence pooling.
 
-    Counts the forward pass of sequence pooling and the autograd nodes that it creates.
+    Runs one step. Counts the forward pass of pooling and the autograd nodes that it creates.
     """
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function(PROFILED_STEP):

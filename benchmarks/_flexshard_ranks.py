@@ -134,7 +134,7 @@ class Trained:
     """Results of one variant over all ranks.
 
     Attributes:
-        sent: bytes sent per step, averaged over ranks; the group of a ``Traffic`` is its tier.
+        sent: bytes sent per step, averaged over ranks and keyed by collective and row tier.
         seconds: wall time of a step, one value per turn.
         losses: loss of each step, averaged over ranks.
         hot: number of rows replicated on every rank, summed over tables.
@@ -149,7 +149,7 @@ class Trained:
 
     @property
     def all_to_all(self) -> float:
-        """Bytes of the global all-to-alls: ids, lengths, embeddings and gradients."""
+        """Bytes of ids, lengths, embeddings and gradients in all-to-alls between all ranks."""
         return sum(
             num
             for traffic, num in self.sent.items()
@@ -195,7 +195,7 @@ def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Tr
 
 @dataclass(frozen=True)
 class Sessions:
-    """Job that trains the sequence features of the PAPERCAL table, with a registry per variant."""
+    """Job that trains sequence features of synthetic sessions, with a registry file per variant."""
 
     registries: Mapping[str, Path]
     num_batches: int
@@ -251,7 +251,7 @@ def _train(
 
 
 def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
-    """Return the bytes that this rank sends per step, with tier names instead of process groups."""
+    """Return the bytes that this rank sends per step, keyed by collective and row tier."""
     with CollectiveBytes() as counter:
         trainer.steps(steps)
     names = tier_groups().names

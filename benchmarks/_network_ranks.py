@@ -41,8 +41,8 @@ class Job:
     Attributes:
         registries: registry file of each variant, keyed by name.
         stock: names of variants that use TorchRec's sharders.
-        as_stock: names of variants that use our sharders where TorchRec has none, but send the same
-            bytes as TorchRec would.
+        as_stock: names of variants that use sharders of recd-plugins but send the same bytes as
+            TorchRec, which has no such sharders on CPU.
         ranks_per_node: ranks per node.
         num_batches: number of batches per rank, which are repeated.
         turns: minimum number of turns of each variant.

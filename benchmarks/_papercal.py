@@ -41,7 +41,7 @@ class Settings:
 
 
 def papercal_batches(count: int) -> list[Rows]:
-    """Return the first ``count`` batches of PAPERCAL, clustered by session."""
+    """Return the first ``count`` batches of the synthetic table, clustered by session."""
     keys = chunks(row_keys(count * BATCH_SIZE, seed=1, layout="clustered"), BATCH_SIZE)
     return [
         Rows(make_rows(block), (Origin("PAPERCAL", number * BATCH_SIZE, BATCH_SIZE),))
@@ -50,7 +50,7 @@ def papercal_batches(count: int) -> list[Rows]:
 
 
 def list_dict_batch(rows: Rows) -> Rows:
-    """Return a batch with the columns that a table in layout ``list_dict`` yields."""
+    """Return a batch whose lists are dictionary-encoded, as read from a table in that layout."""
     fields, columns = list(rows.data.schema), rows.data.columns
     for index, field in enumerate(fields):
         if field.name.startswith(("seq_", "usr_")):

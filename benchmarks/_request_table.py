@@ -19,7 +19,7 @@ _ITEMS = 20_000
 
 
 def write_requests(folder: Path, rows: int) -> Path:
-    """Write requests with about ``rows`` candidates in total and return their registry file."""
+    """Write a table of requests with about ``rows`` candidates, and return its registry file."""
     table, registry = folder / "requests.parquet", folder / "requests.yaml"
     if not table.exists():
         pq.write_table(request_table(-(-rows // CANDIDATES)), table)
@@ -30,7 +30,7 @@ def write_requests(folder: Path, rows: int) -> Path:
 
 
 def request_table(num: int) -> pa.Table:
-    """Return a table with one row per request; each request lists its candidates as structs."""
+    """Return a table with ``num`` requests, one per row, each with a list of candidate structs."""
     draw = np.random.default_rng(0)
     user = draw.integers(0, max(2, num // 4), num)
     taste = draw.integers(0, _ITEMS, num)

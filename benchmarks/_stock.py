@@ -17,7 +17,7 @@ def figures_over_stock(
 ) -> list[Figure]:
     """Return speed, bytes, ids and memory relative to stock TorchRec, and the loss difference.
 
-    Every run starts new processes. The two variants alternate in running first.
+    Every run starts new processes. Stock and plugin runs alternate in order.
 
     Args:
         registry: a registry file.

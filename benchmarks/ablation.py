@@ -216,7 +216,7 @@ class Ablation:
         return max_abs_diff([each.losses[: 2 * each.num_batches] for each in found])
 
     def _work(self) -> list[Figure]:
-        """Return ratios of ids and bytes between variants that train on the same samples."""
+        """Return how much deduplication reduces ids and bytes on the same samples, as figures."""
         before, after = self._of(CLUSTERED), self._of(DEDUP)
         figures = [higher(f"{self.model}_ids_ratio", _total(before.ids) / _total(after.ids))]
         if _exchanged(before):
@@ -242,9 +242,9 @@ class Ablation:
         )
 
     def _bound(self, stock: Variant) -> float:
-        """Return the highest speedup that deduplication allows for a stock variant.
+        """Return the highest speedup over a stock variant that deduplication allows.
 
-        Divides the time of each stage by its deduplication factor.
+        Divides the time of each stage of a step by the deduplication factor of the stage.
         """
         stages, shares = self._of(stock).stages, self._of(stock).pooling
         assert stages is not None, "every variant that trains is profiled"

@@ -1,6 +1,6 @@
-"""Time of building IKJTs, compared to building plain KJTs from the same columns.
+"""Time to build IKJTs (deduplicated KeyedJaggedTensors), compared to plain KJTs.
 
-Both sides create new tensors in memory that was freed before.
+Both sides create new tensors from the same columns, in memory that was freed before.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _convert(converter: KjtConverter | IkjtConverter | PartialIkjtConverter) -> 
 
 
 def _exact(ikjt: IkjtConverter) -> Make:
-    """Return a function that builds IKJTs for the converter's groups, and a KJT for other ones."""
+    """Return a function that builds IKJTs (deduplicated KJTs), as chosen by the converter."""
     deduplicate = Deduplicator(neighbours_only=ikjt.neighbours_only)
     groups = [group.features for group in ikjt.report() if group.deduplicated]
 
@@ -98,7 +98,7 @@ def _exact(ikjt: IkjtConverter) -> Make:
 
 
 def _partial(partial: PartialIkjtConverter) -> Make:
-    """Return a function that builds a partial IKJT and a KJT, as chosen by the converter."""
+    """Return a function that builds a partially deduplicated KJT, as chosen by the converter."""
     pack = RowPacker()
     names = [name for name, choice in partial.report().items() if choice.stored_partially]
 
@@ -111,7 +111,7 @@ def _partial(partial: PartialIkjtConverter) -> Make:
 
 
 def _passthrough(sample: Rows) -> Make:
-    """Return a function that builds IKJTs from Arrow dictionaries without hashing any rows."""
+    """Return a function that builds deduplicated KJTs from Arrow dictionaries, without hashing."""
     converter = ListDictConverter(ListDictConverter.Options(min_dedupe_factor=_MIN_DEDUPE_FACTOR))
     converter.fit(sample, SCHEMA)
     groups = [group.features for group in converter.report() if group.deduplicated]

@@ -5,7 +5,8 @@ iproute2. Each combination of workload, nodes and link rate is measured separate
 can be repeated. All variants start from the same weights and train in the same ranks, in random
 order. A speedup is the median over turns of the ratio within a turn. Plans use measurements of
 the simulated cluster. Stock variants use TorchRec's sharders and train loop. TorchRec cannot shard
-bags row-wise on CPU, so stock row-wise uses our sharder but sends the bytes that TorchRec would.
+bags row-wise on CPU. Stock row-wise therefore uses a sharder of recd-plugins, but sends the same
+bytes as TorchRec would.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Variant:
     """One way to train the model.
 
     Attributes:
-        deduplicated: whether batches are IKJTs.
+        deduplicated: whether batches are deduplicated.
         sequences: sharding of tables whose features are pooled as sequences.
         pooled: sharding of all other tables; None means the same as ``sequences``.
-        stock: for baselines, ``own`` with TorchRec's sharders, or ``alike`` with our sharders that
-            send the same bytes. Empty otherwise.
+        stock: for baselines, ``own`` for TorchRec's sharders, or ``alike`` for sharders of
+            recd-plugins that send the same bytes. Empty for other variants.
     """
 
     deduplicated: bool

@@ -1,8 +1,8 @@
 """CPU time from Parquet to preprocessed tensors, with and without deduplicated storage.
 
-A batch is read as Arrow columns (fill), converted to KJTs or IKJTs (convert), and its ids are
-hashed (preprocess). Variants alternate, one pass over their table each. Figures that end with
-``_fresh`` allocate new memory; all other figures reuse freed memory.
+A batch is read as Arrow columns (fill), converted to tensors (convert), and its ids are hashed
+(preprocess). Variants alternate, one pass over their table each. Figures that end with ``_fresh``
+allocate new memory; all other figures reuse freed memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training with RecD deduplication compared to stock TorchRec, on the synthetic PAPERCAL data."""
+"""Training with deduplication compared to stock TorchRec, on synthetic session data."""
 
 from __future__ import annotations
 
