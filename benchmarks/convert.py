@@ -38,7 +38,7 @@ Pair = tuple[Make, Make, Sequence[Any]]
 
 
 def run(size: Size) -> Findings:
-    """Time the construction of tensors from decoded columns, and complete Arrow converters."""
+    """Time building tensors from decoded columns, and complete converters from Arrow rows."""
     batches = papercal_batches(_BATCHES[size])
     stored = list(map(list_dict_batch, batches))
     columns: list[Columns] = [

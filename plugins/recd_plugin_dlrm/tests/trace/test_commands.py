@@ -168,11 +168,11 @@ def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "said"),
     [
-        ("1\n2 x3\n", [], "cannot be read as ids: Failed to parse string: 'x3'"),
+        ("1\n2 x3\n", [], "cannot be read as integer ids: Failed to parse string: 'x3'"),
         ("7\n9223372036854775808\n", [], "Failed to parse string: '9223372036854775808'"),
-        (" \n\n", [], "feature id has no ids in 0 rows"),
-        ("1 2\n3 4\n5\n6 7\n", ["--columns", "a,b"], "4 lines have 7 ids, and --columns names 2"),
-        ("1", ["--columns", "a,,b"], "an empty name"),
+        (" \n\n", [], "feature 'id' has no ids in 0 rows"),
+        ("1 2\n3 4\n5\n6 7\n", ["--columns", "a,b"], "4 lines have 7 ids, but --columns lists 2"),
+        ("1", ["--columns", "a,,b"], "a name is empty"),
     ],
 )
 def test_wrong_text(folder: Path, text: str, columns: list[str], said: str) -> None:
@@ -190,10 +190,10 @@ def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
     assert "ids.txt" in failed("generate", "ids.txt", "-o", "s.txt")
     table = pq.read_table(folder / "p.parquet")
     pq.write_table(table.replace_schema_metadata({}), "other.parquet")
-    assert "no trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
+    assert "not a trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
     assert not (folder / "s").exists()
     registry(folder)
-    assert "--columns is for text" in failed(
+    assert "--columns works only with text files" in failed(
         "profile", "registry.yaml", "-o", "q", "--columns", "a"
     )
 
@@ -202,6 +202,6 @@ def test_tables_of_other_lengths_need_a_number_of_accesses(folder: Path) -> None
     made = [profile_ids(np.array(ids), name) for ids, name in (([1, 1], "a"), ([1, 2, 1], "b"))]
     write_profile(TraceProfile({each.table: each for each in made}, "a test"), folder / "p.parquet")
     said = failed("generate", "p.parquet", "-o", "s.txt")
-    assert "say how many with --accesses" in said
+    assert "Set --accesses" in said
     done("generate", "p.parquet", "-o", "s.txt", "--tables", "t_b")
     assert len((folder / "s.txt").read_text().split()) == 3
