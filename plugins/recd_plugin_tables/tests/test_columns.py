@@ -71,7 +71,7 @@ WRONG = {
     "no label": ({**USES, "rating": "unused"}, "no column has the role label"),
     "text as a label": ({**USES, "rating": "label"}, "a text label must be mapped"),
     "lists of lists": ({**USES, "deep": "ids"}, "does not support role 'ids'"),
-    "a time as an id": ({**USES, "at": "id"}, "a timestamp cannot be an id as it is"),
+    "a time as an id": ({**USES, "at": "id"}, "a timestamp cannot be an id without option by"),
     "one name twice": (
         {**USES, "item": {"as": "id", "name": "tags"}},
         "item and tags would both be imported as 'tags'",

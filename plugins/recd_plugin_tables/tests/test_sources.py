@@ -176,7 +176,7 @@ def test_a_commit_that_is_still_in_the_log_of_duckdb_counts(tmp_path):
         ("SELECT 1; SELECT 2", "SELECT, SELECT"),
         ("SELECT * FROM t; COPY t TO 'out.csv'", "SELECT, COPY"),
         ("ATTACH 'out.db'", "ATTACH"),
-        ("-- nothing", "it is empty"),
+        ("-- nothing", "the query is empty"),
         (
             "SELECT * FROM t); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1",
             "cannot parse the query",
