@@ -66,7 +66,7 @@ def test_some_tables_and_rows_and_a_bound(folder: Path) -> None:
     tables = AccessProfile.load(folder / "p.parquet").tables
     assert tables.keys() == {"t_usr_0", "t_seq_0_0"}
     assert all(table.samples == 100 and len(table.rows) <= 5 for table in tables.values())
-    assert "larger --bound" in result.stdout
+    assert "increase --bound" in result.stdout
 
 
 def test_tables_of_a_model_of_one_s_own(folder: Path) -> None:
