@@ -164,7 +164,7 @@ class IkjtConverter(Converter):
                 self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
-        """Group features whose equal rows are the same rows in the sample."""
+        """Group features that have the same inverse indices in the sample."""
         groups: dict[bytes, list[str]] = {}
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
@@ -172,7 +172,7 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Raise DataError if ``names``, the value of an option, has a name of no sparse feature."""
+    """Raise DataError if a name is not a sparse feature. ``option`` names the option in errors."""
     for name in names:
         if name not in schema.sparse:
             hint = text_utils.did_you_mean(name, schema.sparse) or "."

@@ -362,7 +362,10 @@ def table_writer(
     options: ClusterOptions,
     layouts: Layouts | None,
 ) -> parquet_writer.TableWriter:
-    """Return a writer for an output file. If ``layouts`` is None, its first rows decide."""
+    """Return a writer for the output file ``path``.
+
+    ``layouts`` maps features to ``list`` or ``list_dict``; if None, the first rows decide.
+    """
     return parquet_writer.TableWriter(
         path,
         schema,

@@ -17,7 +17,7 @@ class Activity:
         what: description that completes "the rank is ...", such as "training".
         long: whether the activity may take minutes in a healthy run.
         step: number of finished optimizer steps.
-        changes: counter that increases with each change. A hung process stops counting.
+        changes: number of activity changes so far. It does not grow while the process hangs.
         processes: dict from name to process id of the processes that the thread waits for.
     """
 

@@ -44,7 +44,7 @@ class Package:
 
     @property
     def name(self) -> str:
-        """Name of the entry point."""
+        """Return the name of the entry point."""
         return self.entry_point.name
 
     def load(self) -> ModuleType:

@@ -277,7 +277,6 @@ class HangWatch:
         return min((rank for rank in ranks if not self._is_silent(rank)), default=0)
 
     def _blamed(self, beats: dict[int, Heartbeat]) -> list[int]:
-        """Return the ranks that cause the hang."""
         least = min(beat.step for beat in beats.values())
         return (
             [rank for rank in beats if self._is_lost(rank)]
