@@ -132,7 +132,7 @@ def simulate(
         loaded = loaded.with_training({"batch_size": batch_size})
     topology = topology or loaded.training.topology or "machine"
     spec = cli_options.chosen_topology(loaded, topology, nodes, ranks_per_node)
-    with consoles.error_console().status("planning tiers"):
+    with consoles.error_console().status("choosing the rows to copy"):
         planned = planned_tiers(loaded, spec)
     tables = {table.name: table for table in planned.candidate.tables}
     entries = {}
