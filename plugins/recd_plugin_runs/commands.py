@@ -231,7 +231,7 @@ def export(
 ) -> None:
     """Export a trained model of REGISTRY as one program of torch.export.
 
-    Writes model.pt2 and signature.json into a folder. The program takes raw ids and numbers,
+    Writes model.pt2 and signature.json into a folder. The program accepts raw ids and numbers,
     preprocesses them as in training, and returns probabilities. Rows of a batch can share a stored
     row of a feature. For example, the candidates of a request share its history. Load the program
     with torch.export.load; it needs only torch.
