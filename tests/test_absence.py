@@ -98,7 +98,7 @@ def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) ->
     # One rank of torchrun; the editable distributions are hidden by those of ``site``.
     environment = {name: value for name, value in os.environ.items() if name != "RECD_ONLY"} | {
         "PYTHONPATH": f"{site}{os.pathsep}{sysconfig.get_path('purelib')}",
-        "RECD_WITHOUT": absent.removeprefix("recd_plugin_"),
+        "RECD_WITHOUT": absent.replace("_", "-"),
         "NUMBA_OPT": "1",
         "COLUMNS": "200",
         **dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0"),

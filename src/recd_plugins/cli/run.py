@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from recd_plugins.runtime.launch import torchrun_rank
 from recd_plugins.runtime.plugin_modules import qualified
 from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
+from recd_plugins.training.run_folders import settings_to_resume, write_result
 
 if TYPE_CHECKING:
     from recd_plugins.training.result import Result
@@ -206,7 +207,22 @@ class RunCommand(click.Command):
     help="Show the columns, model, steps, plan and memory of the run without training. Prepares "
     "missing data, but writes no other files.",
 )
-@click.option("--resume", is_flag=True, help="Resume from the newest checkpoint.")
+@click.option(
+    "--seeds",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="Train this number of runs with the seeds training.seed, training.seed + 1, ..., and show "
+    "the mean and the standard deviation of their metrics.",
+)
+@click.option("--resume", is_flag=True, help="Resume the newest run from its newest checkpoint.")
+@click.option(
+    "--run",
+    "run_number",
+    type=AT_LEAST_1,
+    metavar="N",
+    help="With --resume: resume run N of training.checkpoint.runs instead of the newest run.",
+)
 @click.option(
     "--allow",
     "allowed",
@@ -268,7 +284,9 @@ def run(
     shardings: tuple[str, ...],
     rounds: int,
     dry_run: bool,
+    seeds: int,
     resume: bool,
+    run_number: int | None,
     allowed: tuple[str, ...],
     breakdown: bool,
     ranks: int | None,
@@ -291,6 +309,7 @@ def run(
     recd run registry.yaml --compare
     recd run clicks.parquet --label click
     recd run registry.yaml training.learning_rate=0.05 model.embedding_dim=32
+    recd run registry.yaml --seeds 3
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
     _warn_of_mismatch()
@@ -305,6 +324,11 @@ def run(
         "--breakdown and all but one --sharding.": dry_run
         and (many or resume or breakdown or torchrun_rank() is not None),
         "--rounds needs a comparison. Add --compare, or remove --rounds.": rounds > 1 and not many,
+        "--run needs --resume. Add --resume, or remove --run.": run_number and not resume,
+        "--seeds starts new runs. Remove --compare, --dry-run, --resume, --breakdown and all but "
+        "one --sharding.": seeds > 1 and (many or dry_run or resume or breakdown),
+        "torchrun starts one run. Start one run per seed, with training.seed=N.": seeds > 1
+        and torchrun_rank() is not None,
         "--compare and several --sharding cannot be combined. Remove --compare or all but one "
         "--sharding.": compare and several,
         f"--sharding has duplicates: {', '.join(shardings)}. Remove the duplicates.": (
@@ -324,12 +348,22 @@ def run(
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
         for sharding in shardings or (None,)
     ]
+    if resume and (of_run := settings_to_resume(loaded, run_number)):
+        settings = (*of_run, *settings)
+        loaded = load_registry(
+            registry,
+            plugins_dir=plugins_dir,
+            sharding=next(iter(shardings), None),
+            settings=settings,
+        )
     # These imports take seconds, so user errors are reported before them.
     with without_collections():
         from recd_plugins.training.result import (
             Comparison,
             in_rounds,
+            of_seeds,
             quality_advice,
+            seed_table,
             stall_table,
         )
         from recd_plugins.training.session import session
@@ -348,27 +382,61 @@ def run(
         overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]
     both: dict[str, Result] = {}
-    with (
-        session(
+
+    def started(seed: int | None) -> AbstractContextManager[Session]:
+        of_seed = {} if seed is None else {"seed": seed}
+        return session(
             registry,
             loaded,
             plugins_dir=plugins_dir,
-            overrides=overrides,
+            overrides=overrides | of_seed,
             resume=resume,
+            run=run_number,
             breakdown=breakdown,
             shardings=shardings,
             allowed=allowed,
-            settings=settings,
+            settings=(*settings, *(f"training.{name}={value}" for name, value in of_seed.items())),
             log_every=log_every,
             alike={
                 "--compare": compare,
                 "--rounds": rounds,
+                "--run": run_number,
                 "--json": json_path is not None,
                 **{asked_for.flag: True for asked_for, _ in reports},
             },
-        ) as trainer,
-        _adding_resume_command(registry),
-    ):
+        )
+
+    def finish(trainer: Session, report: dict[str, Any], shown: list[RenderableType]) -> None:
+        if trainer.rank != 0:
+            return
+        report |= {"registry": trainer.registry.text, "settings": set_to}
+        try:  # print even if the disk is full, and write files even if the terminal is closed
+            if json_path is not None:
+                write_json(json_path, report)
+            for asked_for, path in reports:
+                with part_call(asked_for, "write"):
+                    asked_for.write(path, report)
+        finally:
+            for each in filter(None, shown):
+                output_console().print(each, markup=False)
+
+    def saved(trainer: Session, result: Result) -> None:
+        if trainer.rank == 0 and trainer.folder is not None:
+            own = {"registry": trainer.registry.text, "settings": [*trainer.job.settings]}
+            write_result(trainer.folder, {**result.as_json(), **own})
+
+    if seeds > 1:
+        by_seed: dict[int, Result] = {}
+        folders: dict[int, Path | None] = {}
+        first_seed = loaded.training.seed
+        for seed in range(first_seed, first_seed + seeds):
+            with started(seed) as trainer, _adding_resume_command(registry):
+                by_seed[seed] = trainer.train("plugins")
+                saved(trainer, by_seed[seed])
+                folders[seed] = trainer.folder
+        finish(trainer, of_seeds(by_seed), [seed_table(by_seed, folders)])
+        return
+    with started(None) as trainer, _adding_resume_command(registry):
         if dry_run:
             report, shown = _dry_run(trainer)
             results = {}
@@ -387,6 +455,7 @@ def run(
             results = {"plugins": both["plugins"]}
         else:
             result = trainer.train("plugins")
+            saved(trainer, result)
             report, shown = result.as_json(), [result.table()]
             results = {"": result}
         for name, result in results.items():
@@ -409,18 +478,9 @@ def run(
         ]
         for name, result in results.items():
             shown += quality_advice(result.as_json(), name)
-        if trainer.rank == 0:
-            report["registry"] = trainer.registry.text
-            report["settings"] = set_to
-            try:  # print even if the disk is full, and write files even if the terminal is closed
-                if json_path is not None:
-                    write_json(json_path, report)
-                for asked_for, path in reports:
-                    with part_call(asked_for, "write"):
-                        asked_for.write(path, report)
-            finally:
-                for each in filter(None, shown):
-                    output_console().print(each, markup=False)
+        if trainer.folder is not None:
+            shown.append(f"saved to {trainer.folder}")
+        finish(trainer, report, shown)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

@@ -48,7 +48,15 @@ class Spec(BaseModel):
 class CheckpointSpec(Spec):
     """Folder and interval of checkpoints."""
 
-    path: str | None = Field(default=None, description="Folder for checkpoints; null writes none.")
+    path: str | None = Field(
+        default=None,
+        description="Folder for the checkpoints of one run. With null, `runs` applies.",
+    )
+    runs: str | None = Field(
+        default=None,
+        description="Folder in which `recd run` creates a numbered folder for each run, with its "
+        "checkpoints, settings and results. If `path` is null as well, nothing is saved.",
+    )
     every: Count = Field(default=100, description="Steps between checkpoints.")
     keep: Count = Field(
         default=2,
@@ -56,7 +64,7 @@ class CheckpointSpec(Spec):
         "`training.validation`.",
     )
 
-    @field_validator("path")
+    @field_validator("path", "runs")
     @classmethod
     def _is_a_path(cls, path: str | None) -> str | None:
         if path is not None and "://" in path:
@@ -68,10 +76,10 @@ class CheckpointSpec(Spec):
     @model_validator(mode="after")
     def _has_a_path(self) -> Self:
         given = self.model_fields_set
-        if given and "path" not in given:  # an explicit `path: null` disables checkpoints
+        if given and not given & {"path", "runs"}:  # an explicit `path: null` is fine
             raise ValueError(
-                f"{' and '.join(sorted(given))} is set, but path is not, so no checkpoint would be "
-                "written. Set checkpoint.path"
+                f"{' and '.join(sorted(given))} is set, but neither runs nor path is, so no "
+                "checkpoint would be written. Set checkpoint.runs"
             )
         return self
 

@@ -16,13 +16,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, ClassVar, Literal
 
-import click
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
-from recd_plugins.config import RunConfig
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.launch import torchrun_rank
 
 MANIFEST, PROGRESS, IDENTITY = "manifest.json", "progress.json", "identity.json"
 #: File written by torch.distributed.checkpoint.
@@ -399,58 +396,3 @@ def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
                 array = np.lib.format.read_array(file, allow_pickle=False)
             arrays[entry.comment.decode()] = array
     return arrays
-
-
-# The choice of a checkpoint to score with.
-
-
-def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
-    """Return the path of a run's checkpoint; print its name on stderr if the choice is not obvious.
-
-    Args:
-        registry: run config with ``training.checkpoint.path``.
-        wanted: ``newest``, ``best``, the path of a checkpoint, or the path of a folder, whose
-            newest checkpoint is used. None means the best checkpoint of a validated run, else the
-            newest.
-    """
-    if wanted not in (None, "newest", "best"):
-        path = Path(wanted)
-        if (path / MANIFEST).exists():
-            return path
-        return _newest(path, "Pass a checkpoint, or a folder of checkpoints, to --checkpoint.")
-    folder = registry.training.checkpoint.path
-    if folder is None:
-        raise RecdError(
-            f"{registry.path}: training.checkpoint.path is not set, so recd run saves no model. "
-            "Set the path and train again, or pass a checkpoint with --checkpoint."
-        )
-    newest = _newest(Path(folder), f"Train first: recd run {registry.path}")
-    if wanted == "newest":
-        return newest
-    progress = read_progress(newest)
-    curve = progress.validation
-    if curve is None or curve.best_step is None:
-        if wanted is None:
-            return newest
-        raise RecdError(
-            f"{newest}: the run was not validated, so it has no best checkpoint. Use "
-            "--checkpoint newest."
-        )
-    best = newest.with_name(step_name(curve.best_step))
-    went_on = registry.training.validation is None and progress.step > curve.steps[-1]
-    if wanted is None and (went_on or not best.exists()):
-        return newest
-    if not best.exists():
-        raise RecdError(f"{best}: the best checkpoint was deleted. Use --checkpoint newest.")
-    if wanted is None and best != newest and torchrun_rank() in (None, 0):
-        click.echo(
-            f"using the best checkpoint {best}; --checkpoint newest would use {newest.name}",
-            err=True,
-        )
-    return best
-
-
-def _newest(folder: Path, remedy: str) -> Path:
-    if not (found := checkpoints_in(folder)):
-        raise RecdError(f"{folder}: there is no checkpoint in this folder. {remedy}")
-    return found[-1]

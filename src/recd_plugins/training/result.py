@@ -425,6 +425,42 @@ class Comparison:
         return table
 
 
+def of_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
+    """Return the JSON of ``recd run --seeds``, with mean and standard deviation of each figure."""
+    spreads = {
+        name: {"mean": statistics.fmean(values), "stdev": statistics.stdev(values)}
+        for name, (values, _) in _of_every_seed(results).items()
+    }
+    return {"seeds": {seed: each.as_json() for seed, each in results.items()}, "spread": spreads}
+
+
+def seed_table(results: Mapping[int, Result], folders: Mapping[int, Path | None]) -> Table:
+    """Return a table with the mean, standard deviation and values of each metric."""
+    table = Table(title=f"{len(results)} seeds")
+    for heading in ("", "mean", "stdev", *(f"seed {seed}" for seed in results)):
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for name, (values, unit) in _of_every_seed(results).items():
+        if name.startswith(("test_", "train_", "last_")) and not name.endswith("_samples"):
+            shown = (statistics.fmean(values), statistics.stdev(values), *values)
+            table.add_row(figure_words(name), *(figure_text(value, unit) for value in shown))
+    if any(folders.values()):
+        table.add_row("saved to", "", "", *(str(folders[seed] or "-") for seed in results))
+    return table
+
+
+def _of_every_seed(results: Mapping[int, Result]) -> dict[str, tuple[list[float], str]]:
+    """Return the values and unit of each figure that all runs have."""
+    found = [figures(result) for result in results.values()]
+    rows = {
+        name: (
+            [value for each in found if (value := each.get(name, (None, ""))[0]) is not None],
+            unit,
+        )
+        for name, (_, unit) in found[0].items()
+    }
+    return {name: row for name, row in rows.items() if len(row[0]) == len(found)}
+
+
 def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
     """Train each variant in each round, and reverse the order in every other round.
 

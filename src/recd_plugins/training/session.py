@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -39,11 +39,24 @@ from recd_plugins.runtime.launch import (
     torchrun_ranks_per_node,
 )
 from recd_plugins.runtime.plugin_modules import qualified
-from recd_plugins.runtime.rank_agreement import check_agreement, check_started_alike, from_rank_0
+from recd_plugins.runtime.rank_agreement import (
+    check_agreement,
+    check_started_alike,
+    from_rank_0,
+    together,
+)
 from recd_plugins.runtime.signals import passed_on
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.evaluation import check_evaluation, splits_of
 from recd_plugins.training.result import Result
+from recd_plugins.training.run_folders import (
+    RunSettings,
+    checkpoint_in,
+    find_run,
+    new_run,
+    runs_folder,
+    runs_in,
+)
 from recd_plugins.training.trainer import Job, checkpoints_of, train
 
 if TYPE_CHECKING:
@@ -55,7 +68,10 @@ KEPT = "topology.yaml"
 
 @dataclass(frozen=True)
 class Session:
-    """A run config with prepared data; ``train`` can be called any number of times."""
+    """A run config with prepared data; ``train`` can be called any number of times.
+
+    ``folder`` is the run folder, such as ``runs/clicks/3``, if the registry configures one.
+    """
 
     registry: RunConfig
     job: Job
@@ -63,6 +79,7 @@ class Session:
     world_size: int
     ranks_per_node: int
     hang_limits: HangLimits
+    folder: Path | None = None
 
     def train(self, variant: Variant, sharding: str | None = None) -> Result:
         """Train on all ranks: in new processes, or on the ranks of torchrun."""
@@ -95,6 +112,7 @@ def session(
     settings: Sequence[str] = (),
     log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
+    run: int | None = None,
 ) -> Iterator[Session]:
     """Load a run config, join the ranks of torchrun if there are any, and prepare the data.
 
@@ -106,6 +124,7 @@ def session(
         shardings: names of plugins to replace the plugin of the first ``sharding:`` entry.
             ``Session.train`` uses the first name by default.
         alike: further options that must be equal on all ranks of torchrun.
+        run: number of the run to resume; None resumes the newest one.
     """
     first = shardings[0] if shardings else None
     if registry is None:
@@ -127,13 +146,22 @@ def session(
         text=registry.text,
     )
     training = registry.training
-    limits = hang_limits(registry)
+    limits = hang_limits(lambda: registry)
+
+    def in_own_folder(folder: Path | None) -> tuple[RunConfig, Job]:
+        if folder is None:
+            return registry, job
+        into = checkpoint_in(registry, folder)
+        return registry.with_training(into), replace(job, overrides={**job.overrides, **into})
+
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
         if training.topology is not None:  # refused if it does not suit the ranks
             machine_of(training, training.ranks, ranks_per_node, torch.device(device))
-        with _prepared(registry, training.ranks, resume):
-            yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
+        with _run_folder(registry, job, resume, run) as folder:
+            registry, job = in_own_folder(folder)
+            with _prepared(registry, training.ranks, resume):
+                yield Session(registry, job, 0, training.ranks, ranks_per_node, limits, folder)
         return
     ranks_per_node = torchrun_ranks_per_node()
     with (
@@ -150,15 +178,36 @@ def session(
             )
         if training.topology is not None:
             machine_of(training, world_size, ranks_per_node, torch.device(device))
+        of_rank_0, *_ = together(
+            lambda: (
+                stack.enter_context(_run_folder(registry, job, resume, run)) if rank == 0 else None
+            )
+        )
+        registry, job = in_own_folder(of_rank_0)
         if rank == 0:
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, resume))
         dist.barrier()
         topology = topology_at_start(
-            training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
+            registry.training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
         )
         job = replace(job, topology=topology)
-        yield Session(registry, job, rank, world_size, ranks_per_node, limits)
+        yield Session(registry, job, rank, world_size, ranks_per_node, limits, of_rank_0)
+
+
+@contextmanager
+def _run_folder(
+    registry: RunConfig, job: Job, resume: bool, number: int | None
+) -> Iterator[Path | None]:
+    """Yield the folder of this run: a new one, or the one to resume; None if not configured."""
+    folder = runs_folder(registry)
+    if folder is None:
+        yield None
+    elif resume and (number is not None or runs_in(folder)):
+        yield find_run(folder, number, trained=False)
+    else:
+        with new_run(folder, RunSettings.of(registry, job.settings, job.plugins_dir)) as new:
+            yield new
 
 
 def this_command(registry: Path, *, resume: bool) -> str:
@@ -171,14 +220,14 @@ def this_command(registry: Path, *, resume: bool) -> str:
     return launcher + shlex.join(["recd", *words, *(["--resume"] if resume else [])])
 
 
-def hang_limits(registry: RunConfig) -> HangLimits:
+def hang_limits(registry: Callable[[], RunConfig]) -> HangLimits:
     """Return the timeouts for ranks that hang, with the command to resume afterwards."""
-    training = registry.training
+    training = registry().training
 
     def advice() -> str:
-        checkpoints = checkpoints_of(training)
+        checkpoints = checkpoints_of(registry().training)
         newest = None if checkpoints is None else checkpoints.newest()
-        command = this_command(registry.path, resume=newest is not None)
+        command = this_command(registry().path, resume=newest is not None)
         if newest is None:
             return f"There is no checkpoint. To start again, run: {command}"
         return f"The newest checkpoint is {newest}. To resume from this checkpoint, run: {command}"
@@ -191,8 +240,8 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
         raise RecdError(
-            f"{registry.path}: --resume needs training.checkpoint.path, which is not set. Set the "
-            "path, or remove --resume."
+            f"{registry.path}: --resume needs training.checkpoint.runs, which is not set. Set "
+            "training.checkpoint.runs, or remove --resume."
         )
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
         with passed_on(()):  # no ranks yet: a signal stops the preparation cleanly

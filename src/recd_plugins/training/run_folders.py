@@ -1,0 +1,275 @@
+"""Run folders, such as ``runs/clicks/3``: the checkpoints, settings and results of one run.
+
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from recd_plugins.config import RunConfig
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.files import read_note, write_json, write_note
+from recd_plugins.runtime.launch import torchrun_rank
+from recd_plugins.training.checkpoint_files import (
+    MANIFEST,
+    checkpoints_in,
+    read_progress,
+    step_name,
+)
+
+#: Files of a run folder: how the run was started, and what ``recd run --json`` writes.
+SETTINGS, RESULT = "run.json", "result.json"
+R = TypeVar("R", bound=RunConfig)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run was started.
+
+    Attributes:
+        registry: absolute path of the registry file.
+        text: content of the registry file.
+        settings: the ``KEY=VALUE`` arguments of ``recd run``.
+        plugins_dir: folder of ``--plugins-dir``, if given.
+        started: time in UTC.
+    """
+
+    registry: str
+    text: str
+    settings: tuple[str, ...]
+    plugins_dir: str | None
+    started: str
+
+    @classmethod
+    def of(
+        cls, registry: RunConfig, settings: Sequence[str], plugins_dir: Path | None
+    ) -> RunSettings:
+        """Return the settings of a run that starts now."""
+        folder = None if plugins_dir is None else str(Path(plugins_dir).resolve())
+        now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+        path = str(registry.path.resolve())
+        return cls(path, registry.text, tuple(settings), folder, now)
+
+
+def read_settings(folder: Path) -> RunSettings:
+    """Read how the run of a folder was started.
+
+    Raises:
+        RecdError: ``folder`` is not a run folder.
+    """
+    found = read_note(folder / SETTINGS)
+    try:
+        settings = RunSettings(**found or {})
+    except TypeError as error:
+        raise RecdError(
+            f"{folder}: this is not the folder of a run. Use a folder that recd run has written, "
+            "such as runs/clicks/3, or a registry file."
+        ) from error
+    return RunSettings(**{**asdict(settings), "settings": tuple(settings.settings)})
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in ``folder``, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -> Path:
+    """Return a run folder: ``folder`` itself, its run ``number``, or the newest run in it.
+
+    Args:
+        folder: a run folder, or a folder of run folders.
+        number: name of the run folder in ``folder``; None selects the newest run.
+        trained: skip runs without a checkpoint if ``number`` is None.
+
+    Raises:
+        RecdError: there is no such run.
+    """
+    if (folder / SETTINGS).exists():
+        return folder
+    runs = runs_in(folder)
+    if number is not None:
+        if (run := folder / str(number)) in runs:
+            return run
+        names = ", ".join(path.name for path in runs) or "none"
+        raise RecdError(f"{folder}: there is no run {number}. The runs are: {names}.")
+    runs = [path for path in runs if not trained or checkpoints_in(path)]
+    if not runs:
+        raise RecdError(f"{folder}: there is no run with a checkpoint. Train with recd run first.")
+    return runs[-1]
+
+
+def runs_folder(registry: RunConfig) -> Path | None:
+    """Return the folder in which runs of a registry get their folders; None if not configured."""
+    spec = registry.training.checkpoint
+    return None if spec.runs is None or spec.path is not None else Path(spec.runs)
+
+
+def settings_to_resume(registry: RunConfig, number: int | None) -> tuple[str, ...]:
+    """Return the ``KEY=VALUE`` arguments of the run to resume; none for a fixed folder."""
+    folder = runs_folder(registry)
+    if folder is None or (number is None and not runs_in(folder)):
+        return ()
+    return read_settings(find_run(folder, number, trained=False)).settings
+
+
+def in_folder(registry: R, folder: Path) -> R:
+    """Return the registry with ``folder`` as its checkpoint folder."""
+    return registry.with_training(checkpoint_in(registry, folder))
+
+
+def checkpoint_in(registry: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the override of ``training`` that puts checkpoints into ``folder``."""
+    spec = registry.training.checkpoint.model_copy(update={"path": str(folder)})
+    return {"checkpoint": spec.model_dump()}
+
+
+@contextmanager
+def new_run(folder: Path, settings: RunSettings) -> Iterator[Path]:
+    """Create the next run folder. Remove it if the block fails before the first checkpoint."""
+    runs = runs_in(folder)
+    number = int(runs[-1].name) + 1 if runs else 1
+    while True:
+        run = folder / str(number)
+        try:
+            run.mkdir(parents=True)
+        except FileExistsError:  # another process created it in the meantime
+            number += 1
+        except OSError as error:
+            raise RecdError(
+                f"{run}: the run folder cannot be created ({error.strerror}). Set "
+                "training.checkpoint.runs to another folder."
+            ) from error
+        else:
+            break
+    write_note(run / SETTINGS, asdict(settings))
+    try:
+        yield run
+    except BaseException:
+        if not checkpoints_in(run):
+            shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def write_result(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write the results of a finished run into its folder."""
+    write_json(folder / RESULT, report)
+
+
+# Trained models.
+
+
+def load_trained_registry(
+    given: Path,
+    *,
+    run: int | None = None,
+    checkpoint: str | None = None,
+    settings: Sequence[str] = (),
+    plugins_dir: Path | None = None,
+) -> tuple[RunConfig, Path]:
+    """Return the registry of a trained model and its checkpoint.
+
+    A run folder has its own copy of the registry file. A registry file is read as it is now, with
+    the settings of the selected run.
+
+    Args:
+        given: a registry file, a run folder, or a folder of run folders (its newest run).
+        run: number of the run; None selects the newest run with a checkpoint.
+        checkpoint: ``newest``, ``best``, or a path; None selects the best checkpoint of a
+            validated run, else the newest.
+        settings: further ``KEY=VALUE`` overrides.
+        plugins_dir: folder with additional plugin files.
+
+    Raises:
+        RecdError: there is no such run or checkpoint.
+    """
+    if given.is_dir():
+        folder = find_run(given, run)
+        saved = read_settings(folder)
+        registry = load_registry(
+            saved.registry,
+            plugins_dir=plugins_dir or saved.plugins_dir,
+            settings=(*saved.settings, *settings),
+            text=saved.text,
+        )
+        registry = in_folder(registry, folder)
+        return registry, chosen_checkpoint(registry, checkpoint)
+    registry = load_registry(given, plugins_dir=plugins_dir, settings=settings)
+    folder_of_runs = runs_folder(registry)
+    if folder_of_runs is None:
+        if run is not None:
+            raise RecdError(
+                f"{given}: --run needs training.checkpoint.runs, which is not set. Remove --run."
+            )
+        return registry, chosen_checkpoint(registry, checkpoint)
+    if checkpoint not in (None, "newest", "best") and run is None:
+        return registry, chosen_checkpoint(registry, checkpoint)
+    folder = find_run(folder_of_runs, run)
+    if of_run := read_settings(folder).settings:
+        registry = load_registry(given, plugins_dir=plugins_dir, settings=(*of_run, *settings))
+    registry = in_folder(registry, folder)
+    return registry, chosen_checkpoint(registry, checkpoint)
+
+
+def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
+    """Return the path of a run's checkpoint; print its name on stderr if the choice is not obvious.
+
+    Args:
+        registry: run config with ``training.checkpoint.path``.
+        wanted: ``newest``, ``best``, the path of a checkpoint, or the path of a folder, whose
+            newest checkpoint is used. None means the best checkpoint of a validated run, else the
+            newest.
+    """
+    if wanted not in (None, "newest", "best"):
+        path = Path(wanted)
+        if (path / MANIFEST).exists():
+            return path
+        return _newest(path, "Pass a checkpoint, or a folder of checkpoints, to --checkpoint.")
+    folder = registry.training.checkpoint.path
+    if folder is None:
+        raise RecdError(
+            f"{registry.path}: training.checkpoint.path is not set, so recd run saves no model. "
+            "Set the path and train again, or pass a checkpoint with --checkpoint."
+        )
+    newest = _newest(Path(folder), f"Train first: recd run {registry.path}")
+    if wanted == "newest":
+        return newest
+    progress = read_progress(newest)
+    curve = progress.validation
+    if curve is None or curve.best_step is None:
+        if wanted is None:
+            return newest
+        raise RecdError(
+            f"{newest}: the run was not validated, so it has no best checkpoint. Use "
+            "--checkpoint newest."
+        )
+    best = newest.with_name(step_name(curve.best_step))
+    went_on = registry.training.validation is None and progress.step > curve.steps[-1]
+    if wanted is None and (went_on or not best.exists()):
+        return newest
+    if not best.exists():
+        raise RecdError(f"{best}: the best checkpoint was deleted. Use --checkpoint newest.")
+    if wanted is None and best != newest and torchrun_rank() in (None, 0):
+        click.echo(
+            f"using the best checkpoint {best}; --checkpoint newest would use {newest.name}",
+            err=True,
+        )
+    return best
+
+
+def _newest(folder: Path, remedy: str) -> Path:
+    if not (found := checkpoints_in(folder)):
+        raise RecdError(f"{folder}: there is no checkpoint in this folder. {remedy}")
+    return found[-1]
