@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api import checkpoint_files, cli_options, file_utils, imports
+from recd_plugins.api import cli_options, file_utils, imports, run_folders
 
 
 @click.command("rank", short_help="Rank all items for each row of the test split.")
-@click.argument("registry_path", metavar="FILE", type=click.Path(path_type=Path))
+@cli_options.TRAINED
 @cli_options.SETTINGS
 @click.option("--item", metavar="FEATURE", help="Item feature.  [default: defined by the model]")
 @click.option(
@@ -47,6 +47,7 @@ from recd_plugins.api import checkpoint_files, cli_options, file_utils, imports
     metavar="FOLDER",
     help="Write item and user vectors to this folder, as items.parquet and users.parquet.",
 )
+@cli_options.RUN
 @cli_options.CHECKPOINT
 @click.option("--force", is_flag=True, help="Replace existing vector files.")
 @click.option(
@@ -59,7 +60,7 @@ from recd_plugins.api import checkpoint_files, cli_options, file_utils, imports
 @click.pass_obj
 def rank_command(
     plugins_dir: Path | None,
-    registry_path: Path,
+    trained: Path,
     settings: tuple[str, ...],
     item: str | None,
     user: str | None,
@@ -68,6 +69,7 @@ def rank_command(
     sampled: int | None,
     seed: int,
     vectors_to: Path | None,
+    run_number: int | None,
     checkpoint: str | None,
     force: bool,
     json_path: Path | None,
@@ -79,11 +81,16 @@ def rank_command(
     recd rank registry.yaml --user user_id --seen history_seen
     """
     from recd_plugin_ranking.full_ranking import VECTORS, Rules, rank
-    from recd_plugins.api import load_registry
 
     imports.silence_upstream()
-    registry = load_registry(registry_path, plugins_dir=plugins_dir, settings=settings)
-    chosen = checkpoint_files.chosen_checkpoint(registry, checkpoint)
+    model = run_folders.find_trained(
+        trained,
+        run=run_number,
+        checkpoint=checkpoint,
+        settings=settings,
+        plugins_dir=plugins_dir,
+    )
+    registry, chosen = model.registry, model.checkpoint
     if vectors_to is not None:
         for file in (vectors_to / name for name in VECTORS):
             cli_options.check_apart(file, registry, chosen)

@@ -1,4 +1,4 @@
-"""Commands for trained models and runs: evaluate, predict, export, embeddings, report. Trackers."""
+"""Commands for trained models and runs, such as evaluate, predict and runs. Trackers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ REQUIRES_API = 4
 @hookimpl
 def register_commands(cli: click.Group) -> None:
     from recd_plugin_runs import commands
+    from recd_plugin_runs.runs import runs_command
 
     for name in ("evaluate", "predict", "export", "embeddings", "report"):
         cli.add_command(getattr(commands, name))
+    cli.add_command(runs_command)
 
 
 @hookimpl

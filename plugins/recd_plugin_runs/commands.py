@@ -14,20 +14,20 @@ from recd_plugins.api import (
     DataError,
     RecdError,
     RunReport,
-    checkpoint_files,
     cli_options,
     consoles,
     file_utils,
     imports,
-    load_registry,
+    run_folders,
 )
 
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 
 @click.command()
-@click.argument("registry", type=click.Path(path_type=Path))
+@cli_options.TRAINED
 @cli_options.SETTINGS
+@cli_options.RUN
 @cli_options.CHECKPOINT
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
@@ -40,30 +40,38 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 @click.pass_obj
 def evaluate(
     plugins_dir: Path | None,
-    registry: Path,
+    trained: Path,
     settings: tuple[str, ...],
+    run_number: int | None,
     checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
     json_path: Path | None,
 ) -> None:
-    """Evaluate a trained model of REGISTRY on every row of its test split.
+    """Evaluate a trained model on every row of its test split.
 
-    Shows normalized entropy, AUC and the metrics of the registry file. KEY=VALUE overrides a value
-    of the registry file, as in recd run. Under torchrun, the command runs on the started ranks.
+    Shows normalized entropy, AUC and the metrics of the registry file. REGISTRY selects
+    its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE overrides a value,
+    as in recd run. Under torchrun, the command runs on the started ranks.
 
     \b
     recd evaluate registry.yaml
-    recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json -
+    recd evaluate runs/clicks/3 --checkpoint newest --json -
     """
     on_terminal = json_path == Path("-")
-    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    model = run_folders.find_trained(
+        trained,
+        run=run_number,
+        checkpoint=checkpoint,
+        settings=settings,
+        plugins_dir=plugins_dir,
+    )
+    read, chosen = model.registry, model.checkpoint
     if "test" not in read.dataset.splits():
         raise RecdError(
-            f"{registry}: dataset {read.dataset.name} has no test split. Configure a test split in "
+            f"{trained}: dataset {read.dataset.name} has no test split. Configure a test split in "
             "dataset.options."
         )
-    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
     given = cli_options.overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
     read = read.with_training(given)
     from rich.table import Table
@@ -72,12 +80,12 @@ def evaluate(
     from recd_plugins.api import devices, launcher, run_results, trained_models
 
     job = trained_models.TrainedJob(
-        registry,
+        read.path,
         checkpoint=chosen,
-        plugins_dir=plugins_dir,
+        plugins_dir=model.plugins_dir,
         overrides=given,
         device=devices.choose_device(read),
-        settings=settings,
+        settings=model.settings,
         text=read.text,
     )
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
@@ -102,7 +110,7 @@ def evaluate(
 
 
 @click.command()
-@click.argument("registry", type=click.Path(path_type=Path))
+@cli_options.TRAINED
 @click.argument("table")
 @cli_options.SETTINGS
 @click.option("-o", "--output", type=cli_options.OUTPUT, required=True, help="Score file to write.")
@@ -118,6 +126,7 @@ def evaluate(
     metavar="COLUMN",
     help="Column of TABLE to copy to the score file. TABLE must be Parquet. Can be repeated.",
 )
+@cli_options.RUN
 @cli_options.CHECKPOINT
 @cli_options.RANKS
 @cli_options.BATCH_SIZE
@@ -125,25 +134,27 @@ def evaluate(
 @click.pass_obj
 def predict(
     plugins_dir: Path | None,
-    registry: Path,
+    trained: Path,
     table: str,
     output: Path,
     kind: str | None,
     keep: tuple[str, ...],
+    run_number: int | None,
     checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Score every row of TABLE with a trained model of REGISTRY.
+    """Score every row of TABLE with a trained model.
 
-    TABLE is anything that the dataset of REGISTRY can read, such as a Parquet file or a folder. It
+    TABLE is anything that the dataset of the run can read, such as a Parquet file or a folder. It
     needs no label. The score file has one row per row of TABLE, in the same order. Its columns are
     the dataset's key columns, row (the 0-based row number) and score (a probability). Under
     torchrun, the command runs on the started ranks.
 
-    KEY=VALUE overrides a value of the registry file, as in recd run.
+    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
+    overrides a value, as in recd run.
 
     \b
     recd predict registry.yaml new.parquet -o scores.parquet
@@ -159,8 +170,14 @@ def predict(
             raise RecdError(
                 f"--keep {name}: the score file already has column {name!r}. Remove this --keep."
             )
-    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
+    model = run_folders.find_trained(
+        trained,
+        run=run_number,
+        checkpoint=checkpoint,
+        settings=settings,
+        plugins_dir=plugins_dir,
+    )
+    read, chosen = model.registry, model.checkpoint
     local = () if "://" in table else (Path(table),)
     if local and not local[0].exists():
         raise DataError(f"{table}: this file or folder does not exist. Check the path.")
@@ -174,12 +191,12 @@ def predict(
 
     with file_utils.without_remains(output) as token:
         job = PredictJob(
-            registry,
+            read.path,
             checkpoint=chosen,
-            plugins_dir=plugins_dir,
+            plugins_dir=model.plugins_dir,
             overrides=given,
             device=devices.choose_device(read),
-            settings=settings,
+            settings=model.settings,
             text=read.text,
             table=table,
             output=output,
@@ -203,7 +220,7 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json")
 
 
 @click.command()
-@click.argument("registry", type=click.Path(path_type=Path))
+@cli_options.TRAINED
 @cli_options.SETTINGS
 @click.option(
     "-o",
@@ -212,6 +229,7 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json")
     required=True,
     help="Output folder. Created if missing.",
 )
+@cli_options.RUN
 @cli_options.CHECKPOINT
 @click.option(
     "--int8",
@@ -222,28 +240,36 @@ _FILES = ("model.pt2", "model_int8.pt2", "signature.json")
 @click.pass_obj
 def export(
     plugins_dir: Path | None,
-    registry: Path,
+    trained: Path,
     output: Path,
+    run_number: int | None,
     checkpoint: str | None,
     int8: bool,
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Export a trained model of REGISTRY as one program of torch.export.
+    """Export a trained model as one program of torch.export.
 
     Writes model.pt2 and signature.json into a folder. The program accepts raw ids and numbers,
     preprocesses them as in training, and returns probabilities. Rows of a batch can share a stored
     row of a feature. For example, the candidates of a request share its history. Load the program
     with torch.export.load; it needs only torch.
 
-    KEY=VALUE overrides a value of the registry file, as in recd run.
+    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
+    overrides a value, as in recd run.
 
     \b
     recd export registry.yaml -o exported
     recd export registry.yaml -o exported --int8 --checkpoint newest
     """
-    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
+    model = run_folders.find_trained(
+        trained,
+        run=run_number,
+        checkpoint=checkpoint,
+        settings=settings,
+        plugins_dir=plugins_dir,
+    )
+    read, chosen = model.registry, model.checkpoint
     if not force and any((output / name).exists() for name in _FILES):
         raise RecdError(
             f"{output}: the folder already has an export. Use another folder or --force."
@@ -268,39 +294,48 @@ def export(
 
 
 @click.command()
-@click.argument("registry", type=click.Path(path_type=Path))
+@cli_options.TRAINED
 @click.argument("table")
 @cli_options.SETTINGS
 @click.option(
     "-o", "--output", type=cli_options.OUTPUT, required=True, help="Parquet file to write."
 )
+@cli_options.RUN
 @cli_options.CHECKPOINT
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_obj
 def embeddings(
     plugins_dir: Path | None,
-    registry: Path,
+    trained: Path,
     table: str,
     output: Path,
+    run_number: int | None,
     checkpoint: str | None,
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
     """Write the rows of a trained model's embedding table to a Parquet file.
 
-    TABLE is a table of REGISTRY's model, named as in recd plan: t_ and the feature. The file has
+    TABLE is a table of the model, named as in recd plan: t_ and the feature. The file has
     the columns id, the row of the table, and vector, a fixed-size list of float32. With a
     vocabulary, it also has value, the original id.
 
-    KEY=VALUE overrides a value of the registry file, as in recd run.
+    REGISTRY selects its newest run. RUN is a run folder, which needs no registry file. KEY=VALUE
+    overrides a value, as in recd run.
 
     \b
     recd embeddings registry.yaml t_item_id -o items.parquet
     """
     if output.suffix.lower() != ".parquet":
         raise RecdError(f"{output}: the output is Parquet. Use a name that ends in .parquet.")
-    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
-    chosen = checkpoint_files.chosen_checkpoint(read, checkpoint)
+    model = run_folders.find_trained(
+        trained,
+        run=run_number,
+        checkpoint=checkpoint,
+        settings=settings,
+        plugins_dir=plugins_dir,
+    )
+    read, chosen = model.registry, model.checkpoint
     cli_options.check_apart(output, read, chosen)
     cli_options.check_output(output, force, "id", "vector")
     from recd_plugin_runs.evaluate import say_absent, write_embeddings

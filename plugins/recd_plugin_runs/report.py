@@ -1,4 +1,4 @@
-"""HTML pages about runs, from files of ``recd run --json``."""
+"""HTML pages about runs, from run folders or files of ``recd run --json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugins.api import RecdError, html_page, plots, run_results
+from recd_plugins.api import RecdError, html_page, plots, run_folders, run_results
 
 # Losses that differ by at most this are reported as equal.
 _EQUAL_LOSSES = 1e-5
@@ -50,7 +50,8 @@ class Run:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read runs from files of ``recd run --json`` and give each a unique name."""
     found: list[Run] = []
-    for path in paths:
+    for given in paths:
+        path = given / run_folders.RESULT if given.is_dir() else given
         try:
             runs = runs_of(json.loads(path.read_bytes()))
         except ValueError as error:
@@ -60,7 +61,11 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         if not runs:
             raise RecdError(f"{path}: the file contains no run. Pass a file of recd run --json.")
         for run in runs:
-            of_file = path.stem if len(paths) > 1 or not run.name else ""
+            of_file = (
+                (str(given) if given.is_dir() else path.stem)
+                if len(paths) > 1 or not run.name
+                else ""
+            )
             found.append(replace(run, name=f"{of_file} {run.name}".strip()))
     names = [run.name for run in found]
     return [

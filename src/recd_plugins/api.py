@@ -150,10 +150,10 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.dictionaries import BrokenListError
     from recd_plugins.sparse.index_select import jagged_index_select
     from recd_plugins.sparse.partial import RowPacker
-    from recd_plugins.training import checkpoint_files
     from recd_plugins.training import identity as run_identity
     from recd_plugins.training import measurement as measurements
     from recd_plugins.training import result as run_results
+    from recd_plugins.training import run_folders
     from recd_plugins.training import session as sessions
     from recd_plugins.training import sharded_model as sharded_models
     from recd_plugins.training import trained as trained_models

@@ -15,7 +15,7 @@ from tests import forked
 
 from recd_plugin_runs.export import export_to
 from recd_plugins import load_registry
-from recd_plugins.training.checkpoint_files import chosen_checkpoint
+from recd_plugins.training.run_folders import chosen_checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serving"
 TRAINING = ["training.ranks=1", "training.batch_size=64", "training.steps=3"]

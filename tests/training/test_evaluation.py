@@ -30,7 +30,6 @@ from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import (
     Progress,
     ValidationCurve,
-    chosen_checkpoint,
     progress_text,
     step_name,
 )
@@ -43,6 +42,7 @@ from recd_plugins.training.evaluation import (
     measure,
     steps,
 )
+from recd_plugins.training.run_folders import chosen_checkpoint
 from recd_plugins.training.sharded_model import build_sharded_model
 from recd_plugins.training.trainer import Job, train
 

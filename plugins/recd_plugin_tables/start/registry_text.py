@@ -55,7 +55,7 @@ dataset:
   learning_rate: 0.05
   dense_learning_rate: 0.01
   eps: 1.0e-6
-{evaluate}  checkpoint: {{path: {checkpoints}}}
+{evaluate}  checkpoint: {{runs: {runs}}} # each run gets a numbered folder in it
 """
 
 _SHARDING = """\
@@ -180,7 +180,7 @@ def registry_text(
         model=_sasrec(items, rows) if items else _model(rows, sides),
         evaluate="  evaluate: false # use recd rank instead\n" if items or sides else "",
         batch_size=rows_of_batch,
-        checkpoints=_word(f"checkpoints/{file.stem}"),
+        runs=_word(f"runs/{file.stem}"),
     )
 
 

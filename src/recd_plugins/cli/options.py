@@ -78,12 +78,22 @@ OUTPUT_PATH = OutputPath(path_type=Path)
 
 #: Trailing KEY=VALUE arguments that override values of the registry file.
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+#: The trained model to load: its registry file, or the folder of a run.
+TRAINED = click.argument("trained", metavar="REGISTRY|RUN", type=click.Path(path_type=Path))
+#: The number of the run.
+RUN = click.option(
+    "--run",
+    "run_number",
+    type=AT_LEAST_1,
+    metavar="N",
+    help="Number of the run, if training.checkpoint.runs is set. Default: the newest run.",
+)
 #: The checkpoint from which a command loads the trained model.
 CHECKPOINT = click.option(
     "--checkpoint",
     metavar="PATH|newest|best",
     help="A checkpoint, or a folder, whose newest checkpoint is used. newest and best choose from "
-    "training.checkpoint.path. Default: best if the run was validated, else newest.",
+    "the run. Default: best if the run was validated, else newest.",
 )
 
 

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -451,14 +452,12 @@ def seed_table(results: Mapping[int, Result], folders: Mapping[int, Path | None]
 def _of_every_seed(results: Mapping[int, Result]) -> dict[str, tuple[list[float], str]]:
     """Return the values and unit of each figure that all runs have."""
     found = [figures(result) for result in results.values()]
-    rows = {
-        name: (
-            [value for each in found if (value := each.get(name, (None, ""))[0]) is not None],
-            unit,
-        )
-        for name, (_, unit) in found[0].items()
-    }
-    return {name: row for name, row in rows.items() if len(row[0]) == len(found)}
+    rows = {}
+    for name, (_, unit) in found[0].items():
+        known = [value for value in _values(found, name) if value is not None]
+        if len(known) == len(found):
+            rows[name] = known, unit
+    return rows
 
 
 def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:

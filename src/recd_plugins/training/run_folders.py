@@ -18,7 +18,7 @@ import click
 from recd_plugins.config import RunConfig
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.files import read_note, write_json, write_note
+from recd_plugins.runtime.files import parse_json, read_note, write_json, write_note
 from recd_plugins.runtime.launch import torchrun_rank
 from recd_plugins.training.checkpoint_files import (
     MANIFEST,
@@ -40,6 +40,8 @@ class RunSettings:
         registry: absolute path of the registry file.
         text: content of the registry file.
         settings: the ``KEY=VALUE`` arguments of ``recd run``.
+        options: fields of ``training`` set by options such as ``--steps``. Other commands, and
+            ``recd run --resume``, ignore them.
         plugins_dir: folder of ``--plugins-dir``, if given.
         started: time in UTC.
     """
@@ -47,18 +49,23 @@ class RunSettings:
     registry: str
     text: str
     settings: tuple[str, ...]
+    options: Mapping[str, Any]
     plugins_dir: str | None
     started: str
 
     @classmethod
     def of(
-        cls, registry: RunConfig, settings: Sequence[str], plugins_dir: Path | None
+        cls,
+        registry: RunConfig,
+        settings: Sequence[str],
+        options: Mapping[str, Any],
+        plugins_dir: Path | None,
     ) -> RunSettings:
         """Return the settings of a run that starts now."""
-        folder = None if plugins_dir is None else str(Path(plugins_dir).resolve())
+        folder = None if plugins_dir is None else str(plugins_dir.resolve())
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
-        path = str(registry.path.resolve())
-        return cls(path, registry.text, tuple(settings), folder, now)
+        path, text = str(registry.path.resolve()), registry.text or ""
+        return cls(path, text, tuple(settings), dict(options), folder, now)
 
 
 def read_settings(folder: Path) -> RunSettings:
@@ -163,64 +170,83 @@ def new_run(folder: Path, settings: RunSettings) -> Iterator[Path]:
         raise
 
 
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a folder; 0 without one."""
+    found = checkpoints_in(folder)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
+
+
 def write_result(folder: Path, report: Mapping[str, Any]) -> None:
     """Write the results of a finished run into its folder."""
     write_json(folder / RESULT, report)
 
 
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Return the results of the run in a folder; None if the run has not finished."""
+    path = folder / RESULT
+    return parse_json(path.read_bytes()) if path.exists() else None
+
+
 # Trained models.
 
 
-def load_trained_registry(
+@dataclass(frozen=True)
+class TrainedModel:
+    """A checkpoint, and the registry and settings to load it with."""
+
+    registry: RunConfig
+    checkpoint: Path
+    settings: tuple[str, ...]
+    plugins_dir: Path | None
+
+
+def find_trained(
     given: Path,
     *,
     run: int | None = None,
     checkpoint: str | None = None,
     settings: Sequence[str] = (),
     plugins_dir: Path | None = None,
-) -> tuple[RunConfig, Path]:
-    """Return the registry of a trained model and its checkpoint.
+) -> TrainedModel:
+    """Find a trained model by its registry file or its run folder.
 
     A run folder has its own copy of the registry file. A registry file is read as it is now, with
-    the settings of the selected run.
+    the ``KEY=VALUE`` arguments of the selected run.
 
     Args:
         given: a registry file, a run folder, or a folder of run folders (its newest run).
         run: number of the run; None selects the newest run with a checkpoint.
-        checkpoint: ``newest``, ``best``, or a path; None selects the best checkpoint of a
-            validated run, else the newest.
-        settings: further ``KEY=VALUE`` overrides.
-        plugins_dir: folder with additional plugin files.
+        checkpoint: see ``chosen_checkpoint``.
+        settings: further ``KEY=VALUE`` arguments.
+        plugins_dir: folder with additional plugin files; None uses that of the run.
 
     Raises:
         RecdError: there is no such run or checkpoint.
     """
+    folder, text = None, None
     if given.is_dir():
         folder = find_run(given, run)
-        saved = read_settings(folder)
-        registry = load_registry(
-            saved.registry,
-            plugins_dir=plugins_dir or saved.plugins_dir,
-            settings=(*saved.settings, *settings),
-            text=saved.text,
-        )
-        registry = in_folder(registry, folder)
-        return registry, chosen_checkpoint(registry, checkpoint)
-    registry = load_registry(given, plugins_dir=plugins_dir, settings=settings)
-    folder_of_runs = runs_folder(registry)
-    if folder_of_runs is None:
-        if run is not None:
+    else:
+        registry = load_registry(given, plugins_dir=plugins_dir, settings=settings)
+        runs = runs_folder(registry)
+        if runs is None and run is not None:
             raise RecdError(
                 f"{given}: --run needs training.checkpoint.runs, which is not set. Remove --run."
             )
-        return registry, chosen_checkpoint(registry, checkpoint)
-    if checkpoint not in (None, "newest", "best") and run is None:
-        return registry, chosen_checkpoint(registry, checkpoint)
-    folder = find_run(folder_of_runs, run)
-    if of_run := read_settings(folder).settings:
-        registry = load_registry(given, plugins_dir=plugins_dir, settings=(*of_run, *settings))
-    registry = in_folder(registry, folder)
-    return registry, chosen_checkpoint(registry, checkpoint)
+        is_path = checkpoint not in (None, "newest", "best")
+        if runs is not None and (run is not None or not is_path):
+            folder = find_run(runs, run)
+    if folder is not None:
+        saved = read_settings(folder)
+        settings = (*saved.settings, *settings)
+        if plugins_dir is None and saved.plugins_dir is not None:
+            plugins_dir = Path(saved.plugins_dir)
+        if given.is_dir():
+            given, text = Path(saved.registry), saved.text
+        registry = load_registry(given, plugins_dir=plugins_dir, settings=settings, text=text)
+        registry = in_folder(registry, folder)
+    chosen = chosen_checkpoint(registry, checkpoint)
+    return TrainedModel(registry, chosen, tuple(settings), plugins_dir)
 
 
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:

@@ -127,12 +127,13 @@ def session(
         run: number of the run to resume; None resumes the newest one.
     """
     first = shardings[0] if shardings else None
-    if registry is None:
-        registry = load_registry(path, plugins_dir=plugins_dir, sharding=first, settings=settings)
-    registry = registry.with_training(overrides)
-    device = choose_device(registry)
-    check_ingestion(registry)
-    check_evaluation(registry)
+    given = registry or load_registry(
+        path, plugins_dir=plugins_dir, sharding=first, settings=settings
+    )
+    config = given.with_training(overrides)
+    device = choose_device(config)
+    check_ingestion(config)
+    check_evaluation(config)
     job = Job(
         path,
         plugins_dir=plugins_dir,
@@ -143,25 +144,25 @@ def session(
         allowed=tuple(allowed),
         settings=tuple(settings),
         log_every=log_every,
-        text=registry.text,
+        text=config.text,
     )
-    training = registry.training
-    limits = hang_limits(lambda: registry)
+    training = config.training
+    limits = hang_limits(lambda: config)
 
     def in_own_folder(folder: Path | None) -> tuple[RunConfig, Job]:
         if folder is None:
-            return registry, job
-        into = checkpoint_in(registry, folder)
-        return registry.with_training(into), replace(job, overrides={**job.overrides, **into})
+            return config, job
+        into = checkpoint_in(config, folder)
+        return config.with_training(into), replace(job, overrides={**job.overrides, **into})
 
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
         if training.topology is not None:  # refused if it does not suit the ranks
             machine_of(training, training.ranks, ranks_per_node, torch.device(device))
-        with _run_folder(registry, job, resume, run) as folder:
-            registry, job = in_own_folder(folder)
-            with _prepared(registry, training.ranks, resume):
-                yield Session(registry, job, 0, training.ranks, ranks_per_node, limits, folder)
+        with _run_folder(config, job, resume, run) as folder:
+            config, job = in_own_folder(folder)
+            with _prepared(config, training.ranks, resume):
+                yield Session(config, job, 0, training.ranks, ranks_per_node, limits, folder)
         return
     ranks_per_node = torchrun_ranks_per_node()
     with (
@@ -180,19 +181,19 @@ def session(
             machine_of(training, world_size, ranks_per_node, torch.device(device))
         of_rank_0, *_ = together(
             lambda: (
-                stack.enter_context(_run_folder(registry, job, resume, run)) if rank == 0 else None
+                stack.enter_context(_run_folder(config, job, resume, run)) if rank == 0 else None
             )
         )
-        registry, job = in_own_folder(of_rank_0)
+        config, job = in_own_folder(of_rank_0)
         if rank == 0:
             with doing("preparing the data"):
-                stack.enter_context(_prepared(registry, world_size, resume))
+                stack.enter_context(_prepared(config, world_size, resume))
         dist.barrier()
         topology = topology_at_start(
-            registry.training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
+            config.training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
         )
         job = replace(job, topology=topology)
-        yield Session(registry, job, rank, world_size, ranks_per_node, limits, of_rank_0)
+        yield Session(config, job, rank, world_size, ranks_per_node, limits, of_rank_0)
 
 
 @contextmanager
@@ -206,7 +207,8 @@ def _run_folder(
     elif resume and (number is not None or runs_in(folder)):
         yield find_run(folder, number, trained=False)
     else:
-        with new_run(folder, RunSettings.of(registry, job.settings, job.plugins_dir)) as new:
+        settings = RunSettings.of(registry, job.settings, job.overrides, job.plugins_dir)
+        with new_run(folder, settings) as new:
             yield new
 
 
