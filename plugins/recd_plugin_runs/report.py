@@ -52,6 +52,11 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     found: list[Run] = []
     for given in paths:
         path = given / run_folders.RESULT if given.is_dir() else given
+        if given.is_dir() and not path.exists():
+            raise RecdError(
+                f"{given}: the folder has no results of a run. Pass the folder of a finished run, "
+                "such as runs/clicks/3."
+            )
         try:
             runs = runs_of(json.loads(path.read_bytes()))
         except ValueError as error:

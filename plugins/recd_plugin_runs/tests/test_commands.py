@@ -70,13 +70,13 @@ def test_what_cannot_be_written_or_read_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no test split" in refusal(EVALUATE, test="")
     assert "the suffix is not one of .parquet, .csv, .jsonl" in refusal(
         [*PREDICT[:-1], "scores.txt"]
     )
     assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "rows.csv: the output is Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     make_checkpoint(tmp_path)
+    assert "no test split" in refusal(EVALUATE, test="")
     assert "new.parquet: this file or folder does not exist" in refusal(PREDICT)
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):

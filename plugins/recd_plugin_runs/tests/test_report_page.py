@@ -141,7 +141,7 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
 
     result = CliRunner().invoke(main, ["report", "."])
     assert isinstance(result.exception, SystemExit), "a folder has no suffix"
-    assert "Is a directory" in result.output
+    assert "no results of a run" in result.output
 
 
 def test_the_registry_of_a_run_stands_on_its_page() -> None:
