@@ -86,8 +86,8 @@ def test_what_cannot_be_written_or_read_is_told_first(
     for place in ("kept/step-000000001", "train", "test"):
         for words in (PREDICT[:-1], ROWS[:-1]):
             said = refusal([*words, f"{place}/a.parquet", "--force"])
-            assert f"a.parquet: the output would replace or be inside {place}" in said
-        assert f"the output would replace or be inside {place}" in refusal(
+            assert f"a.parquet: the output would replace or be inside the input {place}" in said
+        assert f"the output would replace or be inside the input {place}" in refusal(
             [*EXPORT[:-1], place, "--force"]
         )
 
