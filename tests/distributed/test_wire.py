@@ -150,5 +150,5 @@ def test_plans_that_cannot_be_sent(
 def test_a_planner_takes_no_row_wise_bags() -> None:
     ready = prepared(registry((make(RowWise), ["a"]), wire="int8"))
     planner = ready.planner(world_size=2, profile=profile())
-    with pytest.raises(SetupError, match=r"sharded row_wise .* supports data_parallel"):
+    with pytest.raises(SetupError, match=r"sharded row_wise .* data_parallel, table_wise"):
         planner.plan(ready.model, ready.sharders())

@@ -92,7 +92,7 @@ def test_a_missing_file(tmp_path):
         ),
         (
             HEAD + "training: {checkpoint: {every: 5}}\n",
-            "r.yaml:4 training.checkpoint: every is set, but path is not",
+            "r.yaml:4 training.checkpoint: every is set, but neither runs nor path is",
         ),
         (HEAD + "training: {ranks: true}\n", "training.ranks: input should be a valid integer"),
         (
