@@ -24,6 +24,7 @@ from recd_plugins.config.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
 _SECTIONS: dict[str, type[BaseModel]] = {"training": TrainingSpec, "model": ModelSpec}
+_COMMON = ("--run", "--checkpoint", "--force", "--json")  # described once, in docs/commands.md
 _BLOCK = re.compile(r"(<!-- (options: ([\w.]+)|commands) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -102,6 +103,8 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
         for each in examples:
             yield f"```sh\n{each.strip()}\n```\n"
         rows = "".join(_option(each, inner) for each in command.get_params(inner))
+        if common := sorted(name for each in command.params if (name := _common(each))):
+            rows += f"| {', '.join(common)} | [common options](#common-options) |\n"
         if rows in seen:
             yield f"The options are those of `{seen[rows]}`.\n"
         elif rows:
@@ -111,13 +114,28 @@ def _commands(group: click.Group, path: str, context: click.Context) -> Iterator
             yield from _commands(command, f"{path} {name}", inner)
 
 
+def _common(option: click.Parameter) -> str:
+    """Return the name of a common option, else an empty text."""
+    json_flag = getattr(option, "is_flag", False) and "--json" in option.opts
+    return "".join(f"`{name}`" for name in option.opts if name in _COMMON and not json_flag)
+
+
 def _option(option: click.Parameter, context: click.Context) -> str:
     record = option.get_help_record(context)
-    if record is None or isinstance(option, click.Argument) or "--help" in option.opts:
+    if record is None or isinstance(option, click.Argument):
+        return ""
+    if "--help" in option.opts or _common(option):
         return ""
     names, meaning = (part.replace("|", "\\|") for part in record)
-    meaning = re.sub(r"\[([^]]*[<>=][^]]*)\]", r"(\1)", " ".join(meaning.split()))  # no links
+    names = names.replace(" RANGE", "")
+    meaning = re.sub(r" ?\[([^][]*)\]", _without_range, " ".join(meaning.split()))
     return f"| `{names}` | {meaning} |\n"
+
+
+def _without_range(match: re.Match[str]) -> str:
+    """Return a group such as ``[default: 1; x>=1]`` without the range."""
+    kept = [part for part in match[1].split("; ") if not re.search("x[<>]|[<>]=?x", part)]
+    return f"{match[0][: match[0].index('[')]}[{'; '.join(kept)}]" if kept else ""
 
 
 if __name__ == "__main__":

@@ -54,8 +54,7 @@ class TrackerOptions(PluginOptions):
     every: int = Field(
         default=10,
         gt=0,
-        description="Training steps per record. The loss of a record is the mean over "
-        "these steps on rank 0.",
+        description="Training steps per record.",
     )
 
 
