@@ -216,7 +216,7 @@ def predict(
         )
 
 
-_FILES = ("model.pt2", "model_int8.pt2", "signature.json")
+_FILES = ("model.pt2", "model_int8.pt2", "signature.json", "encode.py")
 
 
 @click.command()
@@ -250,8 +250,9 @@ def export(
 ) -> None:
     """Export a trained model as one program of torch.export.
 
-    Writes model.pt2 and signature.json into a folder. The program accepts raw ids and numbers,
-    preprocesses them as in training, and returns probabilities. Rows of a batch can share a stored
+    Writes model.pt2, signature.json and encode.py into a folder. The program accepts raw ids and
+    numbers, preprocesses them as in training, and returns probabilities. encode.py turns raw rows
+    into the inputs of the program, as signature.json describes. Rows of a batch can share a stored
     row of a feature. For example, the candidates of a request share its history. Load the program
     with torch.export.load; it needs only torch.
 

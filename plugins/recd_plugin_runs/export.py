@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.api import (
+    Dataset,
     FeatureSchema,
     ModelInput,
     Preprocessing,
@@ -54,6 +55,7 @@ class ServingModel(nn.Module):
         """Return probabilities, float32 ``[B]``. ``signature.json`` describes the inputs."""
         features = {}
         for name in self.schema.sparse:
+            _check_lengths(name, lengths[name], values[name])
             ids, offsets = values[name], F.pad(lengths[name].cumsum(0), (1, 0))
             for step in self.steps.get(name, ()):
                 ids, offsets = step.transform(ids, offsets)
@@ -81,6 +83,17 @@ class ServingModel(nn.Module):
                 numbers, offsets = step.transform(numbers, offsets)
             columns.append(numbers.view(dense.shape[0], -1))
         return torch.cat(columns, dim=1) if columns else dense
+
+
+def _check_lengths(name: str, lengths: Tensor, ids: Tensor) -> None:
+    """Raise RuntimeError for negative lengths, and lengths that do not add up to the ids."""
+    # This assertion stays in an exported program. The upper bound prevents an overflow of the sum.
+    fits = ((lengths >= 0) & (lengths <= ids.shape[0])).all() & (lengths.sum() == ids.shape[0])
+    torch._assert_async(
+        fits,
+        f"lengths[{name!r}]: a length is negative, or their sum is not the number of ids in "
+        f"values[{name!r}]. Correct the lengths.",
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,12 @@ class Int8Rows(nn.Module):
 
 
 #: Files of an export.
-PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"
+PROGRAM, INT8_PROGRAM, SIGNATURE, ENCODE = (
+    "model.pt2",
+    "model_int8.pt2",
+    "signature.json",
+    "encode.py",
+)
 # Number of rows that suffices to measure the error of 8-bit tables.
 _ROWS_COMPARED = 4096
 
@@ -242,12 +260,11 @@ def exported(model: ServingModel) -> ExportedProgram:
 
 
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
-    """Export a model to file ``name`` in ``folder``, and write ``signature.json``."""
+    """Export a model to file ``name`` in ``folder``."""
     program = exported(model)
     _detach_empty(program)
     with file_utils.new_file(folder / name) as temporary, temporary.open("wb") as file:
         torch.export.save(program, file)
-    file_utils.write_json(folder / SIGNATURE, signature(model.schema))
 
 
 def _detach_empty(program: ExportedProgram) -> None:
@@ -273,6 +290,9 @@ def export_to(
     """Export a checkpoint to a folder. With ``int8``, also export 8-bit tables and their error."""
     model = serving_model(registry, checkpoint)
     write_export(model, folder, PROGRAM)
+    file_utils.write_json(folder / SIGNATURE, signature(model, registry.dataset))
+    encode = Path(__file__).with_name(ENCODE).read_text(encoding="utf-8")
+    file_utils.write_text(folder / ENCODE, encode)
     (folder / INT8_PROGRAM).unlink(missing_ok=True)  # from a previous export
     if not int8:
         return None
@@ -302,8 +322,18 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
     )
 
 
-def signature(schema: FeatureSchema) -> dict[str, Any]:
-    """Return a JSON description of the inputs of an exported program."""
+def signature(model: ServingModel, dataset: Dataset) -> dict[str, Any]:
+    """Return a JSON description of the inputs of an exported program, and how to encode them."""
+    schema = model.schema
+    features = _encodings(schema, dataset)
+    for one in features:
+        is_sparse = one["feature"] in schema.sparse
+        one["shared"] = "stored once" if is_sparse else "repeated for each row"
+        names = (one["feature"], f"{one['feature']}_0")  # of a list, all numbers have equal steps
+        steps = next((model.steps[name] for name in names if name in model.steps), ())
+        one["preprocessing"] = [
+            {"use": step.name, "options": step.options.model_dump(mode="json")} for step in steps
+        ]
     return {
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
@@ -314,7 +344,46 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
             "rows": "per sparse feature: int64 [B], the index of the stored row of each row",
         },
         "output": "float32 [B]: the probability of each row",
+        "features": features,
+        "rules": _RULES,
     }
+
+
+_RULES = {
+    "column": "column of a raw row; a dot separates a struct from its field",
+    "kind": "id: one id. ids: a list of ids. number: one number. numbers: a list of width numbers",
+    "value": {
+        "integer": "a 64-bit integer, which is its own id",
+        "digits": "an integer, or a text of its digits",
+        "text": "BLAKE2b of the UTF-8 text with a digest of 8 bytes, as a little-endian integer, "
+        "shifted right by 1 bit",
+        "bytes": "hashed like the bytes of a text",
+        "time": "part by of a time: hour (of the day), weekday (Monday is 0) or day (since 1970). "
+        "ids are rounded down. A number is a time in unit",
+        "number": "a number, rounded to float32 if float32 is true",
+        "seconds": "a time of day or a duration in seconds",
+    },
+    "missing": "replaces a missing value: an id or number, empty (no id) or error",
+    "infinite": "replaces a number that float32 cannot represent",
+    "max_length": "only the last ids are used",
+    "preprocessing": "steps inside the program, such as hashes and vocabularies",
+    "shared": "what encode.py does with a value that all rows of a request share",
+}
+
+
+def _encodings(schema: FeatureSchema, dataset: Dataset) -> list[dict[str, Any]]:
+    """Return how to encode each feature, from method ``encodings`` of a dataset that has one."""
+    try:
+        encodings = getattr(dataset.to_score(""), "encodings", None)
+    except RecdError:  # this dataset cannot score other tables
+        encodings = None
+    if encodings is not None:
+        found: list[dict[str, Any]] = encodings()
+        return found
+    ids = {"kind": "ids", "value": "integer", "missing": "error"}
+    number = {"kind": "number", "value": "number", "missing": "error", "infinite": "error"}
+    columns = {**dict.fromkeys(schema.sparse, ids), **dict.fromkeys(schema.dense, number)}
+    return [{"feature": name, "column": name, **rules} for name, rules in columns.items()]
 
 
 def _example(schema: FeatureSchema) -> tuple[Any, ...]:

@@ -219,6 +219,19 @@ class Table(Dataset):
         ids, texts = (column.to_pylist() for column in pq.read_table(path).columns)
         return dict(zip(ids, texts, strict=True))
 
+    def encodings(self) -> list[dict[str, Any]]:
+        """Return how to encode the features of raw rows, for ``recd export``."""
+        from recd_plugin_tables.encoding import encodings
+
+        trained = self._trained or self
+        known = trained.kinds() or trained.trained_kinds
+        types = {
+            name: type_of_sort(known.get(name) or ("times" if use.by else "numbers"))
+            for name, use in self.options.columns.items()
+        }
+        types |= {leaf.name: leaf.type for leaf in trained._leaves()}
+        return encodings(self.options, types, trained.widths)
+
     @property
     def widths(self) -> dict[str, int]:
         """List length of each feature that is a list of numbers, keyed by feature name."""

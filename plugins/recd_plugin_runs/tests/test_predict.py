@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.training.test_evaluation import write_table
 
 from recd_plugin_runs.evaluate import say_absent, write_embeddings
-from recd_plugin_runs.export import INT8_PROGRAM, PROGRAM, Int8Rows, export_to, inputs_of
+from recd_plugin_runs.export import ENCODE, INT8_PROGRAM, PROGRAM, Int8Rows, export_to, inputs_of
 from recd_plugin_runs.tests import predict_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Origin, Rows
@@ -116,7 +116,7 @@ def test_the_data_of_the_training_need_not_be_there(
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
         found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
         assert np.abs(found - expected).max() <= 1e-6, name
-    names = [PROGRAM, "signature.json"]
+    names = [ENCODE, PROGRAM, "signature.json"]
     assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 
 

@@ -1,0 +1,286 @@
+"""Encodes raw rows as inputs of an exported model. ``recd export`` copies this file.
+
+It needs only Python, and torch for ``Inputs.tensors``:
+
+    encoder = Encoder("exported")
+    model = torch.export.load("exported/model.pt2").module()
+    scores = model(*encoder.encode(rows).tensors())
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from hashlib import blake2b
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# Integers whose digits form a date, such as 20240501.
+_FORMATS = {
+    "YYYYMMDD": "%Y%m%d",
+    "YYMMDDHH": "%y%m%d%H",
+    "YYYYMMDDHH": "%Y%m%d%H",
+    "YYYYMMDDHHMM": "%Y%m%d%H%M",
+    "YYYYMMDDHHMMSS": "%Y%m%d%H%M%S",
+}
+_HOUR, _DAY = 3_600 * 10**6, 86_400 * 10**6  # microseconds
+_LATEST_SECOND = 10**11
+_ABSENT = object()
+_REAL: tuple[Any, ...] = (Real, Decimal)  # Decimal is not a Real
+_BRACKETS = re.compile(r"\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of an exported model as lists. ``signature.json`` describes them."""
+
+    dense: list[list[float]]
+    values: dict[str, list[int]]
+    lengths: dict[str, list[int]]
+    rows: dict[str, list[int]]
+
+    def tensors(self) -> tuple[Any, ...]:
+        """Return the inputs as tensors, in the order of the model's arguments."""
+        import torch
+
+        def ids(lists: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+            return {name: torch.tensor(each, dtype=torch.int64) for name, each in lists.items()}
+
+        dense = torch.tensor(self.dense, dtype=torch.float64)
+        return dense, ids(self.values), ids(self.lengths), ids(self.rows)
+
+
+class Encoder:
+    """Encodes raw rows, as the dataset of the training run does.
+
+    Args:
+        folder: output folder of ``recd export``.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        text = Path(folder, "signature.json").read_text(encoding="utf-8")
+        self._features: list[dict[str, Any]] = json.loads(text)["features"]
+
+    def encode(self, rows: Sequence[Row], shared: Row | None = None) -> Inputs:
+        """Encode rows, such as the candidates of a request.
+
+        Args:
+            rows: values of each row, keyed by column of the training table. None is a missing
+                value. Other columns are ignored.
+            shared: columns with the same value for all rows. Their ids are stored once.
+
+        Raises:
+            ValueError: a column is missing or has a wrong value. The message names both.
+        """
+        if not rows:
+            raise ValueError("The list of rows is empty. Send at least one row.")
+        shared = shared or {}
+        for number, row in enumerate([shared, *rows]):
+            if not isinstance(row, Mapping):
+                name = f"Row {number - 1}" if number else "The value of shared columns"
+                raise ValueError(f"{name} is not an object. Send values keyed by column.")
+        found = Inputs([[] for _ in rows], {}, {}, {})
+        for one in self._features:
+            column, values = one["column"], [_find(row, one["column"]) for row in rows]
+            once = (value := _find(shared, column)) is not _ABSENT
+            for number, each in enumerate(values):
+                if (each is _ABSENT) != once:
+                    problem = "is also a shared value" if once else "is missing"
+                    raise ValueError(f"row {number}: column {column!r} {problem}. Send it once.")
+            made = _ids if one["kind"] in ("id", "ids") else _numbers
+            encoded = [
+                _encode(made, one, each, "shared" if once else f"row {number}")
+                for number, each in enumerate([value] if once else values)
+            ]
+            if made is _ids:
+                found.values[one["feature"]] = [id for ids in encoded for id in ids]
+                found.lengths[one["feature"]] = [len(ids) for ids in encoded]
+                found.rows[one["feature"]] = [0] * len(rows) if once else [*range(len(rows))]
+            else:
+                for number, dense in enumerate(found.dense):
+                    dense += encoded[0 if once else number]
+        return found
+
+
+def _find(row: Any, column: str) -> Any:
+    """Return the value of a column or struct field, or ``_ABSENT``."""
+    if row is None:
+        return None
+    if not isinstance(row, Mapping):
+        return _ABSENT
+    first, _, rest = (column, "", "") if column in row else column.partition(".")
+    if first not in row or not rest:
+        return row.get(first, _ABSENT)
+    if not isinstance(inner := row[first], list):
+        return _find(inner, rest)
+    found = [_find(each, rest) for each in inner]
+    return _ABSENT if _ABSENT in found else found
+
+
+def _encode(made: Callable[[Any, Row], list[Any]], one: Row, value: Any, where: str) -> list[Any]:
+    try:
+        return made(value, one)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        text = repr(value)
+        text = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ValueError(f"{where}: column {one['column']!r} is {text}. {error}") from error
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value
+
+
+def _ids(value: Any, one: Row) -> list[int]:
+    """Return the ids of one value, int64."""
+    if one["kind"] == "id":
+        values = [value]
+    else:
+        separator = one.get("separator")
+        if separator is not None and isinstance(value, str):
+            value = _split(value, separator)
+        if isinstance(value, str | bytes | Mapping):
+            raise ValueError("This column needs a list of ids.")
+        is_single = _is_missing(value) or not isinstance(value, list | tuple)
+        values = [value] if is_single else list(value)
+        if "max_length" in one:
+            values = values[-one["max_length"] :]
+    found = []
+    for each in values:
+        if not _is_missing(each):
+            found.append(_ID[one["value"]](each, one))
+        elif one["missing"] == "error":
+            raise ValueError("The id is missing. Send an id.")
+        elif one["missing"] != "empty":
+            found.append(one["missing"])
+    return found
+
+
+def _split(text: str, separator: str) -> list[str]:
+    if separator.strip() in ("", ",") and (inner := _BRACKETS.fullmatch(text)):
+        text = (inner[1] or "") + (inner[2] or "")
+    return [part for each in text.split(separator) if (part := each.strip())]
+
+
+def _integer(value: Any, one: Row) -> int:
+    if not isinstance(value, _REAL) or not math.isfinite(value) or value != int(value):
+        raise ValueError("Ids of this column are integers. Send an integer.")
+    if isinstance(value, float) and abs(value) >= 2**53:
+        raise ValueError("A float of this size cannot represent every integer. Send an integer.")
+    found = int(value)
+    if one.get("unsigned") and 2**63 <= found < 2**64:
+        found -= 2**64
+    if not -(2**63) <= found < 2**63:
+        raise ValueError("Ids are 64-bit integers. Send a smaller number.")
+    return found
+
+
+def _digits(value: Any, one: Row) -> int:
+    if not isinstance(value, str):
+        return _integer(value, one)
+    if not re.fullmatch(r"-?\d{1,19}", value, re.ASCII):
+        raise ValueError("Ids of this column are digits. Send an integer.")
+    return _integer(int(value), one)
+
+
+def _hashed(value: Any, one: Row) -> int:
+    if one["value"] == "bytes" and isinstance(value, str):  # JSON has no bytes
+        value = bytes.fromhex(value.replace("-", ""))
+    elif one["value"] == "text" and isinstance(value, str):
+        value = value.encode()
+    if not isinstance(value, bytes):
+        raise ValueError(f"Ids of this column are {one['value']}. Send {one['value']}.")
+    return int.from_bytes(blake2b(value, digest_size=8).digest(), "little") >> 1
+
+
+_ID: dict[str, Callable[[Any, Row], int]] = {
+    "integer": _integer,
+    "digits": _digits,
+    "text": _hashed,
+    "bytes": _hashed,
+    "time": lambda value, one: math.floor(_part_of_time(value, one)),
+}
+
+
+def _numbers(value: Any, one: Row) -> list[float]:
+    """Return one finite number, or ``width`` numbers for a column of lists."""
+    values = [value]
+    if one["kind"] == "numbers":
+        values = [None] * one["width"] if value is None or value == [] else value
+        if not isinstance(values, list | tuple) or len(values) != one["width"]:
+            raise ValueError(f"This column needs a list of {one['width']} numbers.")
+    return [_finite(each, one) for each in values]
+
+
+def _finite(value: Any, one: Row) -> float:
+    number = math.nan if _is_missing(value) else _NUMBER[one["value"]](value, one)
+    rule = one["missing"] if math.isnan(number) else number
+    try:
+        rounded = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        rounded = math.inf
+    if math.isinf(rounded):
+        rule = one["infinite"]
+    if rule == "error":
+        raise ValueError("This column needs a finite float32 number.")
+    return rounded if rule is number and one.get("float32") else float(rule)
+
+
+def _number(value: Any, _: Row) -> float:
+    if not isinstance(value, _REAL):
+        raise ValueError("This column needs a number.")
+    return float(value)
+
+
+def _seconds(value: Any, one: Row) -> float:
+    if isinstance(value, str):
+        value = datetime.time.fromisoformat(value)
+    if isinstance(value, datetime.time):
+        value = datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min
+    return value.total_seconds() if isinstance(value, datetime.timedelta) else _number(value, one)
+
+
+def _part_of_time(value: Any, one: Row) -> float:
+    """Return the hour of the day, weekday (Monday is 0) or days since 1970, with fractions."""
+    micro = _microseconds(value, one["unit"])
+    if one["by"] == "hour":
+        return (micro % _DAY) / _HOUR
+    return ((micro + 3 * _DAY) % (7 * _DAY)) / _DAY if one["by"] == "weekday" else micro / _DAY
+
+
+_NUMBER: dict[str, Callable[[Any, Row], float]] = {
+    "number": _number,
+    "seconds": _seconds,
+    "time": _part_of_time,
+}
+
+
+def _microseconds(value: Any, unit: str) -> int:
+    if isinstance(value, _REAL) and unit in _FORMATS:
+        text = str(int(value))
+        if len(text) != len(unit):  # strptime also accepts 2024501
+            raise ValueError(f"This column needs a date in the form {unit}.")
+        value = datetime.datetime.strptime(text, _FORMATS[unit])
+    elif isinstance(value, _REAL):
+        per_second = _PER_SECOND[unit]
+        if not abs(value) / per_second <= _LATEST_SECOND:
+            raise ValueError(f"The time is too large for unit {unit}.")
+        is_int = value == int(value)
+        return int(value) * 10**6 // per_second if is_int else round(value / per_second * 10**6)
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value)
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime.combine(value, datetime.time())
+    if not isinstance(value, datetime.datetime):
+        raise ValueError("This column needs a time, such as 2024-05-01 10:00:00.")
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=value.tzinfo and datetime.UTC)
+    return (value - epoch) // datetime.timedelta(microseconds=1)

@@ -1,0 +1,219 @@
+"""``encode.py`` and an exported model score raw rows like ``recd predict``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests import forked
+
+from recd_plugin_runs.encode import Encoder
+from recd_plugins import load_registry
+
+REGISTRY = """
+version: 1
+dataset:
+  use: tables.table
+  options:
+    path: train.parquet
+    on_nan: zero
+    columns:
+      user: [session, id]
+      when: time
+      hour: {as: id, by: hour}
+      day: {as: number, by: day}
+      stamp: {as: number, by: weekday, unit: YYYYMMDDHH}
+      born: id
+      city: {as: id, missing: nowhere}
+      geo.zip: id
+      seen: ids
+      tags: {as: ids, separator: ","}
+      numbers: {as: ids, separator: "|", integers: true}
+      uid: id
+      price: {as: number, missing: 3.5}
+      small: number
+      took: number
+      vector: numbers
+      flag: id
+      click: label
+converter: {use: recd.ikjt}
+preprocessing:
+  - {use: tables.vocabulary, features: ["*"], options: {rows: 80}}
+  - {use: tables.standardise, features: ["*"]}
+model: {embedding_dim: 8, num_embeddings: 80, bottom_mlp: [8], top_mlp: [8]}
+training: {batch_size: 32, steps: 8, learning_rate: 1.0, dense_learning_rate: 0.1, device: cpu,
+  checkpoint: {path: runs}}
+"""
+SHARED = ("user", "city", "seen", "price", "geo")
+
+
+def rows_of(count: int, seed: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+
+    def maybe(value: Any) -> Any:
+        return None if draw.random() < 0.2 else value
+
+    rows = []
+    for _ in range(count):
+        time = datetime.datetime(2024, 5, 1) + datetime.timedelta(minutes=draw.randrange(20_000))
+        words = [draw.choice("abcdefghij") for _ in range(draw.randrange(5))]
+        row = {
+            "user": f"u{draw.randrange(30)}",
+            "when": time,
+            "hour": maybe(time),
+            "day": maybe(time),
+            "stamp": maybe(int(time.strftime("%Y%m%d%H"))),
+            "born": maybe(time.date()),
+            "city": maybe(draw.choice(["Bonn", "Köln", ""])),
+            "geo": maybe({"zip": maybe(draw.choice(["01", "1"]))}),
+            "seen": maybe([maybe(word) for word in words]),
+            "tags": maybe("[" + ", ".join(words) + "]"),
+            "numbers": maybe("|".join(str(ord(word)) for word in words)),
+            "uid": maybe(draw.randbytes(3)),
+            "price": draw.choice([None, float("nan"), float("inf"), draw.random()]),
+            "small": draw.random(),
+            "took": maybe(datetime.timedelta(seconds=draw.randrange(100))),
+            "vector": maybe([draw.random(), draw.random()]),
+            "flag": maybe(draw.random() < 0.5),
+            "click": draw.randrange(2),
+        }
+        rows.append(row)
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    table = pa.Table.from_pylist(rows)
+    at = table.schema.get_field_index("small")
+    pq.write_table(table.set_column(at, "small", table["small"].cast(pa.float32())), path)
+
+
+def recd(folder: Path, *words: str) -> None:
+    done = forked.run([forked.RECD, *words], cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encode")
+    write(folder / "train.parquet", rows_of(400, 0))
+    (folder / "r.yaml").write_text(REGISTRY)
+    recd(folder, "run", "r.yaml", "training.evaluate=false")
+    recd(folder, "export", "r.yaml", "-o", "exported")
+    return folder
+
+
+def scores_of(folder: Path, name: str, rows: list[dict[str, Any]]) -> list[float]:
+    write(folder / f"{name}.parquet", rows)
+    recd(folder, "predict", "r.yaml", f"{name}.parquet", "-o", f"{name}.jsonl")
+    return [json.loads(line)["score"] for line in (folder / f"{name}.jsonl").open()]
+
+
+def test_encoded_rows_have_the_scores_of_predict(folder: Path) -> None:
+    encoder = Encoder(folder / "exported")
+    program = torch.export.load(folder / "exported" / "model.pt2").module()
+    rows = rows_of(60, 1)
+    expected = scores_of(folder, "new", rows)
+    assert max(expected) - min(expected) > 0.01
+    found = program(*encoder.encode(rows).tensors()).tolist()
+    assert found == pytest.approx(expected, abs=1e-6)
+    # A request in JSON, with times as text and bytes as hex digits.
+    request = {name: rows[0][name] for name in SHARED}
+    own = [{name: row[name] for name in row if name not in SHARED} for row in rows]
+    expected = scores_of(folder, "request", [{**request, **row} for row in own])
+    for row in own:
+        row["uid"] = row["uid"] and row["uid"].hex()
+        row["took"] = row["took"] and row["took"].total_seconds()
+    sent = json.loads(json.dumps([request, own], default=str))
+    inputs = encoder.encode(sent[1], sent[0])
+    assert inputs.lengths["seen"] == [len(inputs.values["seen"])]
+    assert program(*inputs.tensors()).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+WRONG = [
+    ({"city": 3}, "row 1: column 'city' is 3. Ids of this column are text."),
+    ({"seen": "a b"}, "column 'seen' is 'a b'. This column needs a list"),
+    ({"numbers": ["x"]}, "Ids of this column are digits"),
+    ({"flag": 0.5}, "Ids of this column are integers"),
+    ({"flag": 2**64}, "Send a smaller number"),
+    ({"small": "1"}, "column 'small' is '1'. This column needs a number"),
+    ({"small": 10**400}, "too large"),
+    ({"vector": [1.0]}, "needs a list of 2 numbers"),
+    ({"stamp": 2024}, "needs a date in the form YYYYMMDDHH"),
+    ({"hour": "noon"}, "Invalid isoformat string"),
+]
+
+
+@pytest.mark.parametrize(("change", "told"), WRONG)
+def test_wrong_values_are_told(folder: Path, change: dict[str, Any], told: str) -> None:
+    rows = rows_of(2, 2)
+    rows[1] |= change
+    with pytest.raises(ValueError, match=told):
+        Encoder(folder / "exported").encode(rows)
+
+
+def test_columns_are_sent_once(folder: Path) -> None:
+    encoder = Encoder(folder / "exported")
+    rows: list[Any] = rows_of(2, 2)
+    with pytest.raises(ValueError, match="row 0: column 'user' is also a shared value"):
+        encoder.encode(rows, {"user": "u1"})
+    del rows[1]["geo"]
+    with pytest.raises(ValueError, match=r"row 1: column 'geo\.zip' is missing"):
+        encoder.encode(rows)
+    rows[1] = None
+    with pytest.raises(ValueError, match="Row 1 is not an object"):
+        encoder.encode(rows)
+    with pytest.raises(ValueError, match="list of rows is empty"):
+        encoder.encode([])
+
+
+@pytest.mark.parametrize("lengths", [[3, -1], [1, 2], [2**63 - 1, -(2**63) + 3], [1, 0]])
+def test_lengths_must_fit_the_ids(folder: Path, lengths: list[int]) -> None:
+    program = torch.export.load(folder / "exported" / "model.pt2").module()
+    dense, values, all_lengths, rows = Encoder(folder / "exported").encode(rows_of(2, 3)).tensors()
+    values["seen"], all_lengths["seen"] = torch.tensor([1, 2]), torch.tensor(lengths)
+    with pytest.raises(RuntimeError, match=r"lengths\['seen'\]: a length is negative"):
+        program(dense, values, all_lengths, rows)
+    all_lengths["seen"] = torch.tensor([2, 0])
+    assert program(dense, values, all_lengths, rows).shape == (2,)
+
+
+LOG = """
+version: 1
+dataset:
+  use: tables.table
+  options:
+    path: log.csv
+    implicit: true
+    columns: {user: [session, id], when: {as: time, unit: s}, item: id, price: number}
+    histories: {clicked: {of: item, last: 2}}
+converter: {use: recd.ikjt}
+"""
+
+
+def test_a_history_is_encoded_like_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text("user,when,item,price\nu,1,a,1.5\nu,2,b,2\nu,3,c,3\nu,4,d,4\n")
+    Path("log.yaml").write_text(LOG)
+    data: Any = load_registry(Path("log.yaml")).dataset
+    data.prepare()
+    found = data.to_score("").encodings()
+    Path("signature.json").write_text(json.dumps({"features": found}))
+    row = {"user": "u", "item": "d", "clicked": ["a", "b", "c"], "price": 4}
+    inputs = Encoder("").encode([row])
+    (rows,) = data.scan("train")
+    assert inputs.values == {name: rows.data[name][3].as_py() for name in data.schema().sparse}
+    assert inputs.dense == [[4.0]]
+    schema, kinds = data.schema(), data.kinds()
+    Path("log.csv").unlink()
+    absent: Any = load_registry(Path("log.yaml")).dataset
+    absent.trained_schema, absent.trained_kinds = schema, kinds
+    assert absent.to_score("").encodings() == found
