@@ -177,12 +177,16 @@ def predict(
         settings=settings,
         plugins_dir=plugins_dir,
     )
+    # Check all options before importing torch, which takes seconds.
+    from recd_plugin_runs.kept_columns import check_kept
+
     read, chosen = model.registry, model.checkpoint
     local = () if "://" in table else (Path(table),)
     if local and not local[0].exists():
         raise DataError(f"{table}: this file or folder does not exist. Check the path.")
     cli_options.check_apart(output, read, *local, chosen)
     cli_options.check_output(output, force, ROW, SCORE)
+    check_kept(read.dataset, table, keep)
     given = cli_options.overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob

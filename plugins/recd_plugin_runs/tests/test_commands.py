@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click import Context
 from click.testing import CliRunner
@@ -14,10 +16,11 @@ from recd_plugins.cli import main
 
 REGISTRY = """
 version: 1
-dataset: {{use: recd.session_parquet, options: {{path: train{test}}}}}
+dataset: {dataset}
 converter: {{use: recd.kjt}}
 training: {{device: cpu{checkpoint}}}
 """
+SESSIONS = "{{use: recd.session_parquet, options: {{path: train{test}}}}}"
 TEST, KEPT = ", test_path: test", ", checkpoint: {path: kept}"
 EVALUATE = ["evaluate", "r.yaml"]
 PREDICT = ["predict", "r.yaml", "new.parquet", "-o", "scores.parquet"]
@@ -25,8 +28,12 @@ EXPORT = ["export", "r.yaml", "-o", "exported"]
 ROWS = ["embeddings", "r.yaml", "t_item", "-o", "rows.parquet"]
 
 
-def refusal(words: list[str], test: str = TEST, checkpoint: str = KEPT) -> str:
-    Path("r.yaml").write_text(REGISTRY.format(test=test, checkpoint=checkpoint), encoding="utf-8")
+def registry(test: str = TEST, checkpoint: str = KEPT, dataset: str = "") -> str:
+    return REGISTRY.format(dataset=dataset or SESSIONS.format(test=test), checkpoint=checkpoint)
+
+
+def refusal(words: list[str], **parts: str) -> str:
+    Path("r.yaml").write_text(registry(**parts), encoding="utf-8")
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1, result.output
     return result.stderr
@@ -78,6 +85,15 @@ def test_what_cannot_be_written_or_read_is_told_first(
     make_checkpoint(tmp_path)
     assert "no test split" in refusal(EVALUATE, test="")
     assert "new.parquet: this file or folder does not exist" in refusal(PREDICT)
+    keep = ["--keep", "b", "--keep", "user.c"]
+    (tmp_path / "new.csv").write_text("a,b\n")
+    said = refusal([*PREDICT[:2], "new.csv", *PREDICT[3:], *keep])
+    assert "new.csv: --keep copies columns of Parquet tables only" in said
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "new.parquet")
+    assert "the table has no column 'user.c' for --keep. Its columns" in refusal([*PREDICT, *keep])
+    explode = "{path: train, columns: {a: ids, b: label}, explode: [a]}"
+    said = refusal([*PREDICT, "--keep", "b"], dataset=f"{{use: tables.table, options: {explode}}}")
+    assert "--keep cannot be used with dataset option explode" in said
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
@@ -93,7 +109,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
 
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
+    (tmp_path / "r.yaml").write_text(registry(), encoding="utf-8")
     make_checkpoint(tmp_path)
     command = [sys.executable, "-c", "from recd_plugins.cli import main; main()", *EVALUATE]
     done = forked.torchrun(command, ranks=2, cwd=tmp_path)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_runs.predict import KeptColumns, PredictJob, _Output, score_file
+from recd_plugin_runs.kept_columns import KeptColumns
+from recd_plugin_runs.predict import PredictJob, _Output, score_file
 from recd_plugins.api import parquet_writer
 from recd_plugins.runtime.errors import DataError
 
