@@ -112,9 +112,10 @@ def _find_format(
         for each in _FORMATS:
             if str(file.path).lower().endswith(each.suffixes):
                 by_format.setdefault(each.name, []).append(file)
-    # A table to score may have a misleading suffix if the training table had one.
+    # The name of a table to score may show no format, or a misleading one, as in training.
+    unnamed = not by_format and wanted in _FILES
     alike = wanted in ("csv", "tsv") and by_format.keys() <= {"csv", "tsv"}
-    if wanted is not None and (not of_another or alike):
+    if wanted is not None and (not of_another or unnamed or alike):
         return wanted, by_format.get(wanted, files)
     if len(by_format) != 1:
         seen = [f"{name} ({of[0]})" for name, of in by_format.items()]

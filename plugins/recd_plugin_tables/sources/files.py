@@ -33,6 +33,7 @@ class FileFormat(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    names_in_first_line = False
 
     @abstractmethod
     def schema(self, file: object_stores.Location) -> pa.Schema:
@@ -59,6 +60,11 @@ def _format_errors(file: object_stores.Location, name: str) -> Iterator[None]:
         how = ""
         if "Expected 1 columns" in str(error):
             how = f". If the separator is ; then {set_option('separator', repr(';'))}."
+        elif re.search(r"Expected \d+ columns, got", str(error)):
+            how = (
+                ". Every row needs all columns. Leave unknown values empty, such as labels of rows "
+                "to score."
+            )
         if "conversion error" in str(error):
             how = (
                 ". The type was inferred from the first rows. Set source.types, such as {COLUMN: "
@@ -87,6 +93,16 @@ def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
 def set_option(name: str, value: str) -> str:
     """Describe, for a message, how to set an option in a registry file and in `recd init`."""
     return f"set source.{name}: {value} (recd init: --{name} {value})"
+
+
+def no_header(location: object, names: Sequence[str]) -> DataError:
+    """Return an error for a text file whose first line contains data instead of column names."""
+    made = ",".join(f"f{number}" for number in range(1, len(names) + 1))
+    shown = ", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")
+    return DataError(
+        f"{location}: the first line contains {shown} instead of column names. List the "
+        f"{len(names)} column names in source.header (recd init: --header {made})."
+    )
 
 
 class ParquetFormat(FileFormat):
@@ -198,6 +214,7 @@ class FileSource(Source):
     ) -> None:
         self.location = str(root)
         self._root, self._files, self._format = root, tuple(files), form
+        self.names_in_first_line = form.names_in_first_line
         above = _folders_above(root, is_file=files[0].path == root.path)
         keys = [_keys([*above, *file.below(root).split("/")[:-1]]) for file in files]
         self._keys = {

@@ -95,6 +95,8 @@ class Source(ABC):
     """Base class of tables to import; can be read repeatedly. Messages use ``location``."""
 
     location: str
+    #: Whether the column names are the first line of a text file.
+    names_in_first_line: bool = False
 
     @property
     @abstractmethod

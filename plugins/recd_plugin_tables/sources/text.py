@@ -15,6 +15,7 @@ import pyarrow.json as pa_json
 
 from recd_plugin_tables.sources.files import (
     FileFormat,
+    no_header,
     open_stream,
     set_option,
     with_compressed,
@@ -64,6 +65,7 @@ class CsvFormat(FileFormat):
         self._decimal = decimal
         self._needed = needed
         self._header = list(header) if header is not None else None
+        self.names_in_first_line = header is None
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
     def schema(self, file: object_stores.Location) -> pa.Schema:
@@ -151,11 +153,10 @@ class CsvFormat(FileFormat):
         )
 
     def _check_names(self, file: object_stores.Location, names: Sequence[str]) -> None:
-        if self._header is None and names and all(map(_is_number, names)):
-            raise DataError(
-                f"{file}: the first line contains {', '.join(names[:4])} instead of column names. "
-                "List the column names in source.header (recd init: --header)."
-            )
+        if self.names_in_first_line and names:
+            numbers = [not name or is_number(name) for name in names]
+            if all(numbers) or (any(numbers) and len(set(names)) < len(names)):
+                raise no_header(file, names)
         others = [each for each in ";\t|," if each != self._separator and each in names[0]]
         if len(names) == 1 and others:
             raise DataError(
@@ -271,7 +272,8 @@ def _any(texts: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether a text is a number."""
     try:
         float(word)
     except ValueError:

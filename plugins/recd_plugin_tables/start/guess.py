@@ -79,7 +79,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     suspicious = _suspicious(survey, free, label)
     outcomes = _outcomes(survey, free, suspicious)
     free = [seen for seen in free if seen.leaf.name not in outcomes]
-    time = wanted.time or time_column(free)
+    time = wanted.time or time_column(survey, free)
     joinable = [seen for seen in free if not seen.dominant_share]
     request = wanted.request or named_so(joinable, REQUEST, "request")
     session = (

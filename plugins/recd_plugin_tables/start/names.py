@@ -89,15 +89,28 @@ def words_of(name: str) -> str:
 _IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
-def time_column(found: list[Seen]) -> str | None:
-    """Return the time column: found by name, otherwise the first column with times."""
+def time_column(survey: Survey, found: list[Seen]) -> str | None:
+    """Return the time column: found by name, otherwise the first column with times or dates."""
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)
         or named_so(found, TIME, "time", _is_time)
-        or next((seen.leaf.name for seen in found if is_timestamp(seen)), None)
+        or next((seen.leaf.name for seen in hourly if is_timestamp(seen)), None)
         or next((seen.leaf.name for seen in found if seen.rising and is_time_by_value(seen)), None)
+        or next((seen.leaf.name for seen in found if _is_date_of_row(survey, seen)), None)
     )
+
+
+def _is_date_of_row(survey: Survey, seen: Seen) -> bool:
+    """Return whether a column has dates, and not one per user or item, such as a birthday."""
+    if not (seen.daily and (is_timestamp(seen) or pt.is_date(plain(seen.leaf.type)))):
+        return False
+    return not any(survey.determines(key, seen.leaf.name) for key in _items_and_users(survey))
+
+
+def _items_and_users(survey: Survey) -> set[str]:
+    found = [named_so(list(survey.seen), words, "id") for words in (ITEM, USER)]
+    return {name for name in found if name is not None}
 
 
 def is_timestamp(seen: Seen) -> bool:
@@ -204,7 +217,7 @@ def is_outcome(survey: Survey, seen: Seen) -> bool:
     rating = _RATING.fullmatch(name) is not None and seen.distinct <= _FEW_VALUES
     if not (rating or _AMOUNT.fullmatch(name)):
         return False
-    named = {named_so(list(survey.seen), words, "id") for words in (ITEM, USER)}
+    named = _items_and_users(survey)
     keys = [
         key.leaf.name
         for key in survey.seen

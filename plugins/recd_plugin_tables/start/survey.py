@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,8 @@ from recd_plugin_tables.kinds import (
 )
 from recd_plugin_tables.plan import explode_problems
 from recd_plugin_tables.sources import Source
+from recd_plugin_tables.sources.files import no_header
+from recd_plugin_tables.sources.text import is_number
 from recd_plugin_tables.values import possible_unit, python_value, seconds, split_text
 from recd_plugins.api import DataError
 
@@ -228,10 +231,33 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
         if not rows:
             raise DataError(f"{source.location}: the table has no rows. Use a table with rows.")
     table = pa.Table.from_batches(batches).combine_chunks()
+    if source.names_in_first_line and _is_data(table):
+        raise no_header(source.location, table.schema.names)
     whole = rows if rows < _SAMPLE_ROWS and size < _SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
     return Survey(source.location, rows, whole, tuple(seen), exploded, table)
+
+
+def _is_data(table: pa.Table) -> bool:
+    """Return whether the column names of a table look like values of their own columns."""
+    names = table.schema.names
+    same = [_equals(table.column(name), name) for name in names]
+    num_equal = sum(bool(pc.any(each).as_py()) for each in same)
+    kinds = {field.name: field.type for field in table.schema}
+    numbers = [n for n in names if pt.is_integer(kinds[n]) or pt.is_floating(kinds[n])]
+    if len(numbers) > 1 and num_equal and all(n and is_number(n) for n in numbers):
+        # Consecutive integers are names, such as the years of a pivot table.
+        return not np.array_equal(np.diff([float(n) for n in numbers]), [1] * (len(numbers) - 1))
+    if 2 * num_equal < len(names):
+        return False
+    # Files that were concatenated with their headers repeat all names in one row.
+    return not pc.any(functools.reduce(pc.and_, same)).as_py()
+
+
+def _equals(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    texts = column.cast(pa.string()) if not pt.is_nested(column.type) else column
+    return pc.equal(texts, name).fill_null(False)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

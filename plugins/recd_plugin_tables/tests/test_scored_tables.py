@@ -132,6 +132,23 @@ def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_pat
     assert found["zip"] == [[text_id("0012")]] * 2
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ({"format": "tsv", "header": ["clicked", "item"]}, "0\t3\n1\t4\n"),
+        ({"format": "csv", "separator": "\\t"}, "clicked\titem\n0\t3\n1\t4\n"),
+        ({"format": "jsonl"}, '{"clicked": 0, "item": 3}\n{"clicked": 1, "item": 4}\n'),
+    ],
+)
+def test_a_table_to_score_is_opened_as_in_training(tmp_path, source, text):
+    for name in ("old.txt", "new.log", "new.csv"):
+        (tmp_path / name).write_text(text)
+    data = table(tmp_path / "old.txt", columns={"item": "id", "clicked": "label"}, source=source)
+    assert rows_of(data)["item"] == [[3], [4]]
+    for name in ("new.log", "new.csv")[: 1 if source["format"] == "jsonl" else 2]:
+        assert rows_of(data.to_score(str(tmp_path / name)))["item"] == [[3], [4]]
+
+
 @pytest.mark.parametrize("there", [True, False], ids=["table", "checkpoint"])
 def test_columns_without_a_value_are_those_of_training(tmp_path, there):
     old = {"a": [1, 2], "b": ["x", "y"], "n": [0.5, 1], "h": [[1], [2]], "clicked": [0, 1]}

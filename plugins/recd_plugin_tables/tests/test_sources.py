@@ -273,7 +273,12 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     ),
     "a JSON array": ("t.json", b'[{"a": 1}]', "the file is one JSON array"),
     "a column twice": ("t.csv", b"a,a\n1,2\n", "t.csv: 2 columns have the name"),
-    "no names": ("t.tsv", b"196\t242\n", r"first line contains 196, 242 .*source.header"),
+    "no names": ("t.tsv", b"196\t242\n", r"first line contains '196', '242' .*--header f1,f2\)"),
+    "no names, and empty fields": (
+        "t.tsv",
+        b"1\t\t\tab\n0\t5\t\tcd\n",
+        r"first line contains '1', '', '', 'ab' instead of .* the 4 column names in source.header",
+    ),
     "Latin 1": (
         "t.csv",
         "a\ncafé\n".encode("latin1"),
@@ -288,6 +293,18 @@ def test_what_is_no_table_is_told(what, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
+
+
+def test_a_row_without_a_named_column_is_told(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2\n3,4\n")
+    with pytest.raises(DataError, match=r"Expected 3 columns, got 2.*Leave unknown values empty"):
+        read(tmp_path / "t.csv", header=("label", "a", "b"))
+    (tmp_path / "t.csv").write_text(",1,2\n,3,4\n")
+    assert read(tmp_path / "t.csv", header=("label", "a", "b"))[1] == {
+        "label": None,
+        "a": 3,
+        "b": 4,
+    }
 
 
 def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):

@@ -267,6 +267,45 @@ def test_numbers_are_times_by_their_values(
     assert roles(tmp_path / "t.parquet", unused=("was_shown_at",))[name] == "time, id"
 
 
+def test_dates_are_times_unless_each_user_or_item_has_one(tmp_path: Path) -> None:
+    rows = np.arange(ROWS)
+    days, births = 19_000 + rows // 9, rows % 30 * 400
+    for kind in (pa.date32(), pa.string()):
+        of = [pa.array(each.astype(np.int32), pa.date32()).cast(kind) for each in (births, days)]
+        columns = {"born": of[0], "day": of[1], "user_id": rows % 30, "click": rows % 2}
+        path = write(tmp_path / "t.parquet", columns)
+        found = guesses(path)
+        assert (found["day"].roles, found["born"].roles) == (("time", "id"), ("id",))
+        assert found["day"].options == {"by": "weekday"}
+        columns["shown"] = pa.array(rows * 1_000_000, pa.timestamp("us"))
+        assert roles(write(path, columns))["shown"] == "time, id"
+
+
+def lines(path: Path, *columns: Any, header: str = "") -> Path:
+    rows = "".join("\t".join(map(str, row)) + "\n" for row in zip(*columns, strict=True))
+    path.write_text(header + rows, encoding="utf-8")
+    return path
+
+
+def test_a_first_line_of_values_is_no_header(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "t.tsv", np.arange(ROWS)
+    words = [f"w{number % 7}" for number in numbers]
+    refused = r"t.tsv: the first line contains '.*--header f1,f2,f3"
+    for columns in (
+        (numbers % 2, words, [f"x{number}" for number in numbers], words),
+        (numbers % 2, words, numbers * 7 % 11, numbers / 8),
+        (["yes", "no"] * (ROWS // 2), words, [f"x{number}" for number in numbers]),
+    ):
+        with pytest.raises(DataError, match=refused):
+            survey(open_source(lines(path, *columns)))
+    usual = words, numbers % 2, numbers % 3, numbers % 5
+    for header in ("user\tclick\tage\tlevel\n", "user\t0\t1\t2\n", "w1\tclick\t7\tlevel\n"):
+        assert survey(open_source(lines(path, *usual, header=header))).rows == ROWS
+    once = path.read_text(encoding="utf-8")
+    path.write_text(once + once, encoding="utf-8")  # files joined with their headers
+    assert survey(open_source(path)).rows == 2 * ROWS + 1
+
+
 def test_ids_in_a_text_are_whole_numbers_or_texts(tmp_path: Path) -> None:
     films = [[(user + n) % 20 for n in range(user % 5 + 1)] for user in range(300)]
     columns = {
