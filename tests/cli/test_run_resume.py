@@ -104,6 +104,20 @@ def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> Non
     assert "training.steps was 4 and is now 6" in said
 
 
+def test_a_run_with_another_dense_optimizer_goes_on_with_the_same_losses(folder: Path) -> None:
+    whole = folder / "whole"
+    whole.mkdir()
+    changed = {"dense_optimizer": "adam", "dense_learning_rate": 0.001, "ranks": 2}
+    write(whole, **changed)
+    assert recd(whole, "--json", str(whole / "all.json")).exit_code == 0
+    shutil.rmtree(whole / "checkpoints" / "step-000000004")
+    assert recd(whole, "--resume", "--json", str(whole / "rest.json")).exit_code == 0
+    every, rest = (json.loads((whole / name).read_bytes()) for name in ("all.json", "rest.json"))
+    assert rest["losses"] == every["losses"]
+    write(whole, ranks=2)
+    assert "training.dense_optimizer was " in recd(whole, "--resume").stderr
+
+
 def changed_progress(folder: Path, **fields: object) -> dict[str, Any]:
     """What the newest checkpoint says of its run, with other values in some fields."""
     path = folder / "checkpoints" / "step-000000004" / "progress.json"

@@ -104,6 +104,13 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
         check_updates(module, params, None, torch.device("cuda"))
 
 
+def test_optimizers_without_cpu_kernels_are_refused_on_cpus_alone() -> None:
+    module = bags(a=optim.Adam)
+    check_updates(module, {"a": FUSED}, None, torch.device("cuda"))
+    with pytest.raises(SetupError, match=r"^table 'a': FBGEMM has no CPU kernels for adam\. Use"):
+        check_updates(module, {"a": FUSED}, None, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("sharding", "optimizer", "arguments", "message"),
     [

@@ -82,9 +82,13 @@ def test_a_missing_file(tmp_path):
         ),
         (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
         (
-            HEAD + "training:\n  optimizer: adagrad\n",
-            "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', "
-            "got 'adagrad'",
+            HEAD + "training:\n  optimizer: lamb\n",
+            "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', got 'lamb'",
+        ),
+        (
+            HEAD + "training:\n  optimizer: adam\n",
+            "r.yaml:5 training.optimizer: embedding tables cannot use 'adam' here. Use "
+            "rowwise_adagrad, and set training.dense_optimizer: adam to train the dense layers",
         ),
         (
             HEAD + "training:\n  checkpoint:\n    evry: 3\n",

@@ -21,6 +21,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from recd_plugins.compat.lookup_kernels import step_counts
+from recd_plugins.config import TrainingSpec
 from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
@@ -32,11 +33,24 @@ OPTIMIZERS = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "sgd": partial(torch.optim.SGD, lr=0.1),
 }
+#: ``training.dense_optimizer``, and what it is in PyTorch.
+DENSE: dict[str, Any] = {
+    "dense adam": torch.optim.Adam,
+    "dense adamw": torch.optim.AdamW,
+    "dense adagrad": partial(torch.optim.Adagrad, eps=1e-8),
+    "dense sgd": torch.optim.SGD,
+}
 
 
 def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
     """Its dense layers, and its table where each rank has it whole, learn by that optimizer."""
     trainer = Trainer(world_size)
+    if optimizer in DENSE:
+        spec = TrainingSpec(
+            dense_optimizer=cast(Any, optimizer.split()[1]), dense_learning_rate=0.1
+        )
+        trainer.optimizer = build_optimizer(trainer.dmp, spec)
+        return trainer
     outside = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
     outside.pop(frozen, None)
     own = KeyedOptimizerWrapper(outside, OPTIMIZERS[optimizer])
@@ -60,10 +74,30 @@ def go_on(rank: int, world_size: int, folder: Path, optimizer: str) -> Any:
     return trainer.everything()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *DENSE])
 def test_a_trainer_goes_on_as_if_it_had_never_ended(tmp_path: Path, optimizer: str) -> None:
     expected = run_on_ranks(save, 2, tmp_path, optimizer)
     assert run_on_ranks(go_on, 2, tmp_path, optimizer) == expected
+
+
+def steps_of_both(rank: int, world_size: int, optimizer: str) -> Any:
+    """Weights of the dense layer after two steps, of the trainer and of PyTorch's optimizer."""
+    trainer = trainer_with(optimizer, world_size)
+    dense = {name: each for name, each in trainer.dmp.named_parameters() if "top" in name}
+    copies = [each.detach().clone() for each in dense.values()]
+    alone = DENSE[optimizer](copies, lr=0.1)
+    for _ in range(2):
+        trainer.step()
+        for copy, each in zip(copies, dense.values(), strict=True):
+            copy.grad = each.grad
+        alone.step()
+    return [each.tolist() for each in dense.values()], [copy.tolist() for copy in copies]
+
+
+@pytest.mark.parametrize("optimizer", DENSE)
+def test_the_dense_optimizer_is_that_of_torch(optimizer: str) -> None:
+    ours, expected = run_on_ranks(steps_of_both, 1, optimizer)[0]
+    assert ours == expected
 
 
 def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:

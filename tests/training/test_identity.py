@@ -75,6 +75,7 @@ def checkpoint(folder: Path, tmp_path: Path) -> Path:
     [
         ("{use: recd.ikjt}", "{use: recd.ikjt, options: {compare: auto, groups: auto}}"),
         ("learning_rate: 0.1", "learning_rate: 0.1, dense_learning_rate: 0.1, eps: 1.0e-8"),
+        ("learning_rate: 0.1", "learning_rate: 0.1, dense_optimizer: adagrad"),
         ('["seq_*"], options: {x: 5}', "[seq_0_*, seq_1_*, seq_2_*], options: {x: 5}"),
     ],
 )
@@ -89,6 +90,9 @@ REFUSED = {
     "model.embedding_dim was 4 and is now 8": ("embedding_dim: 4", "embedding_dim: 8"),
     "training.learning_rate was 0.1 and is now 0.2": ("learning_rate: 0.1", "learning_rate: 0.2"),
     "training.seed was 0 and is now 1": ("learning_rate: 0.1", "learning_rate: 0.1, seed: 1"),
+    'training.dense_optimizer was not set and is now "adam"': (
+        "learning_rate: 0.1", "learning_rate: 0.1, dense_optimizer: adam",
+    ),
     'pooling[0].use was "recd.mean" and is now "recd.attention"': ("recd.mean", "recd.attention"),
     'converter.use was "recd.ikjt" and is now "recd.kjt"': ("recd.ikjt", "recd.kjt"),
     "dataset.options.shuffle was false and is now true": (

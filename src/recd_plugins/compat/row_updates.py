@@ -59,6 +59,12 @@ _HEEDED_BY = {
     "max_norm": {EmbOptimType.EXACT_ROWWISE_ADAGRAD},
     "momentum": set[EmbOptimType](),
 }
+# The other optimizers have no CPU kernels.
+_ON_CPU = {
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
 # The other optimizers fail an assertion at the first variable batch on CUDA.
 _VARIABLE_ON_CUDA = {
     EmbOptimType.SGD,
@@ -134,7 +140,8 @@ def check_updates(
     Logs a warning if a table would train differently from the unsharded module.
 
     Raises:
-        SetupError: FBGEMM would ignore an argument. The message names the table and the argument.
+        SetupError: FBGEMM would ignore an argument, or has no CPU kernel for an optimizer. The
+            message names the table.
     """
     device_type = "cpu" if device is None else device.type
     dropped, columns, unset = list[str](), list[str](), list[str]()
@@ -144,6 +151,12 @@ def check_updates(
         if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
             dropped += [table] if classes else []
         elif sharding.compute_kernel in (_FUSED_ON_CUDA if device_type == "cuda" else _FUSED):
+            if device_type == "cpu" and kind not in _ON_CPU:
+                raise SetupError(
+                    f"table {table!r}: FBGEMM has no CPU kernels for {kind.value}. Use row-wise "
+                    "Adagrad, Adagrad or SGD for tables, or train on a GPU. "
+                    "training.dense_optimizer sets the optimizer of the dense layers only."
+                )
             if why := unheeded_argument(kind, given, device_type):
                 raise SetupError(f"table {table!r}: {why}")
             shards = getattr(sharding.sharding_spec, "shards", None) or ()

@@ -182,10 +182,17 @@ class TrainingSpec(Spec):
         default="rowwise_adagrad", description="Optimizer of the embedding tables."
     )
     learning_rate: Float32 = Field(default=0.02, description="Learning rate of the tables.")
-    eps: Float32 = Field(default=1e-8, description="Epsilon of row-wise Adagrad.")
+    eps: Float32 = Field(default=1e-8, description="Epsilon of Adagrad and row-wise Adagrad.")
+    dense_optimizer: Literal["adam", "adamw", "adagrad", "sgd"] | None = Field(
+        default=None,
+        description="Optimizer of the dense parameters, which are those outside embedding tables. "
+        "null uses sgd if `optimizer` is sgd, otherwise adagrad. Options other than the learning "
+        "rate and the epsilon of adagrad have PyTorch's defaults.",
+    )
     dense_learning_rate: Float32 | None = Field(
         default=None,
-        description="Learning rate of the dense parameters; null uses learning_rate.",
+        description="Learning rate of the dense parameters; null uses learning_rate. adam and "
+        "adamw usually need about 0.001.",
     )
     schedule: ScheduleSpec | None = Field(
         default=None,
@@ -268,6 +275,18 @@ class TrainingSpec(Spec):
     def _null_is_none(cls, checkpoint: Any) -> Any:
         return {} if checkpoint is None else checkpoint
 
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _trains_tables(cls, optimizer: Any) -> Any:
+        if optimizer in ("adam", "adamw", "adagrad"):
+            raise ValueError(
+                f"embedding tables cannot use {optimizer!r} here. Use rowwise_adagrad, and set "
+                f"training.dense_optimizer: {optimizer} to train the dense layers with it. For "
+                "tables with another FBGEMM optimizer, such as Adam on CUDA, add an entry to the "
+                "section optimizers"
+            )
+        return optimizer
+
     @field_validator("ranks_per_node")
     @classmethod
     def _fill_nodes(cls, ranks_per_node: int | None, info: ValidationInfo) -> int | None:
@@ -294,6 +313,16 @@ class TrainingSpec(Spec):
     def overlaps(self, device_type: str, nodes: int) -> bool:
         """Return whether the next batch's rows are looked up during the all-reduce."""
         return device_type == "cpu" and nodes > 1 if self.overlap is None else self.overlap
+
+    @property
+    def dense_update(self) -> str:
+        """Name of the optimizer of the dense parameters."""
+        return self.dense_optimizer or self.default_dense_update
+
+    @property
+    def default_dense_update(self) -> str:
+        """Name of the optimizer of the dense parameters if ``dense_optimizer`` is null."""
+        return "sgd" if self.optimizer == "sgd" else "adagrad"
 
     @property
     def nodes(self) -> int:

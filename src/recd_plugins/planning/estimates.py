@@ -62,7 +62,7 @@ def dense_bytes(
     module: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]], training: TrainingSpec
 ) -> int:
     """Return a rank's bytes of dense parameters, gradients, DDP buckets and optimizer state."""
-    copies = 3 + (training.optimizer != "sgd")
+    copies = 3 + {"sgd": 0, "adagrad": 1}.get(training.dense_update, 2)
     module_types = {sharder.module_type for sharder in sharders}
     tables = {
         id(parameter)

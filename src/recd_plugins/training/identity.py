@@ -68,8 +68,11 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     names = [table.name for table in tables]
     training = registry.training.model_dump(mode="json")
     training["dense_learning_rate"] = training["dense_learning_rate"] or training["learning_rate"]
-    if training["wire"] == "fp32":  # missing from early checkpoints
+    # Missing from early checkpoints.
+    if training["wire"] == "fp32":
         del training["wire"]
+    if registry.training.dense_update == registry.training.default_dense_update:
+        del training["dense_optimizer"]
     model = registry.model and registry.model.model_dump(
         mode="json", exclude={"tables", "num_embeddings"}
     )

@@ -21,13 +21,15 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
 
+_TORCH = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
 
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
     """Combine FBGEMM's fused optimizers with the optimizer of dense parameters.
 
-    Dense parameters are those of dense layers and of data-parallel tables. All tables use the same
-    update rule. For ``rowwise_adagrad``, data-parallel tables use TorchRec's RowWiseAdagrad, and
-    other tables use FBGEMM's. Dense layers use SGD or Adagrad.
+    All tables use the same update rule, ``training.optimizer``. For ``rowwise_adagrad``,
+    data-parallel tables use TorchRec's RowWiseAdagrad, and other tables use FBGEMM's. Dense layers
+    use ``training.dense_optimizer``.
 
     Args:
         dmp: the sharded model.
@@ -39,10 +41,11 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
     dense = {name: p for name, p in outside.items() if name not in tables}
     optimizers = [dmp.fused_optimizer]
     if replicated:
-        optimizers.append(_keyed(replicated, training, training.learning_rate, rowwise=True))
+        rate = training.learning_rate
+        optimizers.append(_keyed(replicated, training.optimizer, rate, training.eps))
     if dense:
         rate = training.dense_learning_rate or training.learning_rate
-        optimizers.append(_keyed(dense, training, rate, rowwise=False))
+        optimizers.append(_keyed(dense, training.dense_update, rate, training.eps))
     return CombinedOptimizer(optimizers)
 
 
@@ -57,14 +60,14 @@ def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
 
 
 def _keyed(
-    parameters: dict[str, Tensor], training: TrainingSpec, rate: float, rowwise: bool
+    parameters: dict[str, Tensor], update: str, rate: float, eps: float
 ) -> KeyedOptimizerWrapper:
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
-        if training.optimizer == "sgd":
-            return torch.optim.SGD(params, lr=rate)
-        if rowwise:
-            return RowWiseAdagrad(params, lr=rate, eps=training.eps)
-        return torch.optim.Adagrad(params, lr=rate, eps=training.eps)
+        if update == "rowwise_adagrad":
+            return RowWiseAdagrad(params, lr=rate, eps=eps)
+        if update == "adagrad":
+            return torch.optim.Adagrad(params, lr=rate, eps=eps)
+        return _TORCH[update](params, lr=rate)
 
     return KeyedOptimizerWrapper(parameters, make)
 
