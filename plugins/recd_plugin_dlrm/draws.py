@@ -1,7 +1,7 @@
 """Counter-based random numbers, so that any process can reproduce any row independently.
 
-A random number is a hash of its stream and a counter (splitmix64). Changes of this file do not
-invalidate Numba's cache of kernels in other files.
+A random number is a hash of its stream and a counter (splitmix64). After a change of
+this file, clear Numba's cache: kernels in other files are not compiled again.
 """
 
 from __future__ import annotations

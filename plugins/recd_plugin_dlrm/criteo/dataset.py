@@ -131,7 +131,10 @@ class CountedRows:
 
 
 class Dictionary:
-    """Maps ids to consecutive numbers; ``arrays`` has sorted ids, and numbers as ``NAME_codes``."""
+    """Maps ids to consecutive numbers.
+
+    ``arrays`` maps each feature NAME to its sorted ids, and ``NAME_codes`` to their numbers.
+    """
 
     def __init__(self, arrays: dict[str, Int64s]) -> None:
         self._ids = [arrays[name] for name in SPARSE]
@@ -154,7 +157,8 @@ def dictionary_of(
 ) -> Dictionary:
     """Build the dictionary of the given rows, or load it from folder ``cache``.
 
-    Ids that occur fewer than ``threshold`` times or exceed ``most_ids`` share one number.
+    Each feature has at most ``most_ids`` numbers. Its less frequent ids, and ids that occur fewer
+    than ``threshold`` times, share one number.
     """
     identities = [section.identity() for section in sections]
     key = json.dumps([_VERSION, identities, threshold, most_ids], sort_keys=True)
@@ -189,7 +193,7 @@ SCHEMA = pa.schema(
 
 
 class Buckets:
-    """Maps ids to table rows by modulo; ``buckets`` has row counts per feature name or pattern."""
+    """Maps ids to table rows by modulo. ``buckets`` maps feature patterns to numbers of rows."""
 
     def __init__(self, buckets: int | Mapping[str, int]) -> None:
         by_pattern = {"*": buckets} if isinstance(buckets, int) else buckets
@@ -224,7 +228,8 @@ def encode(
     """Encode raw rows of file ``path`` with the columns of ``SCHEMA``. Labels must be 0 or 1."""
     labels = rows.labels.astype(np.int8)
     if (wrong := (labels != rows.labels) | (labels >> 1 != 0)).any():
-        raise DataError(f"{path}: a label is {rows.labels[wrong][0]}. Write all labels as 0 or 1.")
+        file = path.replace("_sparse.npy", "_labels.npy")
+        raise DataError(f"{file}: a label is {rows.labels[wrong][0]}. Write all labels as 0 or 1.")
     columns: Sequence[NDArray[Any]] = [
         *(coder(feature, ids) for feature, ids in enumerate(rows.sparse)),
         *(_floats(values, dense) for values in rows.dense),

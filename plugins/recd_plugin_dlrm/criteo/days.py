@@ -75,17 +75,17 @@ def find_days(path: Path) -> list[DayFiles]:
     numbers = [day.number for day in found]
     first = numbers[0]
     if len(found) > 1 and (first is None or numbers != [*range(first, first + len(found))]):
-        names = ", ".join(f"{day.name} ({day.format})" for day in found)
+        names = ", ".join(day.name if day.format == "npy" else day.path.name for day in found)
         raise DataError(
-            f"{path}: days are missing or duplicated among {names}. Set path to a single file, or "
-            "correct the folder."
+            f"{path}: the folder must have one file per day for consecutive days, but has {names}. "
+            "Add or remove files, or set path to a single file."
         )
     return found
 
 
 def _one_file(path: Path) -> DayFiles:
     if path.suffix == ".npy":
-        raise DataError(f"{path}: a day has three npy files. Set path to their folder.")
+        raise DataError(f"{path}: this is one of three npy files of a day. Set path to its folder.")
     kind: Format = "Parquet" if path.suffix == ".parquet" else _TSV.get(path.suffix, "TSV")
     stem = path.name.partition(".")[0]
     # Converted files keep their name, and only these names are searched in a folder.
@@ -114,7 +114,7 @@ def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of ``num_rows`` adjacent rows of a day, within one readable unit."""
+    """A range of ``num_rows`` adjacent rows of a day, within one unit (see ``Day.starts``)."""
 
     first_row: int
     num_rows: int
@@ -208,8 +208,8 @@ def _load(path: Path, width: int, num_rows: int | None = None) -> NDArray[Any]:
     wanted = num_rows or len(array)
     if array.shape != (wanted, width) and (array.shape, width) != ((wanted,), 1):
         raise DataError(
-            f"{path}: the array has shape {list(array.shape)}. Write it with shape "
-            f"[{wanted}, {width}]."
+            f"{path}: the array has shape {list(array.shape)}, but must have shape "
+            f"[{wanted}, {width}]. Write the file again."
         )
     return array
 

@@ -45,7 +45,7 @@ def parse_lines(
     sparse: NDArray[np.int64],
     first: int,
 ) -> tuple[int, int, bool]:
-    """Parse TSV lines of ``data[start:stop]`` into the last arrays, from row ``first`` on.
+    """Parse the TSV lines of ``data[start:stop]`` into rows ``first``, ... of the other arrays.
 
     Parsing stops at a malformed line, or when ``labels``, int8 ``[capacity]``, is full. ``dense``
     and ``sparse`` are int64 ``[13, capacity]`` and ``[26, capacity]``.

@@ -140,7 +140,7 @@ def generate_command(
     min_new: float | None,
     force: bool,
 ) -> None:
-    """Generate synthetic traces for tables of PROFILE, and compare their LRU hit rates."""
+    """Generate synthetic traces for tables of PROFILE, with about the same LRU hit rates."""
     from recd_plugin_dlrm.trace import trace_report
     from recd_plugin_dlrm.trace.generator import generator_of
     from recd_plugin_dlrm.trace.profile import choose, read_profile, write_trace

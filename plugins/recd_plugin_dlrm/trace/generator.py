@@ -2,8 +2,7 @@
 
 The LRU stack is an array with a Fenwick tree, with O(log n) time per access. Each access stores the
 code of its id at the next position; a later access to the id resets that position to -1. The tree
-counts occupied
-positions: the id at depth d is the d-th one from the end.
+counts occupied positions. The id at stack distance d is at the d-th occupied position from the end.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
 
 @nb.njit(cache=True, nogil=True)
 def compact(at: Int32s, used: int, last: Int32s, new_tree: Int32s, new_at: Int32s) -> int:
-    """Copy an LRU stack to new arrays without free positions, and return the positions in use."""
+    """Copy an LRU stack to new arrays without free positions. Return the number of used ones."""
     live = 0
     for position in range(1, used + 1):
         code = at[position]
@@ -239,7 +238,7 @@ class TableTrace:
         return int(self.distances[1:][np.searchsorted(sums, (int(sums[-1]) + 1) // 2)])
 
     def weights(self, min_new: float = 0.0) -> NDArray[np.float64]:
-        """Return the probability of each distance, float64 ``[k]``; ``min_new`` or more for 0."""
+        """Return the probability of each distance, float64 ``[k]``, at least ``min_new`` for 0."""
         weights = self.counts / self.accesses
         raised = max(weights[0], min_new)
         if len(weights) > 1:
@@ -256,7 +255,10 @@ class TableTrace:
         sizes: NDArray[np.int64],
         counts: NDArray[np.int64] | NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """Return hit rates of LRU caches with ``sizes`` rows, by default with ``self.counts``."""
+        """Return the hit rates of LRU caches with ``sizes`` rows.
+
+        ``counts`` are the numbers of accesses with each distance; None means ``self.counts``.
+        """
         counts = self.counts if counts is None else counts
         hits = np.concatenate(([0.0], np.cumsum(counts[1:])))
         return hits[np.searchsorted(self.distances[1:], sizes, side="right")] / counts.sum()
@@ -453,7 +455,10 @@ def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDA
 
 
 def worst_difference(profile: TableTrace, counts: NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Return the largest difference of LRU hit rates for caches of 1 % to 50 % of the ids."""
+    """Return the largest difference of LRU hit rates between ``profile`` and ``counts``.
+
+    Compares caches of 1 % to 50 % of the ids. ``counts`` has the accesses with each distance.
+    """
     sizes = profile.cache_sizes()
     return float(np.abs(profile.hit_rates(sizes) - profile.hit_rates(sizes, counts)).max())
 

@@ -73,10 +73,10 @@ def test_other_names_of_one_file(tmp_path):
     ("names", "message"),
     [
         ([], "the folder has no Criteo data"),
-        (["day_0", "day_2"], "days are missing or duplicated"),
-        (["day_0", "day_0.gz"], r"duplicated among day_0 \(TSV\), day_0 \(TSV, gzip\)"),
-        (["day_0", "train.txt"], r"Set path to a single file"),
-        (["train.tsv", "train.txt"], r"Set path to a single file"),
+        (["day_0", "day_2"], "one file per day .* has day_0, day_2"),
+        (["day_0", "day_0.gz"], "has day_0, day_0.gz"),
+        (["day_0", "train.txt"], "set path to a single file"),
+        (["train.tsv", "train.txt"], "set path to a single file"),
     ],
 )
 def test_folders_that_are_refused(tmp_path, names, message):
@@ -90,5 +90,5 @@ def test_no_such_place(tmp_path):
     with pytest.raises(DataError, match="data: the file or folder does not exist"):
         make(tmp_path / "data").prepare()
     (tmp_path / "day_0_dense.npy").touch()
-    with pytest.raises(DataError, match="a day has three npy files"):
+    with pytest.raises(DataError, match="one of three npy files of a day"):
         make(tmp_path / "day_0_dense.npy").prepare()
