@@ -186,7 +186,8 @@ class ListDictConverter(IkjtConverter):
     """Like ``recd.ikjt``, but reads columns in the layout list_dict without comparing ids.
 
     list_dict stores each distinct list once per row group. If a batch spans two row groups, equal
-    lists of the two groups become separate unique rows. Columns in other layouts are compared.
+    lists of the two groups become separate unique rows. In columns with other layouts, ids are
+    compared.
     """
 
     name = "recd.list_dict"

@@ -221,7 +221,7 @@ class Interactions(Dataset):
     def to_score(self, location: str) -> Interactions:
         """Return a dataset that yields every event of the log at ``location`` in file order.
 
-        Events may have an empty outcome. They do not influence the features of other events.
+        Outcomes may be empty. Events without an outcome do not influence the features of others.
         """
         values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
         scored = type(self)(type(self.options).model_validate(values))
@@ -273,7 +273,7 @@ class Interactions(Dataset):
 
     @cached_property
     def _identity(self) -> dict[str, object]:
-        """Return a digest of the events, and options, which must be equal to resume reading."""
+        """Return options and a digest of the events. A reader resumes only if they are the same."""
         content = hashlib.sha256()
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())

@@ -5,8 +5,8 @@ user's events before the *anchor*. The anchor is the event itself, or the first 
 or session. Item features are computed from earlier events. No row uses its own outcome or later
 events.
 
-In a log to be scored, an event with unknown outcome (a candidate) has the features of the user's
-next event. It does not influence other rows.
+In a log to be scored, an event with unknown outcome is a candidate. Its features are those that a
+new event of the user at this time would have. It does not influence other rows.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     """
     if not path.is_file():
         raise DataError(
-            f"{path}: no such file in the current folder {Path.cwd()}. Check the option path. "
-            "MovieLens files are at https://files.grouplens.org/datasets/movielens/"
+            f"{path}: the file does not exist (current folder: {Path.cwd()}). Check the option "
+            "path. MovieLens files are at https://files.grouplens.org/datasets/movielens/"
         )
     if separator is None:
         separator = SEPARATORS.get(path.suffix.lower())
@@ -146,7 +146,12 @@ def read_events(
         outcomes = _numbers(table, outcome, may_be_empty=kinds is not None)
         times = _numbers(table, timestamp, may_be_empty=False)
         found = {name: _ids(table, name, known.get(name)) for name in (user, item)}
-    except (pa.ArrowInvalid, ValueError) as error:
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{path}: the file cannot be parsed ({error}). Correct the value, or set the option "
+            "separator."
+        ) from error
+    except ValueError as error:
         raise DataError(f"{path}: {error}") from error
     for name, (_, kind) in found.items():
         if known.get(name, kind) != kind:
@@ -247,7 +252,7 @@ class InteractionLog:
         refresh: when user features are updated: ``event``, ``request`` or ``session``.
         impressions: number of events per request.
         history: maximum number of items in a history.
-        own_anchors: number of last events per user whose user features are always updated.
+        own_anchors: number of last events per user whose user features use all earlier events.
         known: whether each event's outcome is known, bool ``[num_events]``; None if all are.
     """
 
@@ -319,7 +324,7 @@ class InteractionLog:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
-        """Return whether each event is the ``nth`` last event of its user, but not the first.
+        """Return whether each event is its user's ``nth`` last event, and not the user's first.
 
         The result is bool ``[num_events]``.
         """
@@ -373,7 +378,7 @@ class InteractionLog:
     def _item_counts(
         self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s]:
-        """Return the numbers of earlier views and likes of each item, int64 ``[num_events]``."""
+        """Return how often each event's item was viewed and liked before, int64 ``[n]``."""
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
         counts = []

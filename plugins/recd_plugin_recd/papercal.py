@@ -1,10 +1,10 @@
 """PAPERCAL: generates a table with the duplication that the RecD paper measured (section 3).
 
 Session lengths are lognormal, with a mean of 16.5 and a maximum beyond 1000 rows. A session lasts
-an hour, and so many sessions overlap that they have a million rows. A user feature has the same
-list in the next row of the session with probability 0.84 to 0.91. 30 % of the changes replace the
-list. Other changes append an id and drop the oldest one. By bytes, 81.5 % of the lists are exact
-duplicates, and 89.7 % are partial duplicates.
+an hour. At any time, the overlapping sessions have a million rows in total. A user feature has the
+same list in the next row of the session with probability 0.84 to 0.91. 30 % of the changes replace
+the list. Other changes append an id and drop the oldest one. By bytes, 81.5 % of the lists are
+exact duplicates, and 89.7 % are partial duplicates.
 
 ``rm1``, ``rm2`` and ``rm3`` have the features of the models in section 6.1: groups of sequence
 features that change together, and about 100 features that are pooled element-wise.
@@ -87,8 +87,8 @@ class _Sizes:
     Attributes:
         groups: number of sequence features in each group that changes together.
         group_keeps: ``Feature.keep`` of each group.
-        num_users: number of other user features.
-        least_user_keep: smallest ``Feature.keep`` of these; the largest is 0.07 more.
+        num_users: number of user features outside these groups.
+        least_user_keep: smallest ``Feature.keep`` of these user features; the largest is 0.07 more.
         num_dense: number of dense columns.
     """
 
@@ -142,7 +142,7 @@ def shape_of(name: str, scale: float = 1.0) -> TableColumns:
 def length_scale(scale: float) -> float:
     """Return the factor for list lengths: the fourth root of ``scale``.
 
-    It keeps the fraction of compute that pooling takes at small scales.
+    With this factor, pooling takes about the same fraction of compute at all scales.
     """
     return float(scale**0.25)
 

@@ -33,7 +33,7 @@ class Choice:
 class PartialIkjtConverter(Converter):
     """Converts batches to PartialInverseKeyedJaggedTensors.
 
-    They store ids that a row shares with the previous row only once.
+    These tensors store ids that two consecutive rows share only once.
     """
 
     name = "recd.partial_ikjt"

@@ -183,7 +183,7 @@ class SessionParquet(Dataset):
         return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Return a dict from name to name of the session and time columns that exist."""
+        """Return the existing session and time columns for prediction files, without renaming."""
         return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
@@ -194,7 +194,7 @@ class SessionParquet(Dataset):
         return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """Yield the rows. If they are only scored, add the label 0, because it is not read."""
+        """Yield the rows. For scoring, add a label column of zeros in place of real labels."""
         for each in rows:
             if self._trained is None:
                 yield each

@@ -45,7 +45,8 @@ class FeatureReport:
         factor_as_is: DedupeFactor of batches in the current row order.
         factor_by_session: DedupeFactor of batches after sorting the rows by session.
         partial_factor: DedupeFactor of partial deduplication after sorting by session.
-        form: recommended storage after sorting by session; None if the sample is too small.
+        form: recommended storage after sorting by session, ``plain``, ``exact`` or ``partial``;
+            None if the sample is too small.
     """
 
     name: str
@@ -247,7 +248,7 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
 
 
 def _converter_section(features: Sequence[FeatureReport]) -> str:
-    """Return the text of a ``converter:`` section for registry.yaml with this storage."""
+    """Return a ``converter:`` section for registry.yaml that stores features as recommended."""
     partial = [
         json.dumps(each.name, ensure_ascii=False) for each in features if each.form == "partial"
     ]
@@ -359,7 +360,8 @@ class BatchMeter:
         batch_size: rows per batch.
 
     Attributes:
-        rows, sessions: number of measured rows, and of sessions in each batch, summed.
+        rows: number of measured rows.
+        sessions: number of distinct sessions of each batch, summed over batches.
     """
 
     def __init__(self, names: Sequence[str], batch_size: int) -> None:

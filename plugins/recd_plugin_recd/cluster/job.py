@@ -147,7 +147,7 @@ def _check_columns(source: SessionTable) -> None:
 
 
 def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
-    """Return JSON values of the input and options. A run resumes only if they are equal."""
+    """Return JSON values of input and options. A killed run resumes only if they are the same."""
     names = {"source": str(options.source), "target": str(options.target)}
     content: Any = uuid.uuid4().hex  # a dataset has no identity, so each run starts over
     if isinstance(source, ParquetSource):

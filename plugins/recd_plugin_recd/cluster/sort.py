@@ -61,7 +61,8 @@ class ClusterOptions:
 
     Attributes:
         source, target: paths to read and write.
-        session, timestamp: session and time columns; None means the defaults of ``open_source``.
+        session, timestamp: session and time columns; None means ``session_id`` and ``ts``, or
+            the columns of the registry file.
         memory: maximum bytes of the process, including Python and libraries.
         layout: storage of id lists, ``list`` or ``list_dict``.
         nulls: whether a null list is an error or becomes an empty list.
@@ -276,9 +277,9 @@ class _Sorter:
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
     """Return sort keys at which the rows are divided into ranges of similar size.
 
-    The keys are chosen from an even sample of the rows. A cut between two sessions has the row
-    number -1 and the smallest time. Only a session larger than a range is divided. Such a cut has
-    an odd number, and precedes the row with the next even number.
+    The keys are chosen from an even sample of the rows. The key of row i has the number ``2 * i``.
+    A cut before a session has the number -1 and the smallest time. A cut before row i within a
+    session has the number ``2 * i - 1``. Only sessions larger than a range have such cuts.
     """
     count, step = 0, 1
     sample: list[pa.Table] = []

@@ -299,12 +299,13 @@ class LogWriter:
         if not (self._folder / INDEX).exists():
             return LogIndex(secrets.token_hex(8), settings.session, settings.num_shards)
         index = read_index(self._folder)
-        for name in ("num_shards", "session"):
+        flags = {"num_shards": "--shards", "session": "--session"}
+        for name in flags:
             asked, there = getattr(settings, name), getattr(index, name)
             if asked != there:
                 raise DataError(
-                    f"{self._folder}: the log has {name} {there}, but {asked} was requested. Use "
-                    f"{there} in --shards or --session, or write a new log."
+                    f"{self._folder}: the log has {name} {there}, but {asked} was requested. Set "
+                    f"{flags[name]} to {there}, or write a new log."
                 )
         if index.segments and not Consumer(self._folder, None, print).schema().equals(self._schema):
             raise DataError(

@@ -148,7 +148,7 @@ class JaggedRows:
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 
     def _padded(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Return the padded values of each bucket, ``[num_places, D]``."""
+        """Return the padded values of each bucket, ``[num_rows * longest, D]``."""
         if self._places is None:
             return (values,)
         padded: Tensor = _Spread.apply(values, self._values, self._places)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModulePreprocessing(Preprocessing):
-    """Base of plugins that apply the ``nn.Module`` with their class name in ``modules``."""
+    """Base of plugins that apply the module of the same class name in ``modules.py``."""
 
     @cached_property
     def module(self) -> nn.Module:
