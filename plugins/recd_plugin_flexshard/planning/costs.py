@@ -29,8 +29,8 @@ Sync = Literal["dense", "sparse"]
 class Collective:
     """Latency in seconds and bandwidth in bytes per second of a collective.
 
-    A rank's bytes are the size of its input tensor. For an all-to-all of embeddings, forward and
-    backward pass are added.
+    The bandwidth counts the bytes of a rank's input tensor. For an all-to-all of embeddings, it
+    counts the bytes of the forward plus the backward pass.
     """
 
     bytes_per_second: float
@@ -112,7 +112,7 @@ class CostOptions:
     Attributes:
         memory_multiplier: M, memory of a copied row divided by the memory of its weights. 6 fits
             FlexShard's table 5: 1 for the weights, 2 for the optimizer and 3 for DDP.
-        saved_activations: c, embeddings that a rank does not need to store per access to a hot row.
+        saved_activations: c, number of embeddings that each access to a hot row saves in memory.
         wire_bytes: bytes per scalar in all-to-alls and in the sparse sync of gradients.
         coalesce: whether a row that a batch accesses several times is sent once.
         overlap: fraction of communication time that overlaps with compute, for all collectives
@@ -391,7 +391,7 @@ class TableDemand:
         """Build a TableDemand from an access profile (access counts of the most accessed rows).
 
         The tail contains the rows that are not in the profile, and profiled rows with fewer
-        accesses than the mean of these.
+        accesses than an average row outside the profile.
         """
         probabilities = access.probabilities()
         kept = len(probabilities)
@@ -440,7 +440,7 @@ class TableDemand:
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Return the batch size at which independent accesses give the measured distinct ids.
+        """Return the batch size at which independent accesses read as many ids as measured.
 
         Real accesses repeat rows more often than independent accesses, so the result is smaller
         than ``batch_size``.
@@ -459,7 +459,7 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the ids at ranks ``start`` to ``stop`` when sorted by accesses, most first."""
+        """Return the ids at positions ``start`` to ``stop``, if sorted by accesses, most first."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
         known = len(self.rows)

@@ -47,8 +47,8 @@ class Prefix:
         num_rows: number of rows.
         scalars: sum of the rows' embedding dimensions.
         sent: scalars that are sent for these rows in a batch of one rank.
-        exchanged: gradient scalars to exchange if the rows are copied to every rank, and if the
-            rows are copied to every node, with gradients of accessed rows only.
+        exchanged: gradient scalars that a sparse sync (only of accessed rows) exchanges, first if
+            the rows are copied to every rank, then if the rows are copied to every node.
     """
 
     num_rows: int
@@ -202,7 +202,7 @@ def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floa
 
 @dataclass(frozen=True)
 class Cuts:
-    """A choice of rows to copy: ``hot`` to every rank, the further rows of ``flex`` to every node.
+    """Rows to copy: ``hot`` to every rank, rows of ``flex`` beyond ``hot`` to every node.
 
     ``hot`` and ``flex`` both start at the most frequent row.
     """
@@ -426,8 +426,8 @@ class CutModel:
     def joint(self) -> Cuts:
         """Return the choice of copied rows with the least time or fewest bytes within the budget.
 
-        Optimal if gradients are all-reduced (within one row if embedding dimensions differ), but
-        not always with a sparse sync of gradients.
+        Optimal if gradients are all-reduced. If embedding dimensions differ, the result may be one
+        row off the optimum. With a sparse sync of gradients, it may be a local optimum.
         """
         return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
 
@@ -459,9 +459,9 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the best rows to copy to every rank, if memory left over is used for nodes.
+        """Return the best rows to copy to every rank.
 
-        Rows up to ``last`` are copied to nodes while memory lasts.
+        Assumes that the remaining memory is used to copy further rows, up to ``last``, to nodes.
         """
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
@@ -484,7 +484,7 @@ class CutModel:
         return float(self.gradient_seconds(tier, np.array([w]))[0])
 
     def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
-        """Return the seconds per step saved by one more byte for rows copied to nodes."""
+        """Return the seconds per step that one more byte for rows copied to nodes would save."""
         if flex.num_rows >= last.num_rows:
             return 0.0
         costs, w = self.costs, self.ranking.key(flex.num_rows)

@@ -77,7 +77,7 @@ class StepLookups(NamedTuple):
     """Lookups of one rank in one step.
 
     Attributes:
-        counts: counts of ``TableRoute`` for each table, of distinct ids if rows are coalesced.
+        counts: ``TableRoute.counts`` of each table; counts distinct ids if rows are coalesced.
         length_bytes: bytes of the lengths to send, one per list, or one per feature if rows are
             coalesced.
     """

@@ -115,7 +115,7 @@ def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) ->
             if first != name and not {first, name}.isdisjoint(tiers):
                 raise SetupError(
                     f"feature {feature!r}: tables {first!r} and {name!r} of one "
-                    "EmbeddingCollection share this feature, but flexshard does not support that. "
+                    "EmbeddingCollection share this feature, which flexshard does not support. "
                     "Put each table into its own EmbeddingCollection."
                 )
         if name not in tiers:
@@ -154,7 +154,8 @@ def with_tiers(
 ) -> nn.Module:
     """Replace each EmbeddingCollection that has a table in ``tiers``, and return the model.
 
-    Module paths and parameters stay the same. Replacing a collection again keeps its former tiers.
+    Module paths and parameters stay the same. If a collection was already replaced, its earlier
+    tiers are kept.
 
     Raises:
         SetupError: tables of one collection have different ``retier_every``.

@@ -182,8 +182,8 @@ class Overlay:
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
         """Return the copies at ``positions``, float32 ``[n, embedding_dim]``.
 
-        The backward pass updates the copies. This may be a collective call, so all ranks must call
-        it, even with empty ``positions``.
+        The backward pass updates the copies. ``look_up`` may be a collective call, so all ranks
+        must call it, even with empty ``positions``.
 
         Args:
             positions: row indices of the matrix, int64 ``[n]``.

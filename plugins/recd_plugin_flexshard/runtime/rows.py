@@ -25,7 +25,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class TierGroups:
-    """Process groups, separate for rows copied to ranks, to nodes, or not, to count their bytes.
+    """Separate process groups for hot, flex and cold rows, so that their bytes can be counted.
 
     Attributes:
         cold: all ranks, for all-to-alls of the row-wise shards.

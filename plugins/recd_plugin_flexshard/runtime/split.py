@@ -62,7 +62,7 @@ class TierSplit:
     F is the number of features of tables with row copies, and n the number of their ids.
 
     Attributes:
-        index: the index that split the batch.
+        index: the TierIndex that split the batch.
         cold: ids without a copy, and all ids of tables without row copies.
         hot: index of each hot id among this rank's hot copies, int64 ``[num_hot]``.
         flex: index of each flex id among the flex copies of the rank that has its copy, int64
@@ -231,7 +231,7 @@ def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:
-    """Return the concatenated values of the keys with these indices."""
+    """Return the concatenated values of the features with the indices ``numbers``."""
     values, offsets = features.values(), features.offset_per_key()
     if numbers == list(range(len(offsets) - 1)):
         return values
