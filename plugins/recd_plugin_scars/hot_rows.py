@@ -1,7 +1,8 @@
 """Finds hot samples (samples that look up only cached rows), and groups them into batches.
 
-All ranks fill the steps of a window with hot batches in the same, evenly spread order. So hot and
-normal batches alternate, and as many steps as possible have hot batches on all ranks.
+A window is a number of consecutive batches. All ranks fill its steps with hot batches in the same,
+evenly spread order. So hot and normal batches alternate, and as many steps as possible have hot
+batches on all ranks.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class CachePlanMode(plan_modes.PlanMode):
     def check(self, options: Mapping[str, Any], auto: bool) -> None:
         if auto and options["memory"] is None:
             raise click.UsageError(
-                "--cache --batch-size auto needs --memory, which it divides between cached rows "
-                "and the batch. Set the option, such as --memory 16GiB."
+                "--cache --batch-size auto divides the memory in --memory between cached rows and "
+                "the batch. Set --memory, such as --memory 16GiB."
             )
 
     def plan(self, question: plan_modes.PlanQuestion) -> plan_modes.PlanAnswer:

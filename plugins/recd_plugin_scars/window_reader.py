@@ -27,7 +27,7 @@ class WindowOrder(Protocol):
         """Return the settings that determine the order, as a dict of JSON values."""
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
-        """Yield as many batches of the same size, with the rows of ``window`` in a new order."""
+        """Yield the rows of ``window`` in a new order, in batches of the same number and size."""
 
 
 @dataclass(frozen=True)

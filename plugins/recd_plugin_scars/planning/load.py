@@ -157,7 +157,8 @@ class BatchRows:
     def missed(self, cached: int, held: float) -> float:
         """Return the number of distinct rows to fetch, the sum of ``u * (1 - u)^held``.
 
-        Excludes the ``cached`` most read rows and the rows of the ``held`` preceding batches.
+        ``u`` is the probability that a batch reads a row. Excludes the ``cached`` most read rows
+        and the rows of the ``held`` preceding batches.
         """
         missed = self._seen * (1 - self._seen) ** held
         return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))

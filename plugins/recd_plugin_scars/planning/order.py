@@ -144,8 +144,8 @@ class RowOrder:
         if room < 0:
             raise SetupError(
                 f"the memory of {memory.total:,.0f} bytes is too small for a batch of "
-                f"{memory.least_batch:,.0f} samples of {memory.sample:,.0f} bytes each. Use more "
-                "memory, or fewer bytes per sample."
+                f"{memory.least_batch:,.0f} samples of {memory.sample:,.0f} bytes each. Raise "
+                "the memory (--memory), or lower the bytes per sample (--sample-bytes)."
             )
         most = min(self.fitting(room), self.num_rows if last is None else last)
         # Excludes the constant cost per sample, which would round small differences away.

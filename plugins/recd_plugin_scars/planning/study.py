@@ -81,7 +81,7 @@ def study_caches(
     sample_bytes: int | None = None,
     profile: Path | None = None,
 ) -> CachePlanReport:
-    """Plan caches for the tables in the ``cache:`` section, or for all tables without a section.
+    """Plan caches for the tables in the ``cache:`` section, or for all tables if it is missing.
 
     Args:
         registry: the parsed registry file.

@@ -129,7 +129,7 @@ def open_store(
         if caches[table.name].folder != caches[first.name].folder:
             raise SetupError(
                 f"cached tables {first.name} and {table.name} share a kernel but have different "
-                "storage. Set the same storage for both tables."
+                "storage. Set the same option storage of scars.cache for both tables."
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     return open_backing_store(
@@ -306,10 +306,10 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
 class FastMemory:
     """Cache memory for rows and their optimizer state, with an FBGEMM module for lookups.
 
-    A slot is a row of the cache memory. For FBGEMM, each table consists of all slots in the same
-    memory, so it sums gradients per table. The memory grows in place, so pending backward passes
-    update the same memory. Writes do not increase the version counters of tensors saved by
-    autograd, because they never change a row that a backward pass needs.
+    A slot is a row of the cache memory. To FBGEMM, every table is the same memory with all slots,
+    so that it sums gradients for each table separately. The memory grows in place, so pending
+    backward passes update the same memory. Writes do not increase the version counters of tensors
+    saved by autograd, because they never change a row that a backward pass needs.
 
     Args:
         tables: FBGEMM module of the backing store, which defines optimizer, learning rate and

@@ -92,7 +92,7 @@ def test_rows_and_batch_share_memory(folder: Path) -> None:
     [
         (["--tiers"], "--tiers and --cache cannot be combined"),
         (["--memory", "much"], "'much' is not a positive number of bytes"),
-        (["--batch-size", "auto"], "needs --memory"),
+        (["--batch-size", "auto"], "Set --memory"),
         (["--profile", "none.parquet"], "none.parquet"),
         (["--profile", "other.parquet"], "does not contain table t_item_0, only: t_user"),
     ],
