@@ -144,7 +144,7 @@ def _figures(
 
     Args:
         scores: ``[Q, C]``, the score of each item.
-        own: ``[Q]``, index of each row's item, or -1 if it is unknown; unknown items count as 0.
+        own: ``[Q]``, index of each row's item, or -1 if it is unknown; then all metrics are 0.
         left_out: bool ``[Q, C]``, items to exclude from the ranking.
         rules: options of the command.
         first: number of the first row, which seeds the sampling of items.

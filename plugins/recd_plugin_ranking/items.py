@@ -64,7 +64,10 @@ def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Items:
-    """Items of a training split: ids (ascending) and row counts, int64 ``[C]``, and first rows."""
+    """Items of a training split: ids (ascending) and row counts, int64 ``[C]``.
+
+    ``rows`` has the first row of each item, with the given ``columns``.
+    """
 
     ids: Int64s
     counts: Int64s

@@ -100,7 +100,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return the mean of each metric over all queries in results of ``figures``; NaN for none."""
+    """Return the mean of each metric over all queries in ``figures`` results. NaN if none."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {

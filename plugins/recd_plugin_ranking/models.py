@@ -56,7 +56,8 @@ def _shares(
 
     if features.positive_counts is None:
         raise RecdError(
-            f"{model.name}: the popularity of items is unknown without data. Set correct: false."
+            f"{model.name}: correct: true needs the popularity of items, which is unknown without "
+            "training data. Set correct: false."
         )
     return shares(features.positive_counts(item, num_items))
 

@@ -234,8 +234,8 @@ def _sessions(rows: Rows, column: str) -> pa.Array:
         sessions = sessions.dictionary_decode()
     if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
-            f"{rows.place_of(empty)}: session {column!r} is missing, which by: in_request needs. "
-            "Write a session, or set by: uniform."
+            f"{rows.place_of(empty)}: column {column!r} is null, but by: in_request needs the "
+            "session. Fill in the session, or set by: uniform."
         )
     return sessions
 
@@ -319,7 +319,8 @@ class Negatives(DatasetWrapper):
         if batch_size % together:
             below = max(together, batch_size - batch_size % together)
             raise DataError(
-                f"{self.name}: a batch of {batch_size} rows is not a multiple of {together}. Set "
+                f"{self.name}: a batch of {batch_size} rows is not a multiple of {together} (a "
+                f"positive row and its {self.options.negatives} negatives). Set "
                 f"training.batch_size to a multiple such as {below}."
             )
         anchors = batch_size // together
@@ -377,7 +378,7 @@ class Negatives(DatasetWrapper):
 
 
 class NegativesReader(Reader):
-    """Adds negatives to a reader's batches. ``said`` identifies sampling options in the state."""
+    """Adds negatives to a reader's batches. ``said`` has the options to store in checkpoints."""
 
     def __init__(self, inner: Reader, expand: Expand, said: dict[str, Any]) -> None:
         self._inner, self._expand, self._said = inner, expand, said

@@ -136,5 +136,5 @@ def test_options_that_fit_no_feature_are_named(options, message):
 
 
 def test_without_data_no_popularity():
-    with pytest.raises(RecdError, match=r"popularity of items is unknown.*correct: false"):
+    with pytest.raises(RecdError, match=r"needs the popularity of items.*correct: false"):
         TwoTower(TwoTower.Options(item=["item"])).build(ModelFeatures(0, ("user", "item")))

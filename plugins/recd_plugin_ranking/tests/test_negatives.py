@@ -138,7 +138,7 @@ def test_in_request_refuses(path, tmp_path):
         read(wrapped(path, by="in_request"))
     log = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
     for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
-        with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\): session 'session_id'"):
+        with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\): column 'session_id'"):
             read(wrapped(with_sessions(log, pa.array(sessions)), by="in_request"))
 
 
