@@ -81,11 +81,15 @@ class Converter:
         fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
         fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
         self.schema = pa.schema(fields)
+        sources = [use.leaf.name for use in plan.features for _ in self._fields(use)]
+        sources += [label, *(use.leaf.name for use in plan.keys)]
         for name, count in Counter(self.schema.names).items():
             if count > 1:
+                named = zip(self.schema.names, sources, strict=False)
+                both = " and ".join(source for other, source in named if other == name)
                 raise DataError(
-                    f"two columns would both be imported as {name!r}. Set option name for one of "
-                    "the columns."
+                    f"columns {both} would both be imported as {name!r}. Set the option `name` of "
+                    "one of these columns to another name."
                 )
 
     def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:

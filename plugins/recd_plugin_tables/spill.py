@@ -34,7 +34,8 @@ class Spill:
     Args:
         folder: folder for temporary files.
         schema: schema of the rows.
-        memory: maximum bytes of rows in memory. Each 1/64 of the rows is sorted in memory.
+        memory: maximum bytes of rows in memory. Rows are split into 64 parts, and each part is
+            sorted in memory.
         order: "session", "row" for the order of the table, or "added" for no sorting.
         num_rows: rows of the table, for "row".
         histories: histories to build, keyed by feature name, for "session".

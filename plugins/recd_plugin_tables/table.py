@@ -172,7 +172,10 @@ class Table(Dataset):
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> dict[str, str]:
-        """Return the columns of score files; ``explode`` adds row and candidate numbers."""
+        """Return a dict from import column to its name in score files.
+
+        Includes key columns and, with ``explode``, the numbers of row and candidate.
+        """
         own = {key_name(column, use): column for column, use in self.options.columns.items()}
         if self._trained is not None:  # a table to score may lack some of them
             there = self._table_of("train").schema.names

@@ -195,8 +195,8 @@ def _open_arrow(source: pa.NativeFile) -> Any:
 class FileSource(Source):
     """Table of one or several files in name order. Hive partition keys become columns.
 
-    A key column that the files contain takes precedence. Parent folders of the location count as
-    partitions, so a single partition has the same columns as the complete table.
+    If the files have a column with the name of a key, that column is used. Parent folders of the
+    location count as partitions, so a single partition has the same columns as the complete table.
 
     Args:
         root: the location.

@@ -89,7 +89,7 @@ class CsvFormat(FileFormat):
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
     def _codes(self, file: object_stores.Location, found: pa.Schema) -> Iterator[str]:
-        """Yield number columns with a value that would lose information as a number."""
+        """Yield names of number columns whose values lose information as numbers, such as 01234."""
         kinds = {
             field.name: field.type
             for field in found

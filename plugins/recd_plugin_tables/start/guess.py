@@ -180,8 +180,8 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     name = seen.leaf.name
     if seen.largest is None:
         raise DataError(
-            f"{survey.location}: label column {name!r} is text, such as {seen.example!r}. Write "
-            "label as 0 and 1."
+            f"{survey.location}: label column {name!r} is text, such as {seen.example!r}. "
+            "Replace the texts by 0 and 1."
         )
     start = _upper_part(seen) if wanted.positive_from is None else wanted.positive_from
     return Guess(
@@ -273,7 +273,7 @@ def _why_unused(seen: Seen) -> str:
 
 
 def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -> dict[str, str]:
-    """Return, per column that is an outcome of the row, why it is unknown at prediction time."""
+    """Return, per outcome column, the reason why it is unknown at prediction time."""
     reasons = {}
     for seen in free:
         if seen.leaf.name in suspicious and is_later_event(seen):

@@ -213,7 +213,7 @@ class Towers:
 
 
 def towers(guesses: Guesses) -> Towers | None:
-    """Return both towers, or None if the table lacks an item, a user id or a history."""
+    """Return both towers. None with a label, without an item, or without user id and history."""
     item, session = guesses.item, guesses.the("session")
     if not guesses.implicit or item is None:
         return None

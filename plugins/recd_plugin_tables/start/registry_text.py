@@ -219,7 +219,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
-    """Yield a line per column. If ``chosen`` is an item, rows without it are dropped."""
+    """Yield a registry line per column. Rows without the item ``chosen`` will be dropped."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}

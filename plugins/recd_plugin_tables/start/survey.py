@@ -325,7 +325,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
 
 
 def _numeric(numbers: NDArray[np.float64], is_single: bool) -> dict[str, Any]:
-    """Return the fields of ``Seen`` for numbers."""
+    """Return statistics such as minimum and median, keyed by their attribute of ``Seen``."""
     finite = numbers[np.isfinite(numbers)]
     with np.errstate(over="ignore"):
         endless = ~np.isnan(numbers) & ~np.isfinite(numbers.astype(np.float32))
@@ -354,7 +354,7 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _times(values: pa.Array) -> pa.Array | None:
-    """Convert times or texts to timestamps without time zone, or return None if they are none."""
+    """Convert times or texts to timestamps without time zone. Return None for other values."""
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
         return values.cast(pa.timestamp("us"), safe=False)
     if is_text(values.type) and len(values):

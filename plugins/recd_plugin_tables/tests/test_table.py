@@ -296,7 +296,7 @@ BAD: dict[str, Any] = {
     "two features of one name": (
         clicks().append_column("vector", [[[1.0]] * 60]),
         {"columns": {**COLUMNS, "vector": "numbers", "item": {"as": "id", "name": "vector_0"}}},
-        "two columns would both be imported as 'vector_0'",
+        "columns (item and vector|vector and item) would both be imported as 'vector_0'",
     ),
 }
 
