@@ -188,7 +188,7 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """Return ``choices`` if it saves at least the minimum over ``best``, otherwise ``best``."""
+    """Return ``choices`` if it is faster than ``best`` by at least the minimum, else ``best``."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 
@@ -259,7 +259,7 @@ class Chosen(choosing.Choice):
         groups: the chosen candidate of each group of tables.
         others: names of tables in other entries of the ``sharding`` section.
         seconds: predicted step time in seconds, without dense layers.
-        planner: the same with TorchRec's planner for all tables; None if it finds no plan.
+        planner: ``seconds`` with TorchRec's planner for all tables; None if it finds no plan.
         num_trials: number of evaluated plans.
         measured: whether costs were measured. Otherwise the report shows no milliseconds.
     """

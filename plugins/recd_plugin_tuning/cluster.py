@@ -49,7 +49,7 @@ _TABLES, _ROWS, _DIM = 4, 64, 16
 
 
 def dense_seconds(device: torch.device, effort: Effort) -> float:
-    """Time a training step of two small layers under DistributedDataParallel. Collective."""
+    """Return seconds per step of two small DistributedDataParallel layers. Collective call."""
     # Uses no global random state, so that a training run in this process is not affected.
     layers = nn.Sequential(
         nn.Linear(_DIM, _DIM, device="meta"), nn.ReLU(), nn.Linear(_DIM, 1, device="meta")
@@ -72,7 +72,7 @@ def dense_seconds(device: torch.device, effort: Effort) -> float:
 
 
 def module_seconds(device: torch.device, effort: Effort) -> float:
-    """Time a step of a small sharded EmbeddingCollection with one id per table. Collective."""
+    """Return seconds per step of a small sharded EmbeddingCollection. Collective call."""
     ranks = list(range(min(_TABLES, dist.get_world_size())))
     names = [f"t{number}" for number in range(len(ranks))]
     module = EmbeddingCollection(
@@ -248,7 +248,7 @@ def render(found: MeasuredCluster) -> RenderableType:
 
 
 def _sending(found: MeasuredCluster) -> Iterator[tuple[str, stage_costs.CollectiveRate]]:
-    """Yield collectives that send data, without those of a single rank or node."""
+    """Yield the name and rate of each collective whose groups have more than one rank."""
     spec = found.machine
     sends = {"a2a_intra": spec.ranks_per_node > 1, "ar_cross": spec.nodes > 1}
     return (each for each in fit_rates(found.sweeps) if sends.get(each[0], spec.world_size > 1))

@@ -17,7 +17,7 @@ from recd_plugins.api import rank_agreement, stage_costs
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """Process groups of this rank: all ranks, ranks of the same node, and peers on other nodes."""
+    """Process groups of this rank: all ranks, its node, and its local rank on all nodes."""
 
     rank: int
     nodes: int

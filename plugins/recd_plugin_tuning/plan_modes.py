@@ -1,4 +1,4 @@
-"""Modes ``--auto`` and ``--scaling`` of ``recd plan``, and the measurement when a run starts."""
+"""Modes ``--auto`` and ``--scaling`` of ``recd plan``, and cluster measurement before a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GLOBAL_BATCH = 65_536
 
 
 class AutoPlan(plan_modes.TablesPlan):
-    """Mode ``--auto`` of ``recd plan``: plans with sharding ``auto`` instead of the first entry."""
+    """Mode ``--auto`` of ``recd plan``: replaces the first ``sharding`` entry by ``auto``."""
 
     flag = "--auto"
     help = "Choose the sharding with use: auto instead of the first sharding entry."

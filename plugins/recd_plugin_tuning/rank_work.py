@@ -41,8 +41,8 @@ class Effort:
     Attributes:
         sizes: bytes per rank in collectives.
         rounds: maximum rounds.
-        seconds: no round starts after this, beyond ``LEAST_ROUNDS``.
-        most_seconds: sizes whose first rounds would take longer are skipped.
+        seconds: time limit for all rounds, except the first ``LEAST_ROUNDS``.
+        most_seconds: sizes whose first ``LEAST_ROUNDS`` rounds would take longer are skipped.
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +58,7 @@ QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
 def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Time ``run`` repeatedly; return the 25th percentile on the slowest rank. Collective."""
+    """Return the 25th percentile of the seconds of ``run`` on the slowest rank. Collective."""
     seconds: list[float] = []
     while len(seconds) < LEAST_ROUNDS or (
         len(seconds) < effort.rounds and sum(seconds) < effort.seconds

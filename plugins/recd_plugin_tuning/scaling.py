@@ -35,7 +35,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """Predicted step time of a variant for a number of ranks, or the reason why it has no plan."""
+    """Predicted step time of a registry or stock TorchRec on ``ranks`` ranks, or a problem."""
 
     ranks: int
     batch_size: int
