@@ -76,8 +76,8 @@ class Window:
 def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float) -> int:
     """Return the number of readers for the next steps (arXiv 2108.09373, section 3.2).
 
-    If the trainer waits more than ``target``, at least one reader is added, and at most as many as
-    there are. If it waits much less, one reader may be removed.
+    If the trainer waits more than ``target``, the number grows by at least one, and at most
+    doubles. If the trainer waits much less, one reader may be removed.
 
     Args:
         window: times of the last steps. ``making / (seconds - waited)`` readers would be enough.

@@ -1,4 +1,4 @@
-"""Commands for trained models and runs, such as evaluate, predict and runs. Trackers."""
+"""Commands for trained models and runs, such as evaluate, predict and runs, and trackers."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: 
 
 
 def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
-    """Return the original id of each table row, or None without a common vocabulary."""
+    """Return the original id of each table row. None unless one vocabulary maps all its ids."""
     run_identity.load_fitted(registry, checkpoint)
     run_identity.check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
@@ -124,7 +124,7 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
 class UnknownIds:
     """Counts out-of-vocabulary ids per feature, from the creation of this object on.
 
-    Ids that other processes preprocess, such as ``training.workers``, are not counted.
+    Ids that worker processes (``training.workers``) preprocess are not counted.
     """
 
     def __init__(self, registry: RunConfig) -> None:

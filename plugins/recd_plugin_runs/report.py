@@ -27,7 +27,7 @@ class Run:
     report: object = None
 
     def figure(self, name: str) -> float | None:
-        """Return a figure of the run by name: the median over rounds, or None if it is missing."""
+        """Return a figure by name, or None. In a comparison, the median over its rounds."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
             return float(spread["median"])
         value: float | None = run_results.figures_of(self.values).get(name, (None, ""))[0]

@@ -28,7 +28,7 @@ class ListedRun:
     """A run as ``recd runs`` shows it.
 
     Attributes:
-        settings: values of the registry file with the run's overrides, by dotted key.
+        settings: values of the registry file with the run's overrides, keyed by dotted key.
         result: the content of its result file; None if the run has not finished.
         step: step of its newest checkpoint, 0 without one.
     """

@@ -185,7 +185,8 @@ class FileTracker(Tracker):
     def begin(self, start: RunStart, kept: Mapping[str, Any] | None) -> None:
         """Open the file. To resume, remove records written after the checkpoint.
 
-        If the last record differs from the checkpoint's, the file is of another run and renamed.
+        If the last record differs from the checkpoint's, the file belongs to another run and is
+        renamed.
         """
         path = self.options.path
         path.parent.mkdir(parents=True, exist_ok=True)

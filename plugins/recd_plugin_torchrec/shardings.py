@@ -178,8 +178,8 @@ class Planner(CoalescingSharding):
 def _some_are_small(tables: Sequence[Table], context: PlanContext) -> bool:
     """Return whether copies of a table on every rank may be faster than sharding it.
 
-    True if a table has fewer rows than a rank sends embeddings, or if all-reducing the gradients of
-    all tables takes less time than the latency of the saved all-to-alls.
+    True if a table has fewer rows than a rank would send embeddings of the table. Also true if
+    all-reducing all tables' gradients is faster than the latency of the saved all-to-alls.
     """
     if context.device_type != "cpu" or context.world_size == 1:
         return False
