@@ -121,7 +121,8 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
     callbacks(called(Notes)).start(progress, 5, TABLES)
     assert capsys.readouterr().err == (
-        "The saved state of test.gone is ignored, because the registry file has no such callback\n"
+        "The saved state of test.gone is ignored, because the registry file does not use this "
+        "callback\n"
     )
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle cannot load a state"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)

@@ -91,7 +91,7 @@ def test_settings_of_a_run_apply_again(registry: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "run", "said"),
     [
-        ("runs", 4, "there is no run 4. The runs are: 1"),
+        ("runs", 4, "there is no run 4. Use an existing run: 1"),
         ("other", None, "there is no run with a checkpoint"),
         ("r.yaml", 4, "there is no run 4"),
         ("fixed.yaml", 1, "--run needs training.checkpoint.runs"),

@@ -69,7 +69,7 @@ def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
 
 
 def _key_of_several(entry: Entry[Callback]) -> str:
-    """Return a checkpoint key with a hash of the options, which is valid even if entries move."""
+    """Return a checkpoint key that depends on plugin and options, not on the entry's position."""
     options = entry.plugin.options.model_dump(mode="json")
     said = json.dumps([options, entry.patterns], sort_keys=True)
     return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
@@ -116,13 +116,13 @@ class Callbacks:
         if gone and self.rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
             click.echo(
-                f"The saved state of {names} is ignored, because the registry file has no such "
-                "callback",
+                f"The saved state of {names} is ignored, because the registry file does not use "
+                "this callback",
                 err=True,
             )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Yield the batches; if a callback implements ``on_batch``, also queue them for it."""
+        """Yield the batches; queue them for ``trained`` if a callback implements ``on_batch``."""
         keeps = any(_overrides(each, "on_batch") for each in self.called)
         for batch in batches:
             if keeps:

@@ -130,7 +130,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> None:
-        """Remove step counts that are not in ``stored``, the names in an older checkpoint."""
+        """Remove the optimizer step counts that a checkpoint with the names ``stored`` lacks."""
         steps = self.document.pop("steps", {})
         if kept := {name: step for name, step in steps.items() if f"steps.{name}" in stored}:
             self.document["steps"] = kept
@@ -138,7 +138,10 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load the state that DCP read into model and optimizer. All ranks must call this."""
+        """Load the state that DCP read into model and optimizer. All ranks must call this.
+
+        ``step`` is the training step of the checkpoint, used for optimizers without a step count.
+        """
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         if optimizer is None:
@@ -350,7 +353,7 @@ class Checkpoints:
         ranks: Mapping[str, np.ndarray],
         best_step: int | None,
     ) -> None:
-        """Write the remaining files on rank 0, and rename the checkpoint to its final name."""
+        """On rank 0, write all files except DCP's, and rename the checkpoint to its final name."""
         if dist.get_rank() != 0:
             return
         texts = {PROGRESS: progress}
@@ -417,8 +420,9 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
     """Create the lazy state of an optimizer, so that a checkpoint can be loaded into it.
 
-    Adam and SGD with momentum create their state in the first step. This function runs a step with
-    zero gradients for the parameters without state, and then restores their values.
+    Adam and SGD with momentum create their state in the first step. For each parameter without
+    state that has one in the checkpoint (whose names are ``stored``), this function runs a step
+    with a zero gradient, and then restores the parameter.
     """
     named: dict[str, Any] = getattr(optimizer, "params", {})
     dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
@@ -475,7 +479,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """Return the RecdError or OSError that caused ``error`` on this or another rank, or None."""
+    """Return the RecdError or OSError of any rank from which ``error`` was raised, or None."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):
@@ -509,7 +513,10 @@ class FiniteRun:
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Return the mean loss over ranks of each step in ``pending``, and clear ``pending``."""
+        """Return the mean loss over ranks of each step in ``pending``, and clear ``pending``.
+
+        ``before`` is the number of earlier steps, and ``of`` an addition to errors.
+        """
         if not pending:
             return []
         stacked = torch.stack(pending).double().cpu()

@@ -342,7 +342,8 @@ def progress_text(progress: Progress) -> str:
         _parsed(text)
     except ValueError as error:
         raise RecdError(
-            f"step {progress.step} cannot be saved, because its progress is invalid ({error})"
+            f"step {progress.step} cannot be saved, because its progress is invalid ({error}). Fix "
+            "the Progress that is passed to save()."
         ) from error
     return text
 

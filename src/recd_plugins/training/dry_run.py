@@ -20,7 +20,7 @@ from recd_plugins.training.evaluation import splits_of
 
 
 class Column(NamedTuple):
-    """A data column, its role in the run (None if unused), and how or why."""
+    """A data column, what it feeds (None if unused), and how it is used or why it is not."""
 
     name: str
     feeds: str | None

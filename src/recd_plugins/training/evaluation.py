@@ -118,7 +118,7 @@ def evaluate(
 def _noted(
     batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
 ) -> Iterator[ModelInput]:
-    """Yield batches to a pipeline that reads ahead; queue row counts and sessions."""
+    """Yield each batch; append its (number of rows, session ids) to ``waiting``."""
     for batch, count in batches:
         waiting.append((count, batch.sessions))
         yield batch
@@ -353,7 +353,7 @@ class Validation:
 
     @property
     def stops(self) -> bool:
-        """Return True if the run ends early: ``patience`` validations without improvement."""
+        """Return True after ``patience`` validations without improvement, which end the run."""
         patience, curve = self._spec.patience, self.curve
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False

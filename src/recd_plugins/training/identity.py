@@ -215,6 +215,8 @@ def check_same_model(
 ) -> bool:
     """Raise ``RecdError`` if the checkpoint belongs to another model.
 
+    Identity fields in ``fields`` must be equal, except those in ``free``.
+
     Returns:
         True if the data is the training data of the checkpoint.
     """
@@ -366,7 +368,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown_before(field: str, before: Iterable[str]) -> bool:
-    """Return True if ``field`` is a wrapper's identity that an early version did not store."""
+    """Return True if ``field`` belongs to a dataset wrapper with no field in ``before``."""
     found = _OF_WRAPPER.match(field)
     return found is not None and not any(_within(name, [found[0]]) for name in before)
 

@@ -89,7 +89,7 @@ class StepEvents:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Device memory in bytes that one step allocates in addition to that at its start."""
+    """Increase of device memory during one step, in bytes: peak and mean over time."""
 
     peak: float
     mean: float
@@ -171,7 +171,7 @@ def device_seconds(events: StepEvents) -> dict[Stage, float]:
 
 
 def memory_of_step(events: StepEvents) -> StepMemory:
-    """Return the device memory that the step allocates in addition to that at its start."""
+    """Return the increase of device memory during the step."""
     step = events.step
     level = peak = area = 0
     now = step.start
@@ -280,7 +280,7 @@ class StepProfile:
         return StageTimes(**left).scaled(self.step_seconds)
 
     def memory(self) -> StepMemory:
-        """Return the device memory that a step allocates in addition to that at its start."""
+        """Return the median increase of device memory during a step."""
         found = [memory for *_, memory in self._profiled]
         return StepMemory(
             peak=statistics.median(memory.peak for memory in found),
@@ -311,7 +311,7 @@ class StepCounts:
 
 
 class Meter:
-    """Counts bytes and ids in steps 2 to 5, and times later steps. Step 1 fills the pipeline."""
+    """Counts bytes sent and ids looked up in steps 2 to 5; times later steps."""
 
     COUNTED_STEPS = 4
 
@@ -399,7 +399,10 @@ class Meter:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Measurements of one rank; ``observed`` is keyed by the class of a plugin's table strategy."""
+    """Measurements of one rank.
+
+    ``observed`` has the results of ``TableStrategy.observe``, keyed by class name.
+    """
 
     counts: StepCounts | None
     peak: int
@@ -488,7 +491,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return a dict from kind of collective to its sum over all ranks."""
+    """Return a dict from kind of collective, such as all-to-all, to the sum over ranks."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 
@@ -496,7 +499,7 @@ def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def sections_of(
     parts: Sequence[PluginStrategy], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return a dict from name to report section, from the plugins' table strategies."""
+    """Return the report sections of the plugins' table strategies, keyed by section name."""
     return {
         section.name: section
         for cls, some in by_class(parts).items()

@@ -153,7 +153,7 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
 
 
 class _Nothing(nn.Module):
-    """Module that returns a loss of zero; the last parameter gets its gradient first."""
+    """Module whose loss is zero and has a zero gradient for every parameter."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ class StallReport:
 
     @property
     def readers(self) -> int | None:
-        """Return how many reader processes the worst rank needs; None if no number suffices."""
+        """Return how many reader processes avoid stalls of the worst rank; None if none do."""
         worst = self.worst
         pace = Pace(worst.making.reader, worst.training_seconds, worst.making.arrival)
         return pace.readers_for(STALL_TARGET)
@@ -327,7 +327,8 @@ class Comparison:
 
     Attributes:
         rounds: one dict per round, from variant to its result.
-        shardings: whether the variants are sharding plugins; else ``baseline`` and ``plugins``.
+        shardings: True if the variants are sharding plugins, False if they are ``baseline`` and
+            ``plugins``.
         wire: ``training.wire`` of the variant with plugins.
     """
 

@@ -111,7 +111,7 @@ def find_run(folder: Path, number: int | None = None, *, trained: bool = True) -
         if (run := folder / str(number)) in runs:
             return run
         names = ", ".join(path.name for path in runs) or "none"
-        raise RecdError(f"{folder}: there is no run {number}. The runs are: {names}.")
+        raise RecdError(f"{folder}: there is no run {number}. Use an existing run: {names}.")
     runs = [path for path in runs if not trained or checkpoints_in(path)]
     if not runs:
         raise RecdError(f"{folder}: there is no run with a checkpoint. Train with recd run first.")
@@ -125,7 +125,7 @@ def runs_folder(registry: RunConfig) -> Path | None:
 
 
 def settings_to_resume(registry: RunConfig, number: int | None) -> tuple[str, ...]:
-    """Return the ``KEY=VALUE`` arguments of the run to resume; none for a fixed folder."""
+    """Return the ``KEY=VALUE`` arguments of the run to resume; () without numbered run folders."""
     folder = runs_folder(registry)
     if folder is None or (number is None and not runs_in(folder)):
         return ()

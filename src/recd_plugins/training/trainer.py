@@ -375,7 +375,7 @@ class Trainer:
         return self.newest
 
     def _evaluate_checkpoint(self, step: int) -> Measured | None:
-        """Evaluate the checkpoint of an earlier process, then reload the weights of the last step.
+        """Evaluate the checkpoint of ``step``, then reload the weights of the last step.
 
         Return None if the checkpoint is missing or damaged.
         """
