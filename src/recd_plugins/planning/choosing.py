@@ -222,7 +222,7 @@ def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
 
 
 def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
-    """Return a copy of the run config with the chooser's entry replaced by ``offered`` entries."""
+    """Return a copy of the run config with entries for ``offered`` instead of the chooser's."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
@@ -267,7 +267,7 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """Count accesses of all tables of one kind (pooled or sequence) in one pass."""
+        """Return the access counts of ``tables``; reads the data once for all tables of a type."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
@@ -416,7 +416,7 @@ def _profile(
     tables: Sequence[Table],
     data: TrainingData,
 ) -> DataProfile:
-    """Return lengths, dedupe factors, and distinct ids of ``tables``, for the model's features."""
+    """Return lengths and dedupe factors of all features, and distinct ids of ``tables``."""
     measured = profile_of_modules(registry, modules, tables)
     if isinstance(data, RegistryData):
         return measured

@@ -65,7 +65,7 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
 
     Args:
         model: on CPU, including its sequence poolings; returns ``(loss, ...)``.
-        batch: a plain batch, so that sequence poolings process all rows.
+        batch: a batch without deduplication, so that sequence poolings process all rows.
     """
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:

@@ -113,7 +113,7 @@ def table_constraints(
             train.
         exact: tables of this package's own sharders. Their data-parallel kernels on CPU support
             sequences and deduplicated batches.
-        wishes: the user's constraints, keyed by table name; they override the data.
+        wishes: the user's constraints, keyed by table name; they override values of ``profile``.
         left: modules that TorchRec's own sharders shard.
 
     Raises:
@@ -296,9 +296,9 @@ def _not_replicated(
     """Return the names of tables that the planner must not make data-parallel.
 
     Coalesced tables (whose distinct ids are sent once), and other tables of the same
-    EmbeddingBagCollection, have variable batches. TorchRec's data-parallel kernels do not support
-    pooled tables with variable batches, and compute wrong sequence gradients on CPU. If an entry
-    allows replication, tables in ``exact`` may be data-parallel nevertheless.
+    EmbeddingBagCollection, have a variable batch size per feature (VBE). TorchRec's data-parallel
+    kernels do not support VBE for pooled tables, and compute wrong sequence gradients on CPU.
+    Tables in ``exact`` may be data-parallel if their entry allows replication.
     """
     may = {
         table.name

@@ -71,7 +71,8 @@ def profile_of_modules(
     Args:
         registry: run config with dataset, converter, preprocessing and sharding entries.
         modules: ``embedding_modules`` of the unprepared model.
-        coalesced: further tables whose distinct ids are counted, in addition to coalesced ones.
+        coalesced: tables to treat as coalesced (each distinct id is sent once), in addition to the
+            tables of sharding entries that coalesce.
     """
     ours = [table for module in modules if module.ours for table in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours]) if ours else {}
@@ -95,7 +96,7 @@ def off_meta() -> Iterator[None]:
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return a dict from table with a sharding entry to its id limit; None allows any id."""
+    """Return a dict from table with a sharding entry to its exclusive id limit; None allows any."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -107,7 +108,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return a dict from feature to its table's row count, without features with mapped ids."""
+    """Return a dict from feature to its table's row count; omit features whose ids are remapped."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table

@@ -138,13 +138,13 @@ class Prepared(PreparedModel):
                 EmbeddingCollection are replaced by this package's, with the same fused_params,
                 qcomm_codecs_registry and use_index_dedup. Module types without a sharder in
                 ``base`` or in a plugin stay unsharded. Default: TorchRec's default sharders.
-            fused_params: FBGEMM's fused_params; with an ``optimizer`` they replace those of
-                ``training:``.
+            fused_params: FBGEMM's fused_params. They are merged into those that ``training:``
+                defines, or replace all of them if they contain ``optimizer``.
             qcomm_codecs_registry: TorchRec's codecs registry, for all modules.
 
         Raises:
             SetupError: two sharders have the same module type, a sharder in ``base`` cannot be
-                replaced, or an argument is given twice.
+                replaced, or an argument is set both here and on a sharder in ``base``.
         """
         from recd_plugins.sharding.build import build_sharders
 

@@ -144,7 +144,10 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """Return the probability that a row is not kept, if ``kept`` of ``whole`` rows are unique."""
+    """Return the fraction of rows or ids that deduplication removed; ``kept`` of ``whole`` remain.
+
+    Excludes the first of ``batch_size`` rows, which is never a duplicate.
+    """
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))

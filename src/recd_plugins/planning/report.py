@@ -158,7 +158,7 @@ class PlanReport:
         return {"plugins": self.plugins, **plain}
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
-        """Return a dict from (type without plugins, type with plugins) to changed table names."""
+        """Return a dict from (sharding type without, with plugins) to names of changed tables."""
         before = {t.name: t.sharding_type for t in (self.plain.tables if self.plain else ())}
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
         for table in self.plugins.tables:

@@ -106,7 +106,7 @@ class Option:
 
     @cached_property
     def memory(self) -> tuple[int, int, int, int]:
-        """Return (largest shard, all shards) in device bytes, then the same in host bytes."""
+        """Return device bytes of the largest shard and of all shards, then host bytes of both."""
         device, host, *_ = self.most_storage.tolist()
         devices, hosts, *_ = self.total_storage
         return device, devices, host, hosts
