@@ -154,7 +154,7 @@ CODECS = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16)
                 EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
             ),
             "fp32",
-            "optimizer: sgd, but the fused_params of a sharder also set",
+            "optimizer is sgd, but the fused_params of a sharder also set",
         ),
         (
             FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=CODECS),

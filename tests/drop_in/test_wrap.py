@@ -98,11 +98,11 @@ def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
     [
         (
             "optimizers: [{use: torchrec.sgd, tables: ['*'], options: {learning_rate: 0.5}}]",
-            r"registry\.yaml:2 optimizers\[0\]: torchrec\.sgd, but the fused_params of a sharder",
+            r"registry\.yaml:2 optimizers\[0\] sets torchrec\.sgd, but the fused_params of a",
         ),
         (
             "training: {optimizer: sgd, learning_rate: 0.3}",
-            r"registry\.yaml: training\.optimizer: sgd, but the fused_params of a sharder .*exact",
+            r"registry\.yaml: training\.optimizer is sgd, but the fused_params .*exact",
         ),
     ],
     ids=["entry", "training"],
@@ -213,7 +213,7 @@ def _tied() -> nn.Module:
         (lambda: _two("parameter"), r"first\.bags and second\.bags share a table"),
         (_one_weight, r"t_f0\.weight and .*t_f1\.weight of bags share a weight"),
         (_frozen, r"t_f0\.weight of bags is frozen .* learning rate 0"),
-        (_tied, r"^out\.weight is the weight of a table of inner\.bags, but sharding"),
+        (_tied, r"^out\.weight is also the weight of a table of inner\.bags, but sharding"),
     ],
     ids=["module", "parameter", "weight", "frozen", "tied"],
 )

@@ -49,8 +49,8 @@ class Wrapped(Prepared):
 
         The two are EmbeddingBagCollectionSharder and EmbeddingCollectionSharder. The arguments are
         those of ``Prepared.sharders``. A table's optimizer is the one that TorchRec would use:
-        attached to its parameters, from ``fused_params`` or those of ``base``, or FBGEMM's default.
-        A registry file that names an optimizer overrides it.
+        attached to its parameters, from ``fused_params`` here or on a sharder in ``base``, or
+        FBGEMM's default. An optimizer in the registry file overrides all of these.
 
         Raises:
             SetupError: two sharders have the same module type, or cannot be combined.

@@ -77,9 +77,9 @@ class BatchForm:
             return features
         if missing := [name for name in self._keys or self._features if name not in keys]:
             raise ExactnessError(
-                f"{self.name}: the batch lacks the features {shortened(missing)}. Pass every "
-                f"feature {'of the first batch' if self._keys else 'that the tables look up'}; the "
-                f"batch has {shortened(keys)}."
+                f"{self.name}: the batch lacks the features {shortened(missing)} and has only "
+                f"{shortened(keys)}. Pass every feature "
+                f"{'of the first batch' if self._keys else 'that the tables look up'}."
             )
         if not self._keys:
             self._keys = list(keys)
@@ -310,12 +310,12 @@ class _ExactContext:
 
 @dataclass
 class ExactBagContext(_ExactContext, EmbeddingBagCollectionContext):
-    """EmbeddingBagCollectionContext plus the data that expands coalesced (distinct) ids again."""
+    """EmbeddingBagCollectionContext plus data to expand distinct ids to all ids of the batch."""
 
 
 @dataclass
 class ExactSequenceContext(_ExactContext, EmbeddingCollectionContext):
-    """EmbeddingCollectionContext plus the data that expands coalesced (distinct) ids again."""
+    """EmbeddingCollectionContext plus data to expand distinct ids to all ids of the batch."""
 
     def __post_init__(self) -> None:
         if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6

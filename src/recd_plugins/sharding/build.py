@@ -167,11 +167,11 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
     if optimizer is None:
         return
     where = [
-        f"{entry.line} {entry.field}: {entry.plugin.name}"
+        f"{entry.line} {entry.field} sets {entry.plugin.name}"
         for entry in registry.entries("optimizer")
     ]
     if where or file_counts:
-        named = where[0] if where else f" training.optimizer: {registry.training.optimizer}"
+        named = where[0] if where else f" training.optimizer is {registry.training.optimizer}"
         raise SetupError(
             f"{registry.path}:{named}, but the fused_params of a sharder also set an optimizer "
             f"({optimizer}). Remove one of these two settings."

@@ -104,7 +104,7 @@ def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
 
 
 def sends_once() -> bool:
-    """Return True if modules sharded from now on deduplicate gradients, equal on all ranks."""
+    """Return True if modules that are sharded now deduplicate gradients; equal on all ranks."""
     return crosses_links() and not _all_sent
 
 

@@ -231,7 +231,7 @@ def _refuse_row_wise_means(
 ) -> None:
     """Refuse row-wise tables with mean pooling if TorchRec (1.6 to 1.9) computes wrong means.
 
-    A FusedEmbeddingBagCollection divides tables of other sharding types, too. A
+    If a table is row-wise, a FusedEmbeddingBagCollection divides the means of other tables again. A
     FeatureProcessedEmbeddingBagCollection computes the divisor before the weights.
     """
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):

@@ -38,7 +38,7 @@ class LookupAhead:
 
     FBGEMM's backward pass uses the learning rate of the forward pass. If the learning rate changes
     after the lookup, the rows are looked up again before the backward pass. FBGEMM's step count
-    increases when the tables are updated, because a checkpoint may be written before that.
+    increases only in the backward pass, because a checkpoint may be written after the lookup.
     """
 
     def __init__(self, lookup: nn.Module) -> None:

@@ -304,7 +304,7 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
                             deferred.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
-        """Send the number of ids of a batch at the first call, and the ids at the second call."""
+        """Send the number of ids in the first call for a batch, and the ids in the second call."""
         assert isinstance(context, _RowsAheadContext)
         if context.has_sizes:
             self.wait_sparse_data_dist(context)
@@ -428,8 +428,8 @@ def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
 def _looks_up_ahead(module: Any) -> bool:
     """Return True if rows of the next batch are final after the current backward pass.
 
-    Kernels that are not fused may change rows in the optimizer step. A lookup tracker may count
-    steps.
+    Kernels that are not fused may change rows in the optimizer step. A registered lookup tracker
+    (``post_lookup_tracker_fn``) would see the lookup one step too early.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))

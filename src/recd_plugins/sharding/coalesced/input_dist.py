@@ -97,9 +97,9 @@ def check_coalesced(
         )
         if names and dense and (pooled or name in coalesced):
             raise SetupError(
-                f"table {name!r} is data-parallel or has the dense kernel, but coalescing is set "
-                f"for its EmbeddingBagCollection or table ({names[0]!r}). Remove the coalesce "
-                f"entry, or shard {name!r} another way with a fused kernel."
+                f"table {name!r} is data-parallel or has the dense kernel, which coalescing does "
+                f"not support. Remove the coalesce entry of table {names[0]!r}, or shard {name!r} "
+                "another way with a fused kernel."
             )
         if name in coalesced and name in clipped:
             raise SetupError(

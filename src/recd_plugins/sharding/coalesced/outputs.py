@@ -278,7 +278,10 @@ class BagLayout:
             self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
-        """Return the parts that fill the output from the rows received per column shard."""
+        """Return a ``Part`` per block of output columns.
+
+        ``num_rows`` has the number of embedding rows that this rank received per column shard.
+        """
         starts, totals = [], dict[int, int]()
         for columns, rows in zip(self.columns, num_rows, strict=True):
             starts.append(totals.get(columns.source, 0))
