@@ -50,8 +50,8 @@ def measure_access(
         registry: config with dataset, converter, preprocessing and batch size.
         tables: embedding tables. Ids of all features of a table are added up.
         rows: number of training rows to read, rounded up to batches; None reads all.
-        bound: number of distinct table rows to count exactly. A table with more rows is counted
-            with an approximate sketch. None divides ``EXACT_ROWS`` among the tables.
+        bound: maximum number of distinct ids that are counted exactly per table. Above it, counts
+            come from an approximate sketch. None divides ``EXACT_ROWS`` among the tables.
         deduplicated: whether to count only unique rows of a batch, for tables with deduplicated
             features.
         progress: called with the number of data rows of each batch.

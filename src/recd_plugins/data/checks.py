@@ -28,7 +28,10 @@ def check_ids(
     rows: Rows,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Raise DataError for ids outside ``[0, num_embeddings)``. The batch must be on the CPU."""
+    """Raise DataError for ids outside ``[0, num_embeddings)``. The batch must be on the CPU.
+
+    ``made_by`` maps a feature to the preprocessing entry that produced its ids, for the message.
+    """
     for key, values, row_of in _features(batch):
         if key not in num_embeddings:
             continue

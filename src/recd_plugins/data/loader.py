@@ -215,7 +215,7 @@ def build_dataloader(
         world_size: number of ranks that share the split.
         split: split of the dataset.
         device: device of the model.
-        prepared: the prepared model. None selects the demo model, without checks of ids.
+        prepared: the prepared model. None selects the built-in model, without checks of ids.
 
     Raises:
         DataError: the data is missing or wrong.

@@ -222,7 +222,7 @@ class ParquetTable:
         if not kept:
             raise DataError(
                 f"{self.root}: none of {len(found)} files is in a partition that meets option "
-                f"where: {', '.join(map(str, where))}. Check the values in where"
+                f"where: {', '.join(map(str, where))}. Fix the values in option where"
             )
         return kept
 

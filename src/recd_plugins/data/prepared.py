@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
-    """Return the demo model's placement. Features of ``pooling`` entries are sequences."""
+    """Return the feature names of each model input; features of ``pooling`` are sequences."""
     # Imported here, since readers do not need torchrec.
     from recd_plugins.interfaces.model_tables import table_name
 
@@ -156,7 +156,7 @@ class PreparedModel:
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """Return the dataset inside its wrappers, which can query the model's tables."""
+        """Return the dataset with its wrappers, which can query the model's tables."""
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
@@ -274,7 +274,7 @@ class FirstRows:
 
     Attributes:
         rows: the rows of the batch.
-        dataset: the dataset inside the wrappers that ordered the rows.
+        dataset: the dataset with the wrappers that ordered the rows.
         left_out: entries of wrappers that were not applied, since they need a prepared model.
     """
 
@@ -312,7 +312,7 @@ def _reader(dataset: Dataset, batch_size: int) -> Reader:
 
 
 def wrapped_dataset(registry: RunConfig) -> Dataset:
-    """Return the dataset inside its wrappers, before a model is prepared."""
+    """Return the dataset with its wrappers, before a model is prepared."""
     return registry.wrap_dataset(RegistryLookups(registry))
 
 

@@ -74,7 +74,7 @@ def _apply_steps(
 
 @dataclass
 class _Block:
-    """Rows of adjacent features of one jagged tensor that have the same steps."""
+    """Rows of adjacent features of one jagged tensor with equal preprocessing steps."""
 
     keys: Sequence[str]
     steps: _Chain
@@ -182,7 +182,7 @@ class Preprocess:
         return tuple(shared), tuple(exact)
 
     def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], _Chain]]:
-        """Yield runs of adjacent features that have the same steps, with these steps."""
+        """Group adjacent features with equal preprocessing steps; yield (features, steps)."""
         for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
             yield list(run), steps
 

@@ -248,7 +248,7 @@ class PlannedReader(Reader):
             yield from block
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
-        """Yield every ``num_workers``-th block. A block has about the size of a row group."""
+        """Yield the batches of every ``num_workers``-th block, from block ``worker`` on."""
         blocks, ends = self._cut()
         size = self._plan.batch_size
         mine = slice(worker, None, num_workers)

@@ -150,7 +150,7 @@ def _expression(condition: Condition, schema: pa.Schema, where: object) -> pc.Ex
     except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
         raise DataError(
             f"{where}: condition {condition} of option where does not fit column "
-            f"{condition.column!r} of type {kind}: {error}"
+            f"{condition.column!r} of type {kind}: {error}. Use a value of this type"
         ) from error
     return expression
 

@@ -166,7 +166,10 @@ def _num_common(
 
 @numba.njit(cache=True, nogil=True)
 def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
-    """Compare each row of each id column with the previous row, and add to ``counts``."""
+    """Compare each row of each id column with the previous row; set ``changed`` where they differ.
+
+    Adds the numbers of equal, shifted and shared rows and ids within a session to ``counts``.
+    """
     num_rows = u64(len(continues))
     table, call = np.zeros((3, 64), np.int64), 0
     for column in range(len(columns)):
