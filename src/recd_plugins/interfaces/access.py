@@ -121,7 +121,7 @@ class TableAccess:
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
-        """Return a copy whose counts are declared as counts of unique rows of batches.
+        """Return a copy that is marked as counting only the unique rows of each batch.
 
         Args:
             batch_size: size of the batches whose unique rows were counted.
@@ -299,8 +299,9 @@ class AccessProfile:
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{path}: the file is damaged or not Parquet: {' '.join(str(error).split())}. "
-                "Create an access profile with recd profile registry"
+                f"{path}: the file is damaged or not Parquet: "
+                f"{' '.join(str(error).split()).rstrip('.')}. Create an access profile with recd "
+                "profile registry"
             ) from error
         head = json.loads((lines.schema.metadata or {}).get(_KEY, "{}"))
         if head.get("version") != _VERSION:

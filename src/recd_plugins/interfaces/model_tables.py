@@ -174,8 +174,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(path, recurse=False):
             if (owner := paths.get(id(parameter))) is not None:
                 raise SetupError(
-                    f"{name} is the weight of a table of {owner or 'the model'}, but sharding "
-                    "would create two copies. Use a separate parameter, or look up table rows"
+                    f"{name} is also the weight of a table of {owner or 'the model'}, but sharding "
+                    f"would create two copies. Use a separate parameter for {name}"
                 )
 
 

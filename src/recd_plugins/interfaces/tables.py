@@ -203,7 +203,10 @@ class TableStrategy:
     follows_optimizers: ClassVar[bool] = False
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        """Return planner constraints by table, consistent with the plugin's ``constraints``."""
+        """Return planner constraints, keyed by table name.
+
+        Fields that the plugin's own ``constraints`` set must have the same values.
+        """
         return {}
 
     @classmethod
@@ -263,7 +266,7 @@ class TableStrategy:
     # Reports of a run.
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """Return names for collectives whose bytes reports count separately."""
+        """Return a dict from (process group, collective) to the name of its bytes in reports."""
         return {}
 
     @classmethod
