@@ -56,8 +56,8 @@ class RowKernel:
 class AskedShardedTensor(ShardedTensor):
     """A ShardedTensor that calls a function before its local shards are read.
 
-    The function updates the shards, because a trainer may save a state dict many steps after it got
-    it. Copies and pickles are plain ShardedTensors.
+    The function updates the shards, because a trainer may save a state dict many steps after it
+    called ``state_dict()``. Copies and pickles are plain ShardedTensors.
     """
 
     # Read by local_shards, gather, cpu, clone and pickling.
@@ -107,7 +107,7 @@ def flush_kernels(module: nn.Module) -> None:
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
     """Hide the weights of tables with row kernels from ``module`` while it moves to a device.
 
-    DistributedModelParallel would copy them, and state dicts would be loaded into the copy.
+    DistributedModelParallel would copy the weights, and load state dicts into the copy.
     """
     names = {t.name for kernel in row_kernels(module) for t in kernel.config.embedding_tables}
     held = [tables[name]._parameters for name in names if name in tables]
@@ -210,7 +210,7 @@ def check_kernels(
 def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
     """Within this context, TorchRec builds lookups with the kernels of plugins.
 
-    Replacing a stock kernel later would be too late, because it allocates the whole table.
+    A TorchRec kernel must not be created first and then replaced, because it allocates the table.
     """
     if not kernels:
         yield
@@ -277,8 +277,8 @@ def _of_group(
     own = {table.name: _of_table(table.name, kernels) for table in tables}
     if len(set(own.values())) > 1:
         raise SetupError(
-            f"tables {', '.join(own)} share one lookup kernel, but only some are in the same "
-            "cache. Put all of them into one cache entry, or plan cached tables with "
+            f"tables {', '.join(own)} share one lookup kernel, but are not all in the same cache "
+            "entry. Put all of these tables into one cache entry, or plan the cached tables with "
             "CacheParams(prefetch_pipeline=True)."
         )
     return own[tables[0].name]

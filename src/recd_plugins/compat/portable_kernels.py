@@ -149,7 +149,10 @@ def _widths_and_strides(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
-    """Pad all F features of a variable batch to the same number of rows. ``num_rows``: ``[F]``."""
+    """Pad the F features of a KJT with a variable batch size per feature to the largest row count.
+
+    ``num_rows``: int64 ``[F]``, current number of rows of each feature.
+    """
     stride = max(1, int(num_rows.max()))
     first_row = num_rows.cumsum(0) - num_rows
     rows = torch.minimum(torch.arange(stride), num_rows.unsqueeze(1)) + first_row.unsqueeze(1)
