@@ -58,7 +58,7 @@ def test_files_are_replaced_by_force_alone(folder: Path) -> None:
     assert "p already exists" in refused.stderr
     read = CliRunner().invoke(main, ["profile", "merge", "p", "-o", "p", "--force"])
     assert read.exit_code == 1
-    assert "p is also the input" in read.stderr
+    assert "p: this file is also an input" in read.stderr
 
 
 @pytest.mark.parametrize("command", [ZIPF, ["report", "run.json"], ["trace", "profile", "ids.txt"]])

@@ -35,8 +35,9 @@ class Part(TableStrategy):
     """Of which each test has one method."""
 
 
-def checked(part: TableStrategy) -> PluginStrategy:
-    return PluginStrategy(Path("registry.yaml"), Entry(PLUGIN, ("t",), "sharding[1]", 7), part)
+def checked(part: TableStrategy, number: int = 1) -> PluginStrategy:
+    entry = Entry(PLUGIN, ("t",), f"sharding[{number}]", 6 + number)
+    return PluginStrategy(Path("registry.yaml"), entry, part)
 
 
 def with_method(method: str, does: Any) -> PluginStrategy:
@@ -94,6 +95,6 @@ def test_two_answers_for_one_table_are_refused() -> None:
 
     assert ask(none, none) is None
     assert ask(none, one, none) == 5.0
-    both = r"^table 't': acme.wide \(sharding\[1\], line 7\) and acme.* both define fetch_bandwidth"
+    both = r"\(sharding\[1\], line 7\) and acme.wide \(sharding\[2\], line 8\) both define fetch"
     with pytest.raises(PluginError, match=both):
-        ask(one, one)
+        ask(one, checked(one.part, 2))

@@ -107,7 +107,7 @@ def test_merged(folder: Path) -> None:
     table = AccessProfile.load(folder / "b").tables["t"]
     assert (table.samples, table.length) == (3, pytest.approx(5))
     refused = profile("merge", "b", "a", "-o", "a", "--force")
-    assert "a is also the input profiles. Use another output file" in refused.output
+    assert "a: this file is also an input (profiles)" in refused.output
     assert profile(*ZIPF, "--rows", "51", "-o", "d").exit_code == 0
     assert "table t: num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
     assert not (folder / "e").exists()

@@ -156,7 +156,9 @@ def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") 
         for path in value if isinstance(value, tuple) else (value,):
             is_input = isinstance(path, Path) and path is not output and path.exists()
             if is_input and path.samefile(output):
-                raise RecdError(f"{output} is also the input {name}. Use another output file.")
+                raise RecdError(
+                    f"{output}: this file is also an input ({name}). Use another output file."
+                )
     with output.open("rb") as file:
         beginning = file.read(1 << 16)
     found = {*re.findall(r"\w+", beginning.partition(b"\n")[0].decode(errors="replace"))}

@@ -152,7 +152,9 @@ class _Reading:
 
     def _value(self, node: Node, location: Location, enclosing: tuple[Node, ...]) -> Any:
         if node in enclosing:
-            self._refuse(node, location, "the value contains itself through an alias")
+            self._refuse(
+                node, location, "the value contains itself through a YAML alias. Remove the alias"
+            )
             return None
         self.num_values += 1
         if self.num_values > MOST_VALUES:

@@ -280,7 +280,7 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
 
 
 def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
-    """Return a dict from feature to its table's number of rows, by the first matching pattern."""
+    """Return a dict from feature to its table's row count in ``spec.tables``, or the default."""
     names = {table_name(feature): feature for feature in features}
     rows: dict[str, int] = {}
     for pattern, table in spec.tables.items():

@@ -143,7 +143,7 @@ class _Group:
         self.sequences.append(sequence)
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return a dict from feature to its vectors; ``unbind`` stacks gradients only once."""
+        """Return a dict from feature to its slice of ``vectors`` ``[num_rows, F, dim]``."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
