@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from recd_plugins.cli.exits import (
 )
 from recd_plugins.report.output import prepare_output
 from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted, on_rank
+from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.runtime.versions import __version__
 
 #: Import path and help line of each built-in command.
@@ -84,6 +86,14 @@ class _Recd(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            meant = did_you_mean(args[0], self.list_commands(ctx))
+            ctx.fail(f"No such command {args[0]!r}{meant or '. Run recd --help for a list.'}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, line) for name, (_, line) in COMMANDS.items()]
         failure = None
@@ -127,6 +137,11 @@ class _Recd(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if error.possibilities:
+                close = get_close_matches(error.option_name, error.possibilities, 1, cutoff=0.75)
+                error.possibilities[:] = close
+            raise
         except RunInterrupted as error:
             if os.environ.get("RANK", "0") == "0":
                 click.secho(str(error), fg="red", err=True)
