@@ -86,6 +86,12 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(folder: Path) -> Non
     assert "Traceback" not in refused.stderr
 
 
+def test_a_complete_run_is_not_reported_again(folder: Path) -> None:
+    done = recd(folder, "--resume")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "The run is already complete: all 4 steps are trained.\n"
+
+
 def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> None:
     write(folder, learning_rate=0.3)
     refused = recd(folder, "--resume", "--steps", "6")

@@ -455,9 +455,14 @@ def run(
             results = {"plugins": both["plugins"]}
         else:
             result = trainer.train("plugins")
-            saved(trainer, result)
+            complete = resume and len(result.losses) == result.first_step
+            if not complete:
+                saved(trainer, result)
             report, shown = result.as_json(), [result.table()]
             results = {"": result}
+            if complete:
+                shown = [f"The run is already complete: all {result.first_step} steps are trained."]
+                results = {}
         for name, result in results.items():
             for section in result.sections.values():
                 shown += section.shown(name)
