@@ -60,6 +60,26 @@ def test_nan_is_not_agreement(tmp_path: Path) -> None:
     assert report["loss_max_abs_diff"] is None
 
 
+@pytest.mark.parametrize(
+    ("losses", "text"),
+    [
+        ([0.5, 0.4, 0.3], "The losses of all 3 steps are equal."),
+        ([0.5, 0.4, 0.3 + 5e-7], "The losses of all 3 steps agree within 5.0e-07."),
+        (
+            [0.5, 0.4 + 2e-6, 0.3 + 4e-6],
+            "The losses of 3 steps first differ by more than 1e-06 at step 2, and by at most "
+            "4.0e-06. Training amplifies rounding.",
+        ),
+        ([0.5, 0.4, math.nan], "at step 3, and by at most nan. Training amplifies rounding, or"),
+    ],
+)
+def test_the_first_step_with_other_losses_is_named(losses: list[float], text: str) -> None:
+    equal = (result([0.5, 0.4, 0.3]), result([0.5, 0.4, 0.3]))
+    comparison = compared(equal, (result([0.5, 0.4, 0.3]), result(losses)))
+    assert text in comparison.losses_text("plugins")
+    assert text in str(comparison.table().caption)
+
+
 def test_rounds_show_medians_and_spread() -> None:
     speeds = [(100.0, 90.0), (100.0, 130.0), (120.0, 150.0)]
     first, *others = [(result([0.5], a), result([0.5], b)) for a, b in speeds]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Minimum number of timed steps for advice on speed.
 FEW_STEPS = 5
+# Loss differences up to this value are rounding errors of one step.
+_ROUNDING = 1e-6
 # Larger loss differences indicate an ill-conditioned run or a different computation.
 _GROWN = 1e-3
 # A higher test AUC usually means that a feature leaks the label.
@@ -343,10 +346,32 @@ class Comparison:
 
     def loss_max_abs_diff(self, variant: str) -> float:
         """Return the largest loss difference to the baseline in any step; NaN if a loss is NaN."""
+        return float(self._loss_diffs(variant).max())
+
+    def losses_text(self, variant: str) -> str:
+        """Return sentences on how closely the losses of a variant and the baseline agree."""
+        diffs = self._loss_diffs(variant)
+        most, steps = float(diffs.max()), len(diffs)
+        if most == 0:
+            return f"The losses of all {steps} steps are equal."
+        if most <= _ROUNDING:
+            return f"The losses of all {steps} steps agree within {most:.1e}."
+        first = int((~(diffs <= _ROUNDING)).argmax()) + 1
+        text = (
+            f"The losses of {steps} steps first differ by more than {_ROUNDING:.0e} at step "
+            f"{first}, and by at most {most:.1e}. "
+        )
+        if self.wire != "fp32":
+            return f"{text}The plugins use training.wire: {self.wire}, the baseline uses fp32."
+        others = "" if most <= _GROWN else ", or the plugins compute other values"
+        return f"{text}Training amplifies rounding{others}."
+
+    def _loss_diffs(self, variant: str) -> NDArray[np.float64]:
+        """Return the largest loss difference to the baseline in each step, over all rounds."""
         base, other = (
             np.array([each[name].losses for each in self.rounds]) for name in (self.first, variant)
         )
-        return float(np.abs(other - base).max())
+        return np.abs(other - base).max(axis=0)
 
     def spreads(self, variant: str) -> dict[str, Spread | None]:
         """Return a dict from figure, such as step time, to its spread over a variant's rounds."""
@@ -413,17 +438,11 @@ class Comparison:
         if self.shardings:
             _, *differ = (f"{each:.1e}" for each in apart.values())
             table.add_row("losses differ by at most", "", *differ)
-        table.caption = f"x: ratio to {self.first}, shown if it is not 1"
+        table.caption = f"A value like 1.2x is the ratio to {self.first}. Ratios of 1 are omitted."
         if len(self.rounds) > 1:
-            table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
+            table.caption += f" Values are medians of {len(self.rounds)} rounds, with their range."
         if not self.shardings:
-            steps = len(results["plugins"].losses)
-            told = f"losses of {steps} steps agree within {apart['plugins']:.1e}"
-            if self.wire != "fp32":
-                told += f": the plugins use training.wire: {self.wire}, the baseline uses fp32"
-            elif not apart["plugins"] <= _GROWN:
-                told += ": training amplifies rounding, or the plugins compute other values"
-            table.caption = f"{told}; {table.caption}"
+            table.caption = f"{self.losses_text('plugins')} {table.caption}"
         return table
 
 
