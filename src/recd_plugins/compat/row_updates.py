@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 # Learning rate of FBGEMM's kernels if none is given.
 _RATE = 0.01
 _DROPPED = (
-    "DistributedModelParallel ignores apply_optimizer_in_backward for data-parallel tables. Train "
-    "them with the dense optimizer, or use another sharding type."
+    "as in stock TorchRec, DistributedModelParallel ignores apply_optimizer_in_backward for "
+    "data-parallel tables. Train them with the dense optimizer, or use another sharding type."
 )
 _COLUMNS = (
     "a row-wise optimizer on column shards trains differently from whole rows. Use another "
@@ -137,7 +138,7 @@ def check_updates(
 ) -> None:
     """Check the optimizers of a module's tables against the sharding plan.
 
-    Logs a warning if a table would train differently from the unsharded module.
+    Rank 0 logs a warning if a table would train differently from the unsharded module.
 
     Raises:
         SetupError: FBGEMM would ignore an argument, or has no CPU kernel for an optimizer. The
@@ -172,7 +173,7 @@ def check_updates(
         (columns, _COLUMNS),
         (unset, f"their optimizer has no lr, so FBGEMM's default of {_RATE} applies. Set lr."),
     ):
-        if tables:
+        if tables and (not dist.is_initialized() or dist.get_rank() == 0):
             logger.warning("tables %s: %s", shortened(tables), message)
 
 
