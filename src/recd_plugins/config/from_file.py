@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -388,7 +389,11 @@ def schema_problems(
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
     found: dict[tuple[Location, str], Problem] = {}
-    for details in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    invalid = {each["loc"][:-1] for each in errors}
+    for details in errors:
+        if details["type"] == "too_short" and details["loc"] in invalid:
+            continue  # pydantic does not count invalid items
         inside = _inside(data, details)
         location = (*base, *inside)
         problem = document.problem(location, _describe(details, inside, model, what))
@@ -431,7 +436,8 @@ def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], w
         message = "expected a list"
     if got is None:
         return f"{message}, but the value is empty. Remove the key, or write a value"
-    return f"{message}, got {short_repr(got)}"
+    known = re.findall("'([^']*)'", details["ctx"]["expected"]) if kind == "literal_error" else []
+    return f"{message}, got {short_repr(got)}{did_you_mean(str(got), known)}"
 
 
 def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:
