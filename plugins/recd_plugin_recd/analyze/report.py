@@ -48,7 +48,7 @@ def show(console: Console, report: TableAnalysis) -> None:
     console.print(table)
     if report.converter is not None:
         once = "" if report.sample is None else ", for the table after recd cluster"
-        console.print(f"[bold]Section for registry.yaml{once}[/]\n")
+        console.print(f"[bold]Replace `converter:` of your registry file{once} by[/]\n")
         console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
 
 
@@ -70,7 +70,9 @@ def findings(report: TableAnalysis) -> Iterator[str]:
         f"{report.samples_per_batch_session:.2f} rows per session."
     )
     if sample is None:
-        yield "The table is clustered: the rows of each session are adjacent."
+        is_registry = report.path.endswith((".yaml", ".yml"))
+        what = "training data that the dataset of this file reads" if is_registry else "table"
+        yield f"The {what} is clustered: the rows of each session are adjacent."
     else:
         yield (
             f"The table is not clustered: {_share(sessions.torn)} of its sessions have rows that "

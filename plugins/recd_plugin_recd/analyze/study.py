@@ -249,14 +249,16 @@ def _as_lists(rows: Rows, source: SessionTable, nulls: Nulls) -> pa.RecordBatch:
 
 def _converter_section(features: Sequence[FeatureReport]) -> str:
     """Return a ``converter:`` section for registry.yaml that stores features as recommended."""
-    partial = [
-        json.dumps(each.name, ensure_ascii=False) for each in features if each.form == "partial"
-    ]
-    if partial:
-        names = "".join(f"      - {name}\n" for name in partial)
-        return f"converter:\n  use: recd.partial_ikjt\n  options:\n    features:\n{names}"
-    exact = any(each.form == "exact" for each in features)
-    return f"converter: {{use: {'recd.ikjt' if exact else 'recd.kjt'}}}\n"
+    names = {
+        form: [json.dumps(each.name, ensure_ascii=False) for each in features if each.form == form]
+        for form in ("partial", "exact")
+    }
+    exact = f"# exact: {', '.join(names['exact'])}" if names["exact"] else ""
+    if names["partial"]:
+        listed = "".join(f"      - {name}\n" for name in names["partial"])
+        groups = f"    groups: auto {exact}\n" if exact else ""
+        return f"converter:\n  use: recd.partial_ikjt\n  options:\n{groups}    features:\n{listed}"
+    return f"converter: {{use: recd.ikjt}} {exact}\n" if exact else "converter: {use: recd.kjt}\n"
 
 
 class SessionCounts:
