@@ -53,7 +53,8 @@ class Converter:
 
     Attributes:
         schema: schema of the import.
-        filled: number of missing or infinite values, keyed by column.
+        filled: number of missing or infinite values that were replaced, keyed by column.
+        empty: number of missing lists and ids that became empty lists, keyed by column.
         dropped: number of rows with a missing value, keyed by column. They are dropped, except
             for scoring.
         without_candidates: number of table rows whose exploded lists are empty.
@@ -73,6 +74,7 @@ class Converter:
         self._on_nan: OnNan = on_nan
         self._scoring, self._texts = scoring, texts
         self.filled: Counter[str] = Counter()
+        self.empty: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.without_candidates = 0
         self._left_out: dict[str, NDArray[np.bool_]] = {}
@@ -143,6 +145,12 @@ class Converter:
         cells, options = exploded.cells(use.leaf), use.options
         if options.feature in ("id", "ids"):
             lists, dropped, num_nulls = id_lists(cells, options)
+            if options.missing == "drop":
+                num_nulls = 0
+            elif options.missing in (None, "empty"):
+                num_empty = num_nulls if options.feature == "id" else cells.values.null_count
+                self.empty[use.leaf.name] += num_empty
+                num_nulls -= num_empty
             if options.texts:
                 self._texts.add(use.name, cells, options)
             arrays = {use.name: exploded.spread(lists, use.leaf)}
@@ -174,9 +182,10 @@ class Converter:
                 int(gaps.argmax()),
                 "The label is missing. Set missing: drop, 0 or 1 for this column.",
             )
-        self.filled[use.leaf.name] += int(gaps.sum())
         if missing == "drop":
             self._drop(use, exploded, gaps)
+        else:
+            self.filled[use.leaf.name] += int(gaps.sum())
         values = np.where(gaps, missing if isinstance(missing, int | float) else 0.0, numbers)
         return exploded.spread(pa.array(values.astype(np.float32)), use.leaf)
 
@@ -213,10 +222,10 @@ class Converter:
                     f"A {roles} column cannot have missing values. Set option missing of the "
                     f"column to drop{value}.",
                 )
-            if use.options.feature is None:
-                self.filled[use.leaf.name] += int(empty.sum())
             if missing == "drop":
                 self._drop(use, exploded, empty)
+            elif use.options.feature is None:
+                self.filled[use.leaf.name] += int(empty.sum())
             ids = ids.fill_null(missing_id(missing))
         return exploded.spread(ids, use.leaf)
 
@@ -276,7 +285,8 @@ def _finite(
     """Replace NaN and infinity in ``numbers`` ``[B, width]`` as the options say.
 
     Returns:
-        The replaced numbers, the rows to drop (bool ``[B]``), and the count of NaN and infinity.
+        The replaced numbers, the rows to drop (bool ``[B]``), and the count of NaN and infinity in
+        other rows.
     """
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
@@ -295,4 +305,4 @@ def _finite(
         if how == "drop":
             dropped |= in_row
         values[wrong] = how if isinstance(how, int | float) else 0.0
-    return values, dropped, int(gaps.sum() + infinite.sum())
+    return values, dropped, int((gaps | infinite)[~dropped].sum())

@@ -18,10 +18,10 @@ from recd_plugin_tables.kinds import Columns, is_text
 from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugin_tables.spill import HistoryOptions, SplitOptions
-from recd_plugins.api import PluginOptions, file_utils, readers
+from recd_plugins.api import PluginOptions, file_utils, readers, text_utils
 
 # An import of another version is rebuilt.
-_VERSION = 7
+_VERSION = 8
 _NOTE = "import.json"
 
 
@@ -122,6 +122,7 @@ class ImportNote:
         without_candidates: rows of the table whose exploded lists are empty.
         dropped: number of rows dropped for a missing value, keyed by column.
         filled: number of missing or infinite values that were replaced, keyed by column.
+        empty: number of missing lists and ids that became empty lists, keyed by column.
         widths: list length of each ``numbers`` feature.
         files: files of the table in order, and the number of rows of each.
         times: first and last time of each split in microseconds since 1970; empty without a time
@@ -137,6 +138,7 @@ class ImportNote:
     without_candidates: int
     dropped: Mapping[str, int]
     filled: Mapping[str, int]
+    empty: Mapping[str, int]
     widths: Mapping[str, int]
     files: Sequence[tuple[str, int]]
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -168,17 +170,22 @@ class ImportNote:
         became = ":" if self.train + self.test == self.rows else " became"
         what = "have a missing value" if self.scoring else "were dropped for a missing value"
         lines = [f"{name}: {self.rows:,} rows{became} {kept}{test}"]
-        lines += [f"  {count:,} rows {what} in column {c!r}" for c, count in self.dropped.items()]
+        if self.dropped:
+            lines.append(f"  Rows that {what}: {_counts(self.dropped)}")
         if self.without_candidates:
             lines.append(
                 f"  {self.without_candidates:,} rows were dropped because their exploded lists are "
                 "empty"
             )
-        lines += [
-            f"  {count:,} missing or infinite values of column {c!r} were replaced"
-            for c, count in self.filled.items()
-        ]
+        if self.empty:
+            lines.append(f"  Rows with no ids: {_counts(self.empty)}")
+        if self.filled:
+            lines.append(f"  Replaced missing or infinite values: {_counts(self.filled)}")
         return lines + self.time_leak(self.times.get("test"))
+
+
+def _counts(by_column: Mapping[str, int]) -> str:
+    return text_utils.shortened([f"{count:,} in {name!r}" for name, count in by_column.items()])
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ def make_import(place: ImportPlace) -> Imported:
         return found
     location = place.source.location
     waits = f"{location}: waiting for another process that imports this table"
+    importer = _Importer(place)  # checks the columns
     with progress_bars.progress_bars() as add_bar:
         bar = add_bar(f"importing {location}", place.source.num_rows)
-        note = _Importer(place).make(bar, lambda: print(waits, file=sys.stderr))
+        note = importer.make(bar, lambda: print(waits, file=sys.stderr))
     return Imported(place.folder, note, new=True)
 
 
@@ -119,6 +120,7 @@ class _Importer:
             without_candidates=converter.without_candidates,
             dropped=dict(+converter.dropped),
             filled=dict(+converter.filled),
+            empty=dict(+converter.empty),
             widths=widths,
             files=list(files.items()),
             times=times,

@@ -112,6 +112,7 @@ def plan_columns(
     }
     groups = {".".join(leaf.path[:n]) for leaf in found.values() for n in range(1, len(leaf.path))}
     uses: list[Use] = []
+    misspelt: set[str] = set()  # columns with a similar name in ``columns``
     for name, options in columns.items():
         roles, option = set(options.roles), ("columns", name)
         if leaf := found.get(name):
@@ -127,10 +128,18 @@ def plan_columns(
                 problem = f"column {name!r} is a struct. Use its fields as columns: {fields}."
                 problems.append((option, problem))
         elif labelled or options.feature is not None or roles & set(needed):
-            meant = text_utils.did_you_mean(name, found)
-            meant = meant or f". Use one of its columns: {', '.join(found)}."
-            problems.append((option, f"the table has no column {name!r}{meant}"))
-    left = [name for name in found if not _is_named(name, columns)]
+            close = text_utils.did_you_mean(name, found)
+            misspelt |= {each for each in found if close == f". Did you mean {each}?"}
+            if labelled:
+                meant = close or f". Use one of its columns: {', '.join(found)}."
+                problem = f"the table has no column {name!r}{meant}"
+            else:
+                problem = (
+                    f"the table has no column {name!r}, which the model needs. Add the column, or "
+                    f"rename one of: {text_utils.shortened(list(found))}{close or '.'}"
+                )
+            problems.append((option, problem))
+    left = [name for name in found if not _is_named(name, columns) and name not in misspelt]
     if left and others == "error":
         problems.append(
             (

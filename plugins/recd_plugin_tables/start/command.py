@@ -171,8 +171,16 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
             )
     if guesses.survey.explode:
         click.echo(f"Each list element of {', '.join(guesses.survey.explode)} becomes a row.")
+    if guesses.the("session") is None and not guesses.implicit and guesses.features("ids"):
+        click.echo(
+            "No session column was found. If several rows belong to one user or visit, name its "
+            "column with --session COLUMN."
+        )
     label = guesses.the("label")
-    if label is not None and not positive_said and "positive_from" in label.options:
+    if label is not None and " becomes 1" in label.why:
+        swap = f" To swap them, change positive in {file}." if "positive" in label.options else ""
+        click.echo(f"Label {label.name}: {label.why.rpartition('; ')[2]}.{swap}")
+    elif label is not None and not positive_said and "positive_from" in label.options:
         click.echo(
             f"Label {label.name}: values of at least {label.options['positive_from']:g} become 1, "
             "lower values 0. Change this threshold with --positive-from."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,6 +47,8 @@ _HISTORY = 8
 _MOST_NUMBERS = 512
 # Texts with more characters are not ids.
 _LONG_TEXT = 80
+# Texts of a positive label.
+_YES = {"yes", "y", "true", "t", "positive", "pos", "good", "click", "clicked", "1"}
 # Integers with at most this many values, or this share of distinct values, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
@@ -179,17 +182,28 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
         return Guess(seen, ("label",), why)  # the sample may contain only 0
     name = seen.leaf.name
     if seen.largest is None:
-        raise DataError(
-            f"{survey.location}: label column {name!r} is text, such as {seen.example!r}. "
-            "Replace the texts by 0 and 1."
-        )
+        if not seen.is_text or seen.distinct != 2:
+            raise DataError(
+                f"{survey.location}: label column {name!r} has {seen.distinct} distinct values, "
+                f"such as {seen.example!r}. Replace the values by 0 and 1."
+            )
+        positive, other = _positive_text(survey, name)
+        why = f"{why}; {positive!r} becomes 1, {other!r} becomes 0"
+        return Guess(seen, ("label",), why, {"positive": [positive]})
     start = _upper_part(seen) if wanted.positive_from is None else wanted.positive_from
-    return Guess(
-        seen,
-        ("label",),
-        f"{why}; positive from {start:g} (values are {seen.least:g} to {seen.largest:g})",
-        {"positive_from": start},
+    meaning = f"positive from {start:g} (values are {seen.least:g} to {seen.largest:g})"
+    if seen.distinct == 2 and seen.least is not None and seen.least < start <= seen.largest:
+        meaning = f"{seen.least:g} becomes 0, {seen.largest:g} becomes 1"
+    return Guess(seen, ("label",), f"{why}; {meaning}", {"positive_from": start})
+
+
+def _positive_text(survey: Survey, name: str) -> tuple[str, str]:
+    """Return the two texts of a label: first the positive one, a word like yes or the rarer."""
+    counts = Counter(text for text in survey.values(name).to_pylist() if text is not None)
+    first, second = sorted(
+        counts, key=lambda text: (text.strip().lower() not in _YES, counts[text])
     )
+    return first, second
 
 
 def _upper_part(seen: Seen) -> float:
@@ -287,7 +301,7 @@ def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[s
     """Return, per suspicious column, why it may be known only after the label."""
     if label is None:
         return {}
-    labels = label_of(survey, label.seen, label.options.get("positive_from", 1))
+    labels = label_of(survey, label.seen, label.options)
     reasons = {seen.leaf.name: why_suspicious(survey, seen, labels) for seen in free}
     return {name: why for name, why in reasons.items() if why}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -243,10 +244,13 @@ def _holds_flags(seen: Seen) -> bool:
     return seen.distinct <= 2 and (seen.is_text or seen.largest == 1)
 
 
-def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.float64]:
+def label_of(survey: Survey, label: Seen, options: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return the label of each row of the sample, float64 ``[rows]``: 0, 1 or NaN."""
-    numbers = _numbers(survey.values(label.leaf.name))
-    return np.where(np.isneginf(numbers), np.nan, numbers >= positive_from)
+    values = survey.values(label.leaf.name)
+    if "positive" in options:
+        values = pc.equal(values.cast(pa.string()), options["positive"][0]).cast(pa.int8())
+    numbers = _numbers(values)
+    return np.where(np.isneginf(numbers), np.nan, numbers >= options.get("positive_from", 1))
 
 
 def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> str:

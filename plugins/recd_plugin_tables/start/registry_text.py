@@ -45,7 +45,7 @@ dataset:
     # id, ids, number, numbers, session, time, request, key, label and unused.
     columns:
 {columns}
-{histories}{infinite}{split}{negatives}
+{histories}{infinite}{order}{split}{negatives}
 {converter}
 {preprocessing}{pooling}{sharding}{model}training:
   batch_size: {batch_size} # rows per batch and rank
@@ -169,6 +169,7 @@ def registry_text(
         columns="\n".join(_columns(guesses.columns, guesses.item if guesses.implicit else None)),
         histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
+        order=_ORDER if guesses.the("session") or guesses.the("request") else "",
         split=_split(guesses, test, whole_sessions=items is not None),
         negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
         converter=_IKJT.format(group="session" if guesses.the("session") else "request")
@@ -279,6 +280,12 @@ def _sasrec(items: ItemSequence, rows: Mapping[str, int]) -> str:
 _INFINITE = """\
     # Drop rows with infinite numbers.
     on_nan: drop
+"""
+
+
+_ORDER = """\
+    # Groups the rows of each session, so training does not follow the order of the table.
+    order: session # or stored: the order of the table
 """
 
 

@@ -90,7 +90,13 @@ def test_a_use_that_cannot_be_is_told(what):
 def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(DataError) as caught:
         plan({**without("item", itm="id"), "deep": "ids"}, explode=["tag"])
-    assert len(str(caught.value).splitlines()) == 4
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_misspelt_column_is_one_mistake():
+    with pytest.raises(DataError) as caught:
+        plan(without("item", itm="id"))
+    assert str(caught.value) == "t.parquet: the table has no column 'itm'. Did you mean item?"
 
 
 def test_others_may_be_unused_and_a_label_is_not_needed_to_score():

@@ -24,7 +24,7 @@ from recd_plugins.api import RunConfig, arrow, prepared_data
 from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
-from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.errors import DataError, RegistryError
 
 ROWS = 400
 
@@ -85,6 +85,30 @@ class Made:
     def shared(self) -> list[dict[str, Any]]:
         entries = self.document["preprocessing"]
         return [each for each in entries if each.get("options", {}).get("shared")]
+
+
+@pytest.mark.parametrize(
+    ("values", "option", "said"),
+    [
+        (["no", "yes"], {"positive": ["yes"]}, "'yes' becomes 1, 'no' becomes 0. To swap them,"),
+        ([-1, 1], {"positive_from": 0.0}, "-1 becomes 0, 1 becomes 1."),
+    ],
+)
+def test_labels_of_two_values(tmp_path: Path, values: Any, option: dict, said: str) -> None:
+    table = {"tags": [[n % 7] for n in range(ROWS)], "bought": values * (ROWS // 2)}
+    made = Made(tmp_path, table, "--label", "bought")
+    assert made.uses["bought"] == {"as": "label", **option}
+    assert f"Label bought: {said}" in made.output
+    assert "No session column was found." in made.output
+
+
+def test_a_misspelt_role_is_one_mistake(tmp_path: Path) -> None:
+    made = Made(tmp_path, impressions())
+    made.file.write_text(made.text.replace("last_viewed: ids", "last_viewed: idss"))
+    with pytest.raises(RegistryError) as caught:
+        load_registry(made.file)
+    (problem,) = caught.value.problems
+    assert str(problem).endswith("got 'idss'. Did you mean ids?")
 
 
 def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:

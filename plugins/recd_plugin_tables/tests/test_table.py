@@ -170,7 +170,7 @@ def test_numbers_that_are_none(path, capfd):
         assert np.isfinite(found["price"]).all()
     scored = table(path, columns=bare, on_nan="drop").to_score(str(path))
     scored.prepare()
-    assert "12 rows have a missing value in column 'price'" in capfd.readouterr().err
+    assert "Rows that have a missing value: 12 in 'price'" in capfd.readouterr().err
     assert by_row(scored)["price"] == [price or 0 for price in clicks()["price"].to_pylist()]
     endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
     pq.write_table(endless, path)
@@ -180,12 +180,23 @@ def test_numbers_that_are_none(path, capfd):
         table(path).prepare()
 
 
+def test_dropped_and_empty_values_are_told_apart(path, capfd):
+    labels = [None, *clicks()["clicked"].to_pylist()[1:]]
+    pq.write_table(
+        clicks().set_column(clicks().schema.get_field_index("clicked"), "clicked", [labels]), path
+    )
+    table(path, columns=COLUMNS | {"clicked": {"as": "label", "missing": "drop"}}).prepare()
+    said = capfd.readouterr().err
+    assert "dropped for a missing value: 1 in 'clicked'" in said
+    assert said.count("'clicked'") == 1
+
+
 def test_a_row_without_a_session_is_one_of_its_own(path, capfd):
     users = [None if row % 4 == 0 else f"u{row % 7}" for row in range(60)]
     pq.write_table(clicks().set_column(0, "user", [users]), path)
     data = table(path)
     data.prepare()
-    assert "15 missing or infinite values of column 'user'" in capfd.readouterr().err
+    assert "Rows with no ids: 15 in 'user'" in capfd.readouterr().err
     found = by_row(data)
     alone = [session for session, user in zip(found["_session"], users, strict=True) if not user]
     assert len(set(alone)) == 15
