@@ -28,6 +28,7 @@ SLOW = (
     "docs/test_pages.py::test_the_code_runs",
     "docs/test_site.py",
     "examples/*",
+    "recd_plugin_tables/tests/test_run_of_table.py::test_the_output_fits",
     "cli/test_plan.py::test_the_ranks_of_this_machine",
     "recd_plugin_tuning/tests/test_auto.py",
     "recd_plugin_tuning/tests/test_models.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Evaluated:
         return {
             "checkpoint": self.checkpoint,
             "step": self.step,
-            "test": {**asdict(self.test), **self.metrics},
+            "test": {**self.test.figures(), **self.metrics},
         }
 
 

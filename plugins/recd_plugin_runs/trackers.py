@@ -10,7 +10,6 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -111,7 +110,7 @@ class Tracker(Callback):
             self._write_steps(step.step)
 
     def on_evaluate(self, evaluation: RunEvaluation) -> None:
-        figures = {**asdict(evaluation.quality), **evaluation.metrics}
+        figures = {**evaluation.quality.figures(), **evaluation.metrics}
         of_split = {f"{evaluation.split}_{name}": float(each) for name, each in figures.items()}
         self._write(evaluation.step, of_split)
         if self._since is not None:  # exclude the time of the evaluation from the step time

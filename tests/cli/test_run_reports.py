@@ -56,7 +56,7 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
     result = recd("run", "registry.yaml", "--steps", "2", "--markdown", "run.md")
     assert result.exit_code == 0, result.output
     text = Path("run.md").read_text(encoding="utf-8")
-    assert text.startswith("| run | |\n|---|---|\n| samples per second |")
+    assert text.startswith("| run | |\n|---|---|\n| train samples |")
     assert "| loss at the last step | 0." in text
 
 

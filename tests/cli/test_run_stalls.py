@@ -46,7 +46,7 @@ def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     (plugins / "slow.py").write_text(SLOW, encoding="utf-8")
-    options = ["--json", "report.json", "--workers", str(workers)]
+    options = ["--json", "report.json", "--workers", str(workers), "-v"]
     done = forked.run(
         [RECD, "--plugins-dir", "plugins", "run", "registry.yaml", *options],
         cwd=tmp_path,

@@ -54,12 +54,22 @@ def test_the_reason_against_cuda_is_told(
     registry, machine, capsys, devices, fbgemm_has_cuda, reason
 ):
     machine(devices, fbgemm_has_cuda=fbgemm_has_cuda)
-    assert choose_device(registry) == "cpu"
+    assert choose_device(registry, verbose=devices == 0) == "cpu"
     line = capsys.readouterr().err
     assert line.startswith(f"training.device: auto selects the CPU, because {reason}")
     assert line.count("\n") == 1
     with pytest.raises(SetupError, match=rf"registry.yaml: training.device is cuda, but {reason}"):
         choose_device(registry.with_training({"device": "cuda"}))
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_a_machine_without_a_gpu_needs_no_reason(
+    registry, machine, capsys, monkeypatch, tmp_path, has_driver
+):
+    machine(0)
+    monkeypatch.setattr(device, "_NVIDIA", tmp_path if has_driver else tmp_path / "absent")
+    assert choose_device(registry) == "cpu"
+    assert bool(capsys.readouterr().err) == has_driver
 
 
 def test_torchrun_counts_the_ranks_of_this_machine(registry, machine, monkeypatch, capsys):

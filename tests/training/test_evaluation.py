@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -106,7 +105,7 @@ def evaluated(
         quality, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
         assert quality is not None
         pair = torch.cat(logits), torch.cat(labels)
-        found.append({**asdict(quality), **metrics, "pair": pair})
+        found.append({**quality.figures(), **metrics, "pair": pair})
     return found
 
 
@@ -309,6 +308,14 @@ def test_figures_are_those_of_torchrec(name: str) -> None:
     else:
         assert math.isnan(found.normalized_entropy)
         assert math.isnan(found.auc)
+    # Deciles of the predictions, lowest first.
+    order = logits.argsort()
+    for (count, predicted, observed), rows in zip(found.bins, order.split(20), strict=True):
+        assert count == 20
+        assert predicted == pytest.approx(float(torch.sigmoid(logits)[rows].mean()))
+        assert observed == float(labels[rows].mean())
+    (whole,) = measure(torch.zeros(5).double(), torch.ones(5).double()).bins
+    assert whole == (5, 0.5, 1.0)
 
 
 CLOSE = {

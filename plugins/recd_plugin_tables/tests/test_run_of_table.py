@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from tests import forked
+from tests.forked import RECD
 
 from recd_plugin_tables.sources import _FORMATS
 from recd_plugin_tables.tests.helpers import clicks
@@ -53,3 +56,18 @@ def test_every_format_is_told_from_a_registry() -> None:
     assert names_table("clicks.ddb")
     assert names_table("clicks.lance/")
     assert not names_table("registry.yaml")
+
+
+def test_the_output_fits_one_screen_unless_verbose() -> None:
+    assert CliRunner().invoke(main, ["init", "2024/clicks.parquet", "a.yaml"]).exit_code == 0
+    small = ["training.batch_size=4", "training.epochs=4"]
+    detail = ("training.device", "auto", "sharded by", "all_reduce", "waiting for data, share")
+    for options in ([], ["-v"]):
+        done = forked.run([RECD, "run", "a.yaml", *small, *options], cwd=Path.cwd())
+        assert done.returncode == 0, done.stderr
+        text = done.stderr + done.stdout
+        lines = [line for line in text.splitlines() if not line.startswith("plugins: step=")]
+        assert re.search(r"^ +test +train *$.*^ samples .*^training, ", text, re.M | re.S)
+        assert lines[-1].startswith("saved to runs/")
+        assert [word for word in detail if word in text] == ([*detail] if options else [])
+        assert (len(lines) <= 30) == (not options)

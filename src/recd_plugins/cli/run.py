@@ -238,6 +238,13 @@ class RunCommand(click.Command):
     help="Profile 10 steps, and show the seconds of a step per stage (lookup, GEMM, all-to-all, "
     "all-reduce, other).",
 )
+@click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    help="Also show the device, the choices of sharding auto, how each table is sharded, zero "
+    "bytes, and the time spent waiting for data.",
+)
 @RANKS
 @click.option(
     "--ranks-per-node",
@@ -289,6 +296,7 @@ def run(
     run_number: int | None,
     allowed: tuple[str, ...],
     breakdown: bool,
+    verbose: bool,
     ranks: int | None,
     ranks_per_node: int | None,
     workers: int | None,
@@ -358,6 +366,7 @@ def run(
         )
     # These imports take seconds, so user errors are reported before them.
     with without_collections():
+        from recd_plugins.interfaces import Choice
         from recd_plugins.training.result import (
             Comparison,
             in_rounds,
@@ -397,6 +406,7 @@ def run(
             allowed=allowed,
             settings=(*settings, *(f"training.{name}={value}" for name, value in of_seed.items())),
             log_every=log_every,
+            verbose=verbose,
             alike={
                 "--compare": compare,
                 "--rounds": rounds,
@@ -458,24 +468,25 @@ def run(
             complete = resume and len(result.losses) == result.first_step
             if not complete:
                 saved(trainer, result)
-            report, shown = result.as_json(), [result.table()]
+            report, shown = result.as_json(), [*result.tables(verbose=verbose)]
             results = {"": result}
             if complete:
                 shown = [f"The run is already complete: all {result.first_step} steps are trained."]
                 results = {}
         for name, result in results.items():
             for section in result.sections.values():
-                shown += section.shown(name)
+                if verbose or not isinstance(section, Choice):
+                    shown += section.shown(name)
         waited = {
             name: result.stalls
             for name, result in (both or results).items()
             if result.stalls is not None
         }
-        if waited:
+        if waited and verbose:
             shown.append(stall_table(waited))
-            for name, stalls in waited.items():
-                if advice := stalls.advice():
-                    shown.append(f"{name}: {advice}" if name else advice)
+        for name, stalls in waited.items():
+            if advice := stalls.advice():
+                shown.append(f"{name}: {advice}" if name else advice)
         shown += [
             f"{name}: {each.validation}" if name else str(each.validation)
             for name, each in results.items()

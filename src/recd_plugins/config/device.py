@@ -14,9 +14,16 @@ from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.runtime.versions import fbgemm_has_cuda
 
+# Exists if the NVIDIA driver is loaded, even if torch is built without CUDA.
+_NVIDIA = Path("/dev/nvidiactl")
 
-def choose_device(registry: RunConfig) -> str:
-    """Return ``cpu`` or ``cuda``. If ``auto`` selects the CPU, rank 0 prints the reason.
+
+def choose_device(registry: RunConfig, *, verbose: bool = False) -> str:
+    """Return ``cpu`` or ``cuda``. If ``auto`` cannot use a GPU, rank 0 prints the reason.
+
+    Args:
+        registry: run config.
+        verbose: also print that this machine has no GPU.
 
     Raises:
         SetupError: ``training.device`` is ``cuda``, but CUDA is not available.
@@ -29,7 +36,8 @@ def choose_device(registry: RunConfig) -> str:
             f"{registry.path}: training.device is cuda, but {lack}. Fix this problem, or set "
             "training.device: cpu."
         )
-    if lack and torchrun_rank() in (None, 0):
+    has_gpu = torch.cuda.is_available() or _NVIDIA.exists()
+    if lack and (verbose or has_gpu) and torchrun_rank() in (None, 0):
         _print_once(registry.path, f"training.device: auto selects the CPU, because {lack}")
     device = "cpu" if wanted == "cpu" or lack else "cuda"
     for entry in registry.cache:

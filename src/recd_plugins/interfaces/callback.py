@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -100,6 +100,8 @@ class Quality:
         num_samples: number of samples on all ranks.
         log_loss: mean over samples, in nats.
         calibration: sum of predictions divided by sum of labels; 0 without positive labels.
+        bins: number of rows, mean prediction and mean label of up to 10 groups of rows with
+            similar predictions, in ascending order of predictions.
     """
 
     normalized_entropy: float
@@ -107,6 +109,13 @@ class Quality:
     num_samples: int
     log_loss: float = math.nan
     calibration: float = math.nan
+    bins: tuple[tuple[int, float, float], ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """Return a dict from metric name to its value, without the bins."""
+        values = asdict(self)
+        del values["bins"]
+        return values
 
 
 @dataclass(frozen=True)

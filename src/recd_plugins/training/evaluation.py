@@ -205,6 +205,21 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
         num_samples=num_samples,
         log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
         calibration=values["local_lifetime_calibration"],
+        bins=calibration_bins(torch.sigmoid(logits).numpy(), labels.numpy()),
+    )
+
+
+def calibration_bins(
+    predictions: NDArray[np.floating], labels: NDArray[np.floating]
+) -> tuple[tuple[int, float, float], ...]:
+    """Group rows by deciles of their predictions, for ``Quality.bins``. Arguments are ``[N]``."""
+    edges = np.quantile(predictions, np.linspace(0.1, 0.9, 9))
+    bins = np.searchsorted(edges, predictions)
+    counts, *sums = (np.bincount(bins, weights) for weights in (None, predictions, labels))
+    return tuple(
+        (int(count), float(predicted / count), float(observed / count))
+        for count, predicted, observed in zip(counts, *sums, strict=True)
+        if count
     )
 
 
@@ -317,7 +332,7 @@ def check_evaluation(registry: RunConfig) -> None:
         if not has_test
     ]
     if (spec := registry.training.validation) is not None:
-        known = [field.name for field in fields(Quality) if field.name != "num_samples"]
+        known = [f.name for f in fields(Quality) if f.name not in ("num_samples", "bins")]
         if not has_test:
             text = f"validation needs a test split, but {why}. Remove this section, or {remedy}."
             wrong.append((0, "training.validation", text))
@@ -410,4 +425,4 @@ class Validation:
 
 def _figures(measured: Measured) -> dict[str, float]:
     quality, metrics = measured
-    return {**({} if quality is None else asdict(quality)), **metrics}
+    return {**({} if quality is None else quality.figures()), **metrics}

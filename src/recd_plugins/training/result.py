@@ -22,6 +22,7 @@ from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.batch import STALL_CAUSES
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import StageTimes
+from recd_plugins.report.tables import text_table
 from recd_plugins.runtime.machine import available_cores
 from recd_plugins.runtime.text import bytes_text
 
@@ -34,6 +35,8 @@ FEW_STEPS = 5
 _ROUNDING = 1e-6
 # Larger loss differences indicate an ill-conditioned run or a different computation.
 _GROWN = 1e-3
+# Waiting for data is reported without --verbose if it exceeds this share of a step.
+_MUCH_WAITING = 0.2
 # A higher test AUC usually means that a feature leaks the label.
 _BEST_AUC = 0.99
 _TITLES = {
@@ -105,7 +108,7 @@ class StallReport:
     def advice(self) -> str:
         """Return advice on data stalls; "" if they are small or the run was short."""
         worst, readers = self.worst, self.readers
-        if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
+        if worst.share <= _MUCH_WAITING or worst.steps < FEW_STEPS:
             return ""
         cause = max(worst.seconds, key=lambda name: worst.seconds[name])
         waits = f"The trainer waits {worst.share:.0%} of a step for data, mostly for {cause}. "
@@ -180,23 +183,37 @@ class Result:
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
         del values["sections"], values["metrics"]
+        values["calibration_bins"] = None if self.test is None else self.test.bins
+        for name in ("train", "test"):
+            quality: Quality | None = getattr(self, name)
+            values[name] = quality and quality.figures()
         if self.test is not None:
             values["test"] |= self.metrics
         return {**values, **shown}
 
-    def table(self) -> Table:
-        """Return a table of the figures, such as step time, bytes sent and AUC."""
-        table = Table(title=f"{len(self.losses)} steps")
-        table.add_column("", overflow="fold")
-        table.add_column("value", justify="right", overflow="fold")
-        for name, (value, unit) in figures(self).items():
-            table.add_row(figure_words(name), figure_text(value, unit))
+    def tables(self, *, verbose: bool = False) -> list[Table]:
+        """Return a table of the metrics per split, and a table of speed and memory.
+
+        ``verbose`` also shows zero bytes.
+        """
+        found = figures(self)
+        splits = [name for name in ("test", "train") if f"{name}_samples" in found]
+        metrics = {n: n.split("_", 1)[1] for n in found if n.startswith(("test_", "train_"))}
+        quality = text_table("", [""], splits)
+        for metric in dict.fromkeys(metrics.values()):
+            cells = (found.get(f"{split}_{metric}", (None, "")) for split in splits)
+            quality.add_row(figure_words(metric), *(figure_text(*cell) for cell in cells))
+        speed = text_table(f"training, {len(self.losses)} steps", [""], [""])
+        speed.show_header = False
+        for name, (value, unit) in found.items():
+            if name not in metrics and (verbose or value or unit != "B"):
+                speed.add_row(figure_words(name), figure_text(value, unit))
         if self.first_step:
-            table.caption = (
+            speed.caption = (
                 f"resumed at step {self.first_step}: training metrics and speed cover the "
                 f"{len(self.losses) - self.first_step} steps after it"
             )
-        return table
+        return [quality, speed] if splits else [speed]
 
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
@@ -206,10 +223,14 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     """Return a dict from figure to (value, unit), read from the output of ``Result.as_json``."""
-    found: dict[str, tuple[float | None, str]] = {
-        "samples_per_second": (values["samples_per_second"], "samples/s"),
-        "step_seconds": (values["step_seconds"], "s"),
-    }
+    found: dict[str, tuple[float | None, str]] = {}
+    for split in ("test", "train"):
+        quality = dict(values[split] or {})
+        if quality:
+            found[f"{split}_samples"] = (quality.pop("num_samples"), "")
+        found |= {f"{split}_{name}": (value, "loss") for name, value in quality.items()}
+    found["samples_per_second"] = (values["samples_per_second"], "samples/s")
+    found["step_seconds"] = (values["step_seconds"], "s")
     for stage, seconds in (values["stages"] or {}).items():
         found[f"{stage}_seconds"] = (seconds, "s")
     sent = values["collective_bytes"]
@@ -219,11 +240,6 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
     found["ids_looked_up"] = (values["ids_looked_up"], "")
     found["peak_memory_bytes"] = (values["peak_memory_bytes"], "B")
     found["last_loss"] = (values["losses"][-1] if values["losses"] else None, "loss")
-    for split in ("train", "test"):
-        quality = dict(values[split] or {})
-        if quality:
-            found[f"{split}_samples"] = (quality.pop("num_samples"), "")
-        found |= {f"{split}_{name}": (value, "loss") for name, value in quality.items()}
     return found
 
 
@@ -433,6 +449,8 @@ class Comparison:
                 value, over = _shown(values.get(figure), unit), ratios.get(figure)
                 times = "" if over is None else over.times()
                 cells.append(value if times in ("", "1x") else f"{value}\n{times}")
+            if {*cells} <= {bytes_text(0), "-"} and unit == "B":
+                continue
             table.add_row(figure_words(figure), *cells)
         apart = {name: self.loss_max_abs_diff(name) for name in results}
         if self.shardings:

@@ -113,6 +113,7 @@ def session(
     log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
     run: int | None = None,
+    verbose: bool = False,
 ) -> Iterator[Session]:
     """Load a run config, join the ranks of torchrun if there are any, and prepare the data.
 
@@ -131,7 +132,7 @@ def session(
         path, plugins_dir=plugins_dir, sharding=first, settings=settings
     )
     config = given.with_training(overrides)
-    device = choose_device(config)
+    device = choose_device(config, verbose=verbose)
     check_ingestion(config)
     check_evaluation(config)
     job = Job(
@@ -145,6 +146,7 @@ def session(
         settings=tuple(settings),
         log_every=log_every,
         text=config.text,
+        verbose=verbose,
     )
     training = config.training
     limits = hang_limits(lambda: config)

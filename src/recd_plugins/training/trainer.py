@@ -65,6 +65,7 @@ class Job:
         log_every: seconds between progress lines; None for a live line on a terminal.
         topology: the measured topology; None for the topology of the run config.
         text: text of the registry file at the start of the run; None reads the file on each rank.
+        verbose: whether to print all choices of ``auto``, and how each table is sharded.
     """
 
     registry: Path
@@ -79,6 +80,7 @@ class Job:
     log_every: float | None = None
     topology: TopologySpec | None = None
     text: str | None = None
+    verbose: bool = False
 
     def load(self) -> RunConfig:
         """Return the run config with the job's settings."""
@@ -214,8 +216,10 @@ class Trainer:
         activity.start(self.first_step)
         if self.is_own:
             self._say(unused_line(self.registry))
-            self._say(parts.prepared.chosen)
-            self._say(describe_tables(self.dmp) if rank == 0 else None)
+            if job.verbose or (parts.prepared.chosen and parts.prepared.chosen.offered):
+                self._say(parts.prepared.chosen)
+            if job.verbose and rank == 0:
+                self._say(describe_tables(self.dmp))
         if start.reader is not None:
             check_agreement("resuming", {"the reader's position": start.reader})
             self.loader.load_state_dict(start.reader)
