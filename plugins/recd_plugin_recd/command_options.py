@@ -8,11 +8,11 @@ from recd_plugins.api import cli_options
 
 session = click.option(
     "--session",
-    help="Column of the session id of a Parquet table.  [default: session_id]",
+    help="Column of the session id.  [default: session_id in Parquet tables]",
 )
 timestamp = click.option(
     "--timestamp",
-    help="Column of the time in a Parquet table.  [default: ts]",
+    help="Column of the time.  [default: ts in Parquet tables]",
 )
 nulls = click.option(
     "--nulls",

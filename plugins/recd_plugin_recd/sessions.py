@@ -325,14 +325,16 @@ class DatasetSource(SessionTable):
         self.batch_size = batch_size
         self._dataset = dataset
         dataset.prepare()
-        self.features = dataset.schema().sparse
         keys = dataset.session_keys()
-        first = next(iter(dataset.scan()), None)
-        if first is None or keys is None:
+        if keys is None:
             raise DataError(
-                f"{path}: the dataset {dataset.name} has no rows, or no session or time column. "
-                "Use a dataset with sessions."
+                f"{path}: dataset {dataset.name} has no session column, so no rows belong to the "
+                "same session. Set the column of users or sessions in dataset.options."
             )
+        self.features = dataset.schema().sparse
+        first = next(iter(dataset.scan()), None)
+        if first is None:
+            raise DataError(f"{path}: the table has no rows. Use a table with rows.")
         self.keys = keys
         self.schema = first.data.schema
         self.partitions = (Partition("", (), None),)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.cli import options as cli_options
+    from recd_plugins.cli.init import write_registry
     from recd_plugins.compat import lookup_kernels, portable_kernels
     from recd_plugins.config import RunConfig, at_entry
     from recd_plugins.config import device as devices

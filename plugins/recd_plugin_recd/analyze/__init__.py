@@ -57,16 +57,23 @@ def analyze(
 ) -> None:
     """Measure how often ids repeat in a table, and recommend features to deduplicate.
 
-    PATH is a Parquet file, a folder of Parquet files, or a registry file. From a registry file, the
-    command reads the training data.
+    PATH is a table in any format that recd init accepts, or a registry file. From a registry file,
+    the command reads the training data. Other formats than Parquet, and Parquet tables without
+    lists of ids, are imported first, with the column roles that recd init guesses.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.analyze.report import page, show
     from recd_plugin_recd.analyze.study import study
-    from recd_plugin_recd.sessions import open_source
+    from recd_plugin_recd.imported_tables import open_any
     from recd_plugins.api import file_utils
 
-    source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
+    source = open_any(
+        path,
+        session=session,
+        timestamp=timestamp,
+        plugins_dir=plugins_dir,
+        needs_lists=True,
+    )
     with progress_bars.progress_bars() as add_bar:
         report = study(
             source,

@@ -86,12 +86,15 @@ def cluster(
 ) -> None:
     """Sort the rows of SRC by session and time into the Parquet table DST.
 
-    SRC is a Parquet file, a folder of Parquet files, or a registry file. From a registry file, the
-    command reads the training data. Partitions (dt=.../hour=...) stay folders, and are sorted
-    separately. If the command is killed, run it again to resume.
+    SRC is a Parquet file, a folder of Parquet files, a table in another format that recd init
+    accepts, or a registry file. From a registry file, the command reads the training data.
+    Other formats than Parquet are imported first: DST has ids as lists of int64, and the columns
+    _session and _time. Partitions (dt=.../hour=...) of Parquet tables stay folders, and are
+    sorted separately. If the command is killed, run it again to resume.
     """
     # Imported lazily: `recd --help` loads this module and does not need Arrow.
     from recd_plugin_recd.cluster import job
+    from recd_plugin_recd.imported_tables import open_any
 
     with progress_bars.progress_bars() as add_bar:
 
@@ -108,6 +111,7 @@ def cluster(
             job.ClusterOptions(source, target, **options),
             force=force,
             plugins_dir=plugins_dir,
+            open_table=open_any,
             start=start,
             say=lambda line: click.echo(line, err=True),
         )

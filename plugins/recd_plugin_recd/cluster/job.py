@@ -71,6 +71,7 @@ def cluster(
     *,
     force: bool = False,
     plugins_dir: Path | None = None,
+    open_table: Callable[..., SessionTable] = open_source,
     start: Callable[[int | None], Progress] = lambda _rows: lambda _read, _written: None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> ClusteringReport:
@@ -80,6 +81,7 @@ def cluster(
         options: source, target and how to sort.
         force: whether to replace ``target`` if it is a table.
         plugins_dir: folder of plugin files that a registry file needs.
+        open_table: opens the source, with the arguments of ``open_source``.
         start: called with the number of rows, or None if unknown. Returns a function that receives
             the numbers of newly read and written rows.
         say: called with a message about whether an earlier run is resumed.
@@ -89,7 +91,7 @@ def cluster(
     """
     began = time.monotonic()
     check_target(options.source, options.target, force)
-    source = open_source(
+    source = open_table(
         options.source,
         session=options.session,
         timestamp=options.timestamp,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from recd_plugins.cli.options import contributed, tell_broken
-from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.errors import PluginError, RecdError
 
 #: Name of the command that handles paths and URLs of data.
 TABLE = "TABLE"
@@ -28,6 +28,28 @@ class Starts(click.Group):
                 "command."
             )
         self.add_command(command)
+
+
+def write_registry(ctx: click.Context, table: str, file: Path, **options: Any) -> None:
+    """Write the registry file of a table, as ``recd init TABLE FILE`` does.
+
+    Args:
+        ctx: context of the command.
+        table: path or URL of the table.
+        file: the registry file to write.
+        options: options of ``recd init``, such as ``session``.
+
+    Raises:
+        RecdError: the table cannot be used, or no plugin accepts tables.
+    """
+    starts, manager = contributed(ctx, "register_starts", Starts)
+    start = starts.commands.get(TABLE)
+    if start is None:
+        tell_broken(manager)
+        raise RecdError(
+            f"{table}: no installed plugin can read this table. Pass a registry file instead."
+        )
+    ctx.invoke(start, table=table, file=file, **options)
 
 
 class _Init(Starts):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import RenderableType
 
-from recd_plugins.cli.init import TABLE, Starts
+from recd_plugins.cli.init import write_registry
 from recd_plugins.cli.options import (
     ABOVE_0,
     AT_LEAST_1,
@@ -18,7 +18,6 @@ from recd_plugins.cli.options import (
     OUTPUT,
     RANKS,
     SETTINGS,
-    contributed,
     manager_of,
     tell_broken,
 )
@@ -28,7 +27,7 @@ from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import RunReport
 from recd_plugins.interfaces.plugin import part_call
 from recd_plugins.report.output import output_console
-from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted
+from recd_plugins.runtime.errors import PluginError, RunInterrupted
 from recd_plugins.runtime.files import write_json
 from recd_plugins.runtime.imports import silence_upstream, without_collections
 from recd_plugins.runtime.launch import torchrun_rank
@@ -70,16 +69,9 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
                 f"{option} applies only to tables, but {given} is a registry file. Remove {option}."
             )
         return Path(given)
-    starts, manager = contributed(ctx, "register_starts", Starts)
-    start = starts.commands.get(TABLE)
-    if start is None:
-        tell_broken(manager)
-        raise RecdError(
-            f"{given}: no installed plugin can train on a table. Pass a registry file instead."
-        )
     file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
     # None: an existing file must equal the file that would be written.
-    ctx.invoke(start, table=given, file=file, force=None, **named)
+    write_registry(ctx, given, file, force=None, **named)
     return file
 
 

@@ -1,0 +1,122 @@
+"""``recd analyze`` and ``recd cluster`` read all formats of ``recd init``, and registry files."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins.cli import main
+
+ROWS = 600
+RANDOM = np.random.default_rng(0)
+SESSIONS = RANDOM.integers(0, 40, ROWS)
+COLUMNS = {
+    "session_id": SESSIONS,
+    "ts": 1_700_000_000 + np.arange(ROWS),
+    "item_id": RANDOM.integers(0, 90, ROWS),
+    "click": RANDOM.integers(0, 2, ROWS),
+}
+RECENT = [[int(session) * 10 + n for n in range(6)] for session in SESSIONS]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def recd(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def refusal(*words: str) -> str:
+    result = recd(*words)
+    assert result.exit_code == 1, result.output
+    return result.stderr
+
+
+def analyzed(*words: str) -> dict[str, Any]:
+    result = recd("analyze", *words, "--json", "-")
+    assert result.exit_code == 0, result.output
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report | {"features": {each["name"]: each for each in report["features"]}}
+
+
+def write_json(path: str) -> None:
+    rows = pa.table({**COLUMNS, "recent": RECENT}).to_pylist()
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_other_formats_are_analyzed_like_parquet() -> None:
+    table = pa.table({**COLUMNS, "recent": RECENT})
+    pq.write_table(table, "t.parquet")
+    expected = analyzed("t.parquet")
+    assert list(expected["features"]) == ["recent"]
+    write_json("t.jsonl")
+    pa.feather.write_feather(table, "t.arrow")
+    for name in ("t.jsonl", "t.arrow"):
+        found = analyzed(name)
+        assert found["path"] == name
+        assert found["rows"] == ROWS
+        assert found["sessions"] == expected["sessions"] | {"torn": 0.0}  # sorted by the import
+        assert {"recent", "item_id"} <= set(found["features"])
+        for figure in ("length", "stays", "exact", "partial"):
+            assert found["features"]["recent"][figure] == expected["features"]["recent"][figure]
+
+
+def test_tables_without_lists_are_imported() -> None:
+    table = pa.table(COLUMNS)
+    pq.write_table(table.rename_columns(["visitor", "ts", "item_id", "click"]), "ids.parquet")
+    pa.csv.write_csv(table, "t.csv")
+    by_name = analyzed("ids.parquet", "--session", "visitor", "--timestamp", "ts")
+    assert by_name["sessions"] == analyzed("t.csv")["sessions"]
+    assert by_name["sessions"]["count"] == len(set(SESSIONS))
+    said = recd("analyze", "t.csv").stderr
+    assert "t.csv: imported with the column roles that recd init guesses, and sorted" in said
+
+
+def test_cluster_writes_all_rows_of_other_formats_and_the_training_rows_of_a_registry() -> None:
+    write_json("t.jsonl")
+    assert recd("cluster", "t.jsonl", "sorted").exit_code == 0
+    found = pq.read_table("sorted")
+    assert found.num_rows == ROWS
+    keys = list(zip(found["_session"].to_pylist(), found["_time"].to_pylist(), strict=True))
+    neighbours = list(pairwise(keys))
+    assert all(time <= later for (one, time), (two, later) in neighbours if one == two)
+    assert sum(one != two for (one, _), (two, _) in neighbours) == len(set(SESSIONS)) - 1
+    items = sorted(item for (item,) in found["item_id"].to_pylist())
+    assert items == sorted(COLUMNS["item_id"].tolist())
+    assert "must not be the same as SRC" in refusal("cluster", "t.jsonl", "t.jsonl/out")
+    assert recd("init", "t.jsonl", "my.yaml", "--test", "0.25").exit_code == 0
+    assert recd("cluster", "my.yaml", "train").exit_code == 0
+    num_train = pq.read_table("train").num_rows
+    assert 0.7 * ROWS < num_train < 0.8 * ROWS
+    assert analyzed("my.yaml")["rows"] == num_train
+
+
+def test_tables_that_cannot_be_used_are_told() -> None:
+    table = pa.table(COLUMNS).drop_columns("session_id")
+    pa.csv.write_csv(table, "ids.csv")
+    for command in (["analyze", "ids.csv"], ["cluster", "ids.csv", "out"]):
+        said = refusal(*command)
+        assert "ids.csv: no column identifies users or sessions. Set one with --session" in said
+    assert recd("init", "ids.csv", "ids.yaml").exit_code == 0
+    assert "ids.yaml: dataset tables.table has no session column" in refusal("analyze", "ids.yaml")
+    pa.csv.write_csv(pa.table(COLUMNS).drop_columns("click"), "log.csv")
+    said = refusal("analyze", "log.csv")
+    assert "label column cannot be guessed" in said
+    assert "Run recd init log.csv my.yaml with this option, and use my.yaml instead of log" in said
+    Path("t.dat").write_text("1\t2\n3\t4\n")
+    assert "--format) to one of parquet, csv" in refusal("analyze", "t.dat")
+    assert "no column 'nope'" in refusal("cluster", "ids.csv", "out", "--session", "nope")
+    assert not Path("out").exists()
