@@ -204,14 +204,14 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
                 f"columns {' and '.join(twice)} both have the role {role}. Keep the role for only "
                 "one of the columns."
             )
-    seen = dict.fromkeys(OF_IMPORT, "(internal)")
+    seen = dict.fromkeys(OF_IMPORT, "(internal column)")
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:
             if seen.setdefault(name, use.leaf.name) != use.leaf.name:
                 yield (
                     f"columns {seen[name]} and {use.leaf.name} would both be imported as {name!r}. "
-                    "Set option name for one of the columns."
+                    "Set the option `name` of one of these columns to another name."
                 )
 
 

@@ -93,8 +93,8 @@ class Vocabulary(FittedPreprocessing):
                 )
             if self.num_others >= self.rows:
                 raise ValueError(
-                    f"rows is {self.rows}, but {self.num_others} are for unknown ids, which "
-                    "leaves none for known ids. Increase rows"
+                    f"rows is {self.rows}, but unknown ids take {self.num_others} rows, so no "
+                    "rows remain for known ids. Increase rows"
                 )
             return self
 

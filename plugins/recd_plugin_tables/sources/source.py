@@ -31,7 +31,7 @@ BATCH_ROWS = 65_536
 
 
 class SourceOptions(PluginOptions):
-    """Options to open a table whose name and content do not determine how."""
+    """Options for opening a table, such as its format, query or storage."""
 
     format: Format | None = Field(
         default=None, description="Format of the table; null detects it from the name and content."
