@@ -85,7 +85,8 @@ def rank(
             of_users.append(_named(rows, rules, users))
     if not num_queries:
         raise RecdError(
-            f"{registry.path}: the test split has no positive rows. Check dataset.options."
+            f"{registry.path}: the test split has no positive rows. Check label and test "
+            "split in dataset.options."
         )
     if vectors_to is not None:
         of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
@@ -116,7 +117,8 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
     known = registry.dataset.schema().sparse
     if unknown := {item, rules.user or item, *rules.seen} - set(known):
         raise RecdError(
-            f"the dataset has no sparse feature '{min(unknown)}'. Use one of {', '.join(known)}."
+            f"--item, --user or --seen: the dataset has no sparse feature '{min(unknown)}'. Use "
+            f"one of {', '.join(known)}."
         )
     if own and item != own:
         raise RecdError(
@@ -177,7 +179,10 @@ def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
 
 
 class _Had:
-    """Finds items that the user of a test row had before, to exclude them from the ranking."""
+    """Finds the items to exclude from the ranking of a test row.
+
+    These are the items of the user's training rows (``--user``) and of the lists ``--seen``.
+    """
 
     def __init__(self, registry: RunConfig, rules: Rules, items: Items) -> None:
         self._rules, self._items = rules, items
@@ -190,7 +195,7 @@ class _Had:
                         self._by_user.setdefault(user, []).append(place)
 
     def of(self, rows: Rows) -> NDArray[np.bool_]:
-        """Return a mask of items that the user of each row had before, bool ``[rows, C]``."""
+        """Return a mask of the items to exclude for each row, bool ``[rows, C]``."""
         had = np.zeros((len(rows), len(self._items)), bool)
         if self._rules.user is not None:
             for query, user in enumerate(_keys(rows, self._rules.user)):

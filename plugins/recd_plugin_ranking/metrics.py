@@ -66,7 +66,7 @@ def figures(
 ) -> dict[str, tuple[float, int]]:
     """Return the sum of each metric over queries, and the number of queries, keyed by metric name.
 
-    Only queries with a positive sample count.
+    Queries without a positive sample are ignored.
 
     Args:
         queries, scores, labels: query, score and label of each sample, ``[N]``.
@@ -100,7 +100,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Return the mean of each metric over all queries in ``figures`` results. NaN if none."""
+    """Return the mean of each metric over all queries in ``figures`` results, or NaN."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {
