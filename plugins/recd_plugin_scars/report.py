@@ -88,7 +88,7 @@ class CacheReport(Section):
         return {"tables": tables, "backing_store_bytes": total}
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        title = "caches: a step of all ranks"
+        title = "caches: traffic per step, summed over ranks"
         table = Table(title=f"{run}, {title}" if run else title)
         table.add_column("table")
         for heading in ("rows cached", "hits", "misses", "row bytes", "predicted", "ratio"):

@@ -101,7 +101,7 @@ class CacheStrategy(TableStrategy):
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Yield the bytes per step that each shard moves to and from host memory or files."""
+        """Yield each shard's rank, as a slice, and bytes per step to and from the backing store."""
         from recd_plugins.api import stage_costs, step_costs
 
         if table.name not in self.caches or table.name not in self.expected:

@@ -154,7 +154,7 @@ class WindowReader(Reader):
         return _Rest(start, world_size, position["taken"], num_batches, reader.state_dict())
 
     def _finish(self, rest: _Rest) -> _Window:
-        """Read this rank's part of a partly read window, whose ranks may differ from these ranks.
+        """Read this rank's part of a window that another number of ranks may have read partly.
 
         Drops the last batches if there are not enough for all ranks.
         """

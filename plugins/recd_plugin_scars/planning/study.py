@@ -221,7 +221,7 @@ def render(report: CachePlanReport) -> RenderableType:
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         Text(
-            f"{plan.batch_size:,} samples a step ({plan.batch_size // ranks:,} rows a rank), "
+            f"{plan.batch_size:,} samples per step ({plan.batch_size // ranks:,} rows per rank), "
             f"{plan.optimizer}; reads of rows: {report.source}"
         ),
         "",
@@ -242,7 +242,7 @@ def render(report: CachePlanReport) -> RenderableType:
 
 
 def _add(caches: Table, moved: Table, name: str, tables: Sequence[CachedTable]) -> None:
-    """Add a line for ``tables`` to both tables of the report."""
+    """Add a line about ``tables`` to the report's tables of caches and of moved bytes."""
     rows = sum(table.load.num_embeddings for table in tables)
     cached = sum(table.cached for table in tables)
     lookups = sum(table.traffic.lookups for table in tables)

@@ -83,7 +83,8 @@ class RowCache:
     Call ``admit`` to start fetching a batch's rows, ``land`` before its forward and its backward
     pass, and ``release`` afterwards. Rows of batches in flight are not evicted. The class is
     thread-safe, but ``admit`` must not run during a forward or backward pass of another thread,
-    because it may move the memory. ``shards`` are in the order of the backing store's rows.
+    because ``admit`` may reallocate the cache memory. ``shards`` are in the order of the backing
+    store's rows.
     """
 
     def __init__(self, shards: Sequence[CachedShard], fast: FastMemory, mover: RowMover) -> None:
@@ -190,7 +191,7 @@ class RowCache:
         self._abandoned.append(batch)
 
     def flush(self) -> None:
-        """Write all changed rows to the backing store (all rows of the tables), and wait for it.
+        """Write all changed rows to the backing store (all rows of the tables). Wait until done.
 
         The caller may then modify the backing store, so cached rows are reloaded before use.
         """

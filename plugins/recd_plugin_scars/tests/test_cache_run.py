@@ -128,7 +128,7 @@ def recd(*arguments: Any) -> str:
 def test_recd_run_shows_caches(table: Path, tmp_path: Path) -> None:
     path = write_registry(tmp_path / "r.yaml", table, {"rows": 100})
     words = recd("run", path, "--ranks", 1, "--steps", 2, "--json", tmp_path / "run.json")
-    assert "caches: a step of all ranks" in words
+    assert "caches: traffic per step, summed over ranks" in words
     assert "100 (5.00%)" in words
     report = json.loads((tmp_path / "run.json").read_text())["caches"]
     assert list(report["tables"]) == CACHED

@@ -46,7 +46,7 @@ def test_caches_from_the_reads_of_the_data(folder: Path) -> None:
     code, shown = plan("--memory", "64KB", "--json", "cache.json")
     assert code == 0, shown
     for part in (
-        "128 samples a step (64 rows a rank), rowwise_adagrad",
+        "128 samples per step (64 rows per rank), rowwise_adagrad",
         "reads of rows: 2,048 rows of registry.yaml",
         "Caches within 62.5 KiB",
         "the cache ends where the memory is full",
