@@ -74,7 +74,7 @@ class TieredStrategy(TableStrategy):
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
     ) -> Iterable[tuple[slice, stage_costs.StepCost]]:
-        """Yield the cost per step of row copies, equal on all ranks (FlexShard, table 2)."""
+        """Yield all ranks (a slice) with the cost per step of row copies (FlexShard, table 2)."""
         from recd_plugins.api import stage_costs, step_costs
 
         tiers = self._tables.get(table.name)

@@ -374,8 +374,9 @@ def list_versions(
 ) -> NDArray[np.int64]:
     """Return the version of the lists of each clock in each row, int64 ``[clocks, rows]``.
 
-    Equal versions mean equal lists. From row to row, a version stays with probability
-    ``keep[clock]``. It grows by REPLACED with probability ``replace``, and otherwise by 1.
+    Features that change in the same rows have one clock. Equal versions mean equal lists. From row
+    to row, a version stays with probability ``keep[clock]``. Otherwise, it grows by REPLACED (a new
+    list) with probability ``replace``, or by 1 (one new id).
     """
     versions = np.empty((len(keep), len(keys)), np.int64)
     for clock in range(len(keep)):

@@ -120,7 +120,7 @@ class CostOptions:
         minimise: ``time`` copies a row only if that saves time. ``bytes`` copies as many rows as
             memory allows, for the fewest bytes in the global all-to-all.
         sync: how gradients of copies are summed. ``dense`` all-reduces the gradients of all copies,
-            ``sparse`` exchanges those of accessed rows only, ``auto`` uses the cheaper one.
+            ``sparse`` exchanges only gradients of accessed rows, and ``auto`` uses the cheaper way.
         memory_ratio: budget as a multiple of the memory of plain row-wise sharding.
         memory_bytes: budget in bytes per rank, instead of ``memory_ratio``.
     """

@@ -91,7 +91,7 @@ class TierPlan:
     Attributes:
         a2a_reduction: fraction of embedding bytes saved in the all-to-all over all ranks, compared
             with TorchRec's row-wise sharding.
-        memory_bytes: bytes per rank for these tables and their activations.
+        memory_bytes: bytes per rank for the planned tables and their activations.
         row_wise_memory_bytes: bytes per rank with TorchRec's row-wise sharding.
         seconds: seconds per step in each collective.
         row_wise_seconds: seconds per step in each collective with TorchRec's row-wise sharding.
@@ -144,7 +144,7 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
-    """Return a plan that copies the same rows, with costs estimated for ``cluster``."""
+    """Return a copy of ``plan`` with costs estimated for ``cluster``."""
     model = _model(plan.demands, cluster, plan.options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))

@@ -125,7 +125,7 @@ class LookedUp:
         rows: numbers of the copied rows at the time of the lookup, keyed by table.
         touched: indices that each rank looked up; None if gradients are all-reduced.
         rates: hyperparameters of each update rule. None if the lookup ran before its step began;
-            the backward pass then uses the current ones.
+            the backward pass then uses the current hyperparameters.
     """
 
     rows: Mapping[str, Tensor]

@@ -215,7 +215,7 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Divide rows into ranges that fit into memory. Divides too large ranges again."""
+        """Write rows to files of ranges that fit into memory. Divides too large ranges again."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
