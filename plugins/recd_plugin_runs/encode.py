@@ -95,8 +95,10 @@ class Encoder:
             once = (value := _find(shared, column)) is not _ABSENT
             for number, each in enumerate(values):
                 if (each is _ABSENT) != once:
-                    problem = "is also a shared value" if once else "is missing"
-                    raise ValueError(f"row {number}: column {column!r} {problem}. Send it once.")
+                    problem = "is missing. Add the column to the row or to shared."
+                    if once:
+                        problem = "is in the row and in shared. Remove the value from the row."
+                    raise ValueError(f"row {number}: column {column!r} {problem}")
             made = _ids if one["kind"] in ("id", "ids") else _numbers
             encoded = [
                 _encode(made, one, each, "shared" if once else f"row {number}")

@@ -193,7 +193,7 @@ def _validations(runs: Sequence[Run]) -> Iterable[html_page.Html]:
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[html_page.Html]:
-    """Yield an HTML table for each part of the reports that has no section of its own."""
+    """Yield an HTML table for each key of the reports that the page shows nowhere else."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))

@@ -161,7 +161,7 @@ def test_wrong_values_are_told(folder: Path, change: dict[str, Any], told: str) 
 def test_columns_are_sent_once(folder: Path) -> None:
     encoder = Encoder(folder / "exported")
     rows: list[Any] = rows_of(2, 2)
-    with pytest.raises(ValueError, match="row 0: column 'user' is also a shared value"):
+    with pytest.raises(ValueError, match="row 0: column 'user' is in the row and in shared"):
         encoder.encode(rows, {"user": "u1"})
     del rows[1]["geo"]
     with pytest.raises(ValueError, match=r"row 1: column 'geo\.zip' is missing"):
