@@ -1,4 +1,4 @@
-"""Datasets of DLRM (arXiv 1906.00091), and synthetic id traces with the locality of real ones."""
+"""Datasets of DLRM (arXiv 1906.00091), and synthetic id traces with the locality of real traces."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def make_rows(
 
 
 def units_of(options: DrawnRowOptions, split: Split) -> tuple[readers.Unit, ...]:
-    """Return the readable units of a split. Test rows follow the training rows."""
+    """Return the units (ranges of rows) of a split. Test rows follow the training rows."""
     start, stop = 0, options.rows
     if split == "test":
         start, stop = stop, stop + options.test_rows

@@ -295,7 +295,9 @@ class RayFeed(Feed):
             self._feeder.send("readers", readers=target)
             self._scaling = True
         elif target == high and stalled:
-            self._say_once(f"{waited}, with max_readers ({high}). Raise max_readers")
+            self._say_once(
+                f"{waited}, although max_readers ({high}) readers run. Raise max_readers"
+            )
 
     def _scaled(self, readers: int, asked: int, cpus: float) -> None:
         self._readers, self._scaling = readers, False

@@ -34,7 +34,7 @@ class ReadersPlan(plan_modes.PlanMode):
         from recd_plugin_dsi.readers_report import render, study_readers
         from recd_plugins.api import stall_meter
 
-        assert question.batch_size is not None, "the batch size is not looked for"
+        assert question.batch_size is not None, "--batch-size auto does not work with --readers"
         question.say("preparing the data")
         plan = study_readers(
             question.registry,
