@@ -157,9 +157,9 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     command = [sys.executable, "-c", program, write(folder)]
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 1
-    said = "(starting): options of the command, --breakdown: true on rank 0, false on rank 1; "
+    said = "starting: options of the command, --breakdown is true on rank 0, but false on rank 1; "
     assert said in done.stderr
-    assert "options of the command, --json: false on rank 0, true on rank 1" in done.stderr
+    assert "options of the command, --json is false on rank 0, but true on rank 1" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,9 @@ SMALL: dict[str, Any] = {
     "converter": {"use": "recd.ikjt"},
 }
 OF_TRAINERS = {
-    plan: ('(sharding bags): the plan, t_b0.sharding_type: "row_wise" on rank 0, "table_wise" on'),
+    plan: (
+        'sharding bags: the plan, t_b0.sharding_type is "row_wise" on rank 0, but "table_wise" on'
+    ),
     loader: (
         "rank 0 is at the form of the first batch of bags, but rank 1 is at the first "
         "batch of dedup(loader)"
@@ -133,10 +135,10 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     entry = {"use": "acme.constrains", "tables": ["t_b"]}
     write_registry(tmp_path, "constrains.yaml", **SMALL, sharding=[entry])
     for seeds, plans in run_on_ranks(said, 2, [run, constrains], path):
-        assert "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1" in seeds
+        assert "planning: the registry file, training.seed is 0 on rank 0, but 1 on rank 1" in seeds
         assert "Use the same installation, command, registry file" in seeds
-        differs = 'acme.constrains.t_b.sharding_types: ["row_wise"] on rank 0'
-        assert f"what plugins ask of the plan, {differs}" in plans
+        differs = 'acme.constrains.t_b.sharding_types is ["row_wise"] on rank 0'
+        assert f"the constraints of plugins, {differs}" in plans
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:

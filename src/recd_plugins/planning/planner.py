@@ -360,7 +360,7 @@ def _decided(
             each.path: {table.name: asdict(table) for table in each.tables}
             for each in embedding_modules(module)
         },
-        "what plugins ask of the plan": _asked(prepared, module),
+        "the constraints of plugins": _asked(prepared, module),
         "the tables' optimizers": table_optimizers(module, sharders),
         "the deduplicated features": dict(registry.converter.dedupe_factors()),
         "the profile of the data": seen,

@@ -263,7 +263,7 @@ def _place_of(target: Path) -> Path:
 
 
 def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
-    """Return whether the folder has work with this identity to resume. Removes other work."""
+    """Return whether the folder has work with this identity to resume; else empty the folder."""
     found = read_note(path / _IDENTITY)
     if found == json.loads(json.dumps(identity)):
         say("resuming an interrupted run")

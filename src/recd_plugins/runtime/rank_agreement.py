@@ -137,13 +137,13 @@ def check_agreement(
         both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
         places = [p for p in {**both[0], **both[1]} if both[0].get(p) != both[1].get(p)]
         said += [
-            f"{what}{_words(place)}: {_shown(both[0], place)} on rank 0, "
+            f"{what}{_words(place)} is {_shown(both[0], place)} on rank 0, but "
             f"{_shown(both[1], place)} on rank {rank}"
             for place in islice(places, _SHOWN)
         ]
     raise SetupError(
-        f"ranks disagree ({step}): {'; '.join(said)}. Use the same installation, command, registry "
-        "file, model and data on all ranks."
+        f"ranks have different values while {step}: {'; '.join(said)}. Use the same installation, "
+        "command, registry file, model and data on all ranks."
     )
 
 
@@ -187,7 +187,7 @@ def _words(place: Place) -> str:
 
 def _shown(values: Mapping[Place, Any], place: Place) -> str:
     if place not in values:
-        return "nothing"
+        return "not set"
     text = json.dumps(values[place])
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -89,8 +89,8 @@ def build_sharded_model(
         topology: topology of these ranks; default: that of this machine.
     """
     schema = registry.dataset.schema()
-    seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
-    check_agreement("looking at the data", seen)
+    seen = {"the schema": schema, "the rows": identity_of_data(registry.dataset)}
+    check_agreement("reading the data", seen)
     prepared, context = _prepared(registry, schema, variant, device, topology)
     model = prepared.model
     tables = tuple(tables_of(model))  # sharding replaces its modules in place
