@@ -35,7 +35,7 @@ from recd_plugins.training.evaluation import Measured
 
 @dataclass(frozen=True)
 class Called:
-    """A callback entry, its key in checkpoints, and the features or tables that it selects."""
+    """A callback entry, its key in checkpoints, and the features or tables of its patterns."""
 
     entry: Entry[Callback]
     key: str

@@ -164,7 +164,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Return a dict from column to its kind, such as "text"; None for an early checkpoint."""
+    """Return a dict from column to kind of values, such as "text"; None for early checkpoints."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -237,7 +237,7 @@ def check_same_model(
 
 
 def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
-    """Raise ``RecdError`` if the checkpoint's preprocessing maps ids to other table rows."""
+    """Raise ``RecdError`` unless preprocessing maps ids to the same table rows as in training."""
     if not registry.preprocessing and not (checkpoint / IDENTITY).exists():
         return  # from a custom training loop, where ids of the data are row numbers
     schema = registry.dataset.schema()
@@ -383,4 +383,5 @@ def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str
         for values in (before, now)
     ]
     name = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
+    name = re.sub(rf"^{_KINDS}\.", "the type of column ", name)
     return f"{name} was {shown[0]} and is now {shown[1]}"

@@ -153,7 +153,7 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
 
 
 class _Nothing(nn.Module):
-    """Module whose loss is zero and has a zero gradient for every parameter."""
+    """Module whose loss is zero and has zero gradients, last parameter first."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()

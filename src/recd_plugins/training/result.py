@@ -332,7 +332,7 @@ class Spread:
         return cls(statistics.median(known), min(known), max(known))
 
     def times(self) -> str:
-        """Format a ratio such as "1.2x" for a table, and mark it if its spread includes 1."""
+        """Format a ratio such as "1.2x" and its range; say if the range includes 1."""
         shown = f"{self.median:.3g}x"
         if self.least == self.most:
             return shown

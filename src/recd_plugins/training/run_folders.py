@@ -250,7 +250,7 @@ def find_trained(
 
 
 def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
-    """Return the path of a run's checkpoint; print its name on stderr if the choice is not obvious.
+    """Return the path of a run's checkpoint; print it if the best is chosen, but is not the newest.
 
     Args:
         registry: run config with ``training.checkpoint.path``.
