@@ -59,7 +59,7 @@ class PlanModes:
         self.params += params
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
-        """Return the mode whose flag is given, and a dict of its options. Without a flag: None, {}.
+        """Return (mode, its options) for the given flag, or (None, {}) if no flag is given.
 
         Raises click.UsageError for two flags, and for options of a mode without its flag.
         """

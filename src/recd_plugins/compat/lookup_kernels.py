@@ -270,7 +270,7 @@ def _prefetch(
 def _of_group(
     config: GroupedEmbeddingConfig, kernels: Sequence[LookupKernels]
 ) -> LookupKernels | None:
-    """Return the plugin that builds the kernel of these tables, or None if TorchRec builds it."""
+    """Return the plugin kernels for a group of tables; None if TorchRec builds the kernel."""
     tables = config.embedding_tables
     if not any(table.local_rows for table in tables):
         return None  # as row-wise tables with few rows have it on some ranks

@@ -218,7 +218,7 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _part_tables(kernel: Any) -> None:
-    """Give each table of an FBGEMM kernel a distinct first row, also tables without rows here.
+    """Give each table of an FBGEMM kernel a distinct first row, even tables without local rows.
 
     FBGEMM's CPU kernels identify tables by their first row. They confuse a table without rows with
     the next table, and overwrite other memory if the widths differ.
@@ -302,7 +302,7 @@ def look_up_bags(
 def refuse_outside(
     ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
 ) -> None:
-    """Raise DataError if an id is outside of its table, so that it would read another table.
+    """Raise DataError if an id is outside of its table; the kernel would read another table's row.
 
     ``rows`` is the number of local rows for each feature. ``table`` returns the table name for the
     index of a feature. FBGEMM's bounds check accepts -1, and accepts all ids if it is off.

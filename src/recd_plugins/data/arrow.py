@@ -141,7 +141,7 @@ def place(rows: Rows, column: str, row: int) -> str:
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """Format the stored value of a row for error messages; ``value`` if there is no column."""
+    """Format a row's stored value for error messages, or ``value`` if the column is missing."""
     if name not in rows.data.schema.names:
         return str(float(value))
     return _shown(_column(rows, name), row)

@@ -136,7 +136,7 @@ class RunInterruption(RunEvent):
 
 @dataclass(frozen=True)
 class RunEnd(RunEvent):
-    """Event at the end of a run. ``losses`` has each step's mean over ranks, or NaN."""
+    """Event at the end of a run. ``losses`` has each step's mean over ranks; NaN if unknown."""
 
     losses: tuple[float, ...]
 

@@ -122,7 +122,7 @@ class AllReduceCost(StageCost):
 
 
 class OtherCost(StageCost):
-    """Seconds per unit of work in all other operators."""
+    """Seconds per unit of work in operators of no other stage, such as element-wise ones."""
 
     element_bytes: Seconds = Field(default=0.0, description="Seconds per byte read or written.")
     operators: Seconds = Field(default=0.0, description="Fixed seconds per operator.")

@@ -290,7 +290,7 @@ def _defer(
 
 
 def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:
-    """Draw initial values in the same order as the collection (torchrec 1.6 to 1.9)."""
+    """Draw initial values in the order of the collection's constructor (torchrec 1.6 to 1.9)."""
     pooled = isinstance(collection, EmbeddingBagCollection)
     modules: Any = collection.embedding_bags if pooled else collection.embeddings
     weights = [(config, modules[config.name].weight) for config in configs]

@@ -313,7 +313,7 @@ class RegistrySearch(SearchContext):
             return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
-        """Return the data profile, with distinct ids for the tables that ``offered`` coalesces."""
+        """Return the data profile with distinct ids only of tables that ``offered`` coalesces."""
         registry = with_offers(self.registry, self.chooser, offered)
         whole = self.context.data.profile()
         plain = {

@@ -253,7 +253,7 @@ def _of_left(
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Return the sharding types with which a table's optimizer gives the same results.
+    """Return the sharding types with which a table's optimizer trains like the unsharded table's.
 
     With row-wise Adagrad, each column shard would have its own optimizer state.
     """

@@ -21,9 +21,9 @@ from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 @dataclass(frozen=True)
 class Traffic:
-    """Category of sent bytes: kind of collective, process group, pass and payload.
+    """Category of sent bytes: kind of collective, name of its process group, phase and payload.
 
-    ``group`` is the name of the process group. The payload "integers" is ids, lengths and sizes;
+    The phase is the forward or backward pass. The payload "integers" is ids, lengths and sizes;
     "floats" is embeddings, gradients and weights.
     """
 
