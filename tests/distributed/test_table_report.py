@@ -27,8 +27,8 @@ SGD = "exact_sgd, lr 0.25"
 BAGS = "ExactShardedEmbeddingBagCollection bags"
 PROCESSED = "ShardedFeatureProcessedEmbeddingBagCollection processed"
 OWN = (
-    "nobody: own is a Bags, a subclass of EmbeddingBagCollection, but DistributedModelParallel "
-    "matches types exactly"
+    "nobody: module 'own' has the type Bags, a subclass of EmbeddingBagCollection, but "
+    "DistributedModelParallel matches types exactly"
 )
 KINDS = {f"t_b{n}": kind for n, kind in enumerate(["table_wise", "row_wise", "table_wise"])}
 KINDS |= {"t_b3": "data_parallel", "t_s": "row_wise", "t_a": "table_wise", "t_b": "table_wise"}

@@ -394,6 +394,6 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     model = nn.ModuleDict({"own": OwnProcessed(bags, processors)})
     ready = prepared(registry())
     planner = ready.planner(world_size=2, profile=profile())
-    message = "own is a OwnProcessed, which .*\. No sharder for this type was passed"
+    message = "'own' has the type OwnProcessed, which .*\. No sharder for this type was passed"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())

@@ -66,7 +66,8 @@ class EmbeddingModule:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
             base = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
             why = f"a subclass of {base}, but DistributedModelParallel matches types exactly"
-        return f"{self.path or 'the model'} is a {type(self.shardable).__name__}, {why}"
+        name = f"module {self.path!r}" if self.path else "the model"
+        return f"{name} has the type {type(self.shardable).__name__}, {why}"
 
 
 def rows_by_feature(
