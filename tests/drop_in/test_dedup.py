@@ -37,6 +37,11 @@ from recd_plugins.testing.gloo import run_on_ranks
 PARAMS = {"learning_rate": 0.1}
 
 
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "recd_plugins.drop_in")
+
+
 @pytest.fixture
 def forced() -> Iterator[None]:
     with forced_dedup():
@@ -73,6 +78,7 @@ def both_sides(
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("recd_plugins.drop_in").addHandler(handler)
+    logging.getLogger("recd_plugins.drop_in").setLevel(logging.INFO)
     base = [EmbeddingBagCollectionSharder(PARAMS)] if unsharded else []
     # A batch without rows is none for TorchRec's unsharded modules.
     count = NUM_STEPS - 1 if unsharded else NUM_STEPS
@@ -152,6 +158,33 @@ def test_what_pays_on_one_machine(length: int, factor: float, rows: int, pays: b
     assert ("batch" in decision.features) == pays
     assert ("on one machine" in str(decision)) != pays
     assert "batch" in _decide([(counted, {})], frozenset()).features, "over a network"
+
+
+def empty_first(rank: int, world_size: int, features: list[str] | None) -> list[Any]:
+    """Losses of batches of which the first has no ids, as if the data were sorted by time."""
+    batches = list(loader(rank, sessions=True))
+    kjt = batches[0].sparse
+    none = KeyedJaggedTensor(kjt.keys(), kjt.values()[:0], lengths=torch.zeros_like(kjt.lengths()))
+    batches[0] = Sample(none, batches[0].more, batches[0].labels)
+    stock, _ = sharded_model(stock=True)
+    ours, dedup = sharded_model()
+    made = list(dedup(batches, features=features))
+    deduplicated = [isinstance(each.sparse, DeduplicatedKJT) for each in made]
+    return [trained(ours, made), trained(stock, batches), deduplicated]
+
+
+@pytest.mark.parametrize("features", [None, ["f0", "f2"]])
+def test_named_features_are_deduplicated_whatever_the_first_batch(
+    features: list[str] | None,
+) -> None:
+    for ours, stock, deduplicated in run_on_ranks(empty_first, 2, features):
+        assert ours == pytest.approx(stock, abs=1e-5, nan_ok=True)
+        assert deduplicated == [features is not None] * NUM_STEPS
+
+
+def test_named_features_must_be_pooled() -> None:
+    with pytest.raises(SetupError, match=r"no module pools the feature 'f00'. Did you mean f0"):
+        Dedup(Model())([], features=["f00"])
 
 
 def test_a_loader_is_what_it_was_but_for_its_batches() -> None:

@@ -21,7 +21,7 @@ from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
 from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import all_gather_object
-from recd_plugins.runtime.text import shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sharding.batch_form import BatchForm, accepts_deduplicated
 from recd_plugins.sharding.other_sharders import why_plain
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
@@ -131,7 +131,9 @@ class Decision:
                 "deduplication of batches: none, since the first batch contains no "
                 "KeyedJaggedTensor"
             )
-        return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
+        if any(self.counted.get(path) for path in self.left):
+            lines.append("if the first batch is not typical, pass features=[...] to dedup")
+        return "deduplication, measured on the first batch\n" + "\n".join(f"  {x}" for x in lines)
 
 
 class Dedup:
@@ -140,8 +142,9 @@ class Dedup:
     Call it with a loader or an iterator. It returns the same batches, whose KeyedJaggedTensors also
     have the unique rows of pooled features. Sharded modules look up only unique rows, and return
     all rows in the original order. Other code sees all rows, as in a plain batch. On the first
-    batch, the ranks agree on the features to deduplicate, and rank 0 logs them. Batches stay plain
-    if deduplication would not save time.
+    batch, the ranks agree on the features to deduplicate, and rank 0 logs them with level INFO.
+    Batches stay plain if deduplication would not save time. The choice is final, because TorchRec
+    builds its collectives for the form of the first batch.
 
     Args:
         model: the model, before the sharders of ``Prepared.sharders`` shard it.
@@ -161,11 +164,31 @@ class Dedup:
         self.pooled = PooledFeatures.of(list(embedding_modules(model)))
         self._model: nn.Module | None = model
         self._group = process_group
+        self._features: frozenset[str] | None = None
         self.decision: Decision | None = None
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
-    def __call__(self, loader: Iterable[Any]) -> DedupLoader | Iterator[Any]:
-        """Return a loader of deduplicated batches, or an iterator if one is given."""
+    def __call__(
+        self, loader: Iterable[Any], *, features: Iterable[str] | None = None
+    ) -> DedupLoader | Iterator[Any]:
+        """Return a loader of deduplicated batches, or an iterator if one is given.
+
+        Args:
+            loader: yields batches. Their KeyedJaggedTensors may be in dicts, lists, tuples,
+                dataclasses and other objects.
+            features: features to deduplicate, the same on all ranks. Default: measure the first
+                batch. Pass them if it is not typical, for example if data sorted by time begins
+                with empty histories. Has no effect after the first batch.
+
+        Raises:
+            SetupError: no module of the model pools one of ``features``.
+        """
+        if features is not None:
+            self._features = frozenset(features)
+            for name in sorted(self._features - self.pooled.names):
+                why = self.pooled.others.get(name)
+                meant = f", {why}." if why else did_you_mean(name, self.pooled.names) or "."
+                raise SetupError(f"dedup: no module pools the feature {name!r}{meant}")
         return self._batches(loader) if isinstance(loader, Iterator) else DedupLoader(loader, self)
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -226,11 +249,13 @@ class Dedup:
             return None
         looked_up = self.pooled.names - self.pooled.sequences
         self.decision = _decide(
-            list(zip(counted, left, strict=True)), looked_up if all(on_one_machine) else frozenset()
+            list(zip(counted, left, strict=True)),
+            looked_up if all(on_one_machine) else frozenset(),
+            self._features,
         )
         self._model = None
         if not dist.is_initialized() or dist.get_rank(group) == 0:
-            logger.warning("%s", self.decision)
+            logger.info("%s", self.decision)
         return self.decision
 
     def _takes_plain(self) -> dict[str, str]:
@@ -347,11 +372,14 @@ def _pays(whole: Counted, ranks: int) -> bool:
 
 
 def _decide(
-    looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
+    looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]],
+    looked_up: frozenset[str],
+    requested: frozenset[str] | None = None,
 ) -> Decision:
     """Merge the counts and reasons of all ranks into one decision.
 
-    For features in ``looked_up``, deduplication saves only lookups and no network traffic.
+    For features in ``looked_up``, deduplication saves only lookups and no network traffic. Chooses
+    exactly the features ``requested`` by the user, if given.
     """
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:
@@ -374,13 +402,17 @@ def _decide(
     for path, features in total.items():
         whole = sum(features.values(), _NONE)
         here, ranks = features.keys() <= looked_up, len(seen)
-        if whole.factor < WORTHWHILE:
-            left[path] = f"its dedupe factor is only {whole.factor:.2f}"
+        if requested is not None:
+            total[path] = {name: features[name] for name in features if name in requested}
+            if total[path]:
+                chosen[path] = frozenset(total[path])
+        elif whole.factor < WORTHWHILE:
+            left[path] = f"its dedupe factor is only {whole.factor:.2f}, less than {WORTHWHILE}"
         elif here and not _pays(whole, ranks):
             per_row = whole.ids / whole.rows if whole.rows else 0
             left[path] = (
                 f"it would cost more than it saves on one machine (dedupe factor "
-                f"{whole.factor:.1f}, {per_row:.1f} ids per row and feature)"
+                f"{whole.factor:.1f}, {whole.ids:,} ids, {per_row:.1f} ids per row and feature)"
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)
