@@ -215,7 +215,7 @@ class MeasuredCluster:
 def measure_cluster(
     device: torch.device, effort: Effort, say: Callable[[str], None]
 ) -> MeasuredCluster:
-    """Measure the ranks of this process group. ``say`` is called with progress. Collective."""
+    """Measure the ranks of this process group. ``say`` is called with progress. Collective call."""
     with node_groups() as groups:
         work = measure_work(device, effort, say)
         sweeps = sweep(groups, device, effort, say)

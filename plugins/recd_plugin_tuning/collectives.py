@@ -34,7 +34,7 @@ class NodeGroups:
 
 @contextmanager
 def node_groups() -> Iterator[NodeGroups]:
-    """Context manager that creates the process groups of nodes. Collective."""
+    """Context manager that creates the process groups of nodes. Collective call."""
     per_node = rank_agreement.ranks_of_each_node()
     world_size, rank = dist.get_world_size(), dist.get_rank()
     everyone = list(range(world_size))
@@ -71,7 +71,7 @@ def sweep(
 ) -> dict[str, dict[int, float]]:
     """Time each collective for several sizes. Return seconds keyed by collective and bytes.
 
-    Groups of the same kind, such as all nodes, run at the same time. Collective.
+    Groups of the same kind, such as all nodes, run at the same time. Collective call.
     """
     kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
         "a2a_global": (_all_to_all, groups.everyone),

@@ -58,7 +58,7 @@ QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
 def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return the 25th percentile of the seconds of ``run`` on the slowest rank. Collective."""
+    """Return the 25th percentile of the seconds of ``run`` on the slowest rank. Collective call."""
     seconds: list[float] = []
     while len(seconds) < LEAST_ROUNDS or (
         len(seconds) < effort.rounds and sum(seconds) < effort.seconds
@@ -76,7 +76,7 @@ def rounds(run: Callable[[], object], device: torch.device, effort: Effort) -> f
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return seconds per step of consecutive steps without barriers. Collective."""
+    """Return seconds per step of consecutive steps without barriers. Collective call."""
 
     def turn(steps: int) -> float:
         with doing("measuring", long=False):
@@ -287,7 +287,7 @@ class WorkRates:
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
-    """Time all kinds of local work on all ranks at the same time. Collective."""
+    """Time all kinds of local work on all ranks at the same time. Collective call."""
     works, products = works_of(device), PRODUCTS[device.type]
     fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
@@ -345,7 +345,7 @@ def fit_costs(
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Return each rank's mean seconds per round while all ranks are busy. Collective."""
+    """Return each rank's mean seconds per round while all ranks are busy. Collective call."""
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
     # Continue until all are done, so that no rank gets a core to itself.
