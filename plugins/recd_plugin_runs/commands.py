@@ -364,8 +364,8 @@ def embeddings(
 def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Write a self-contained HTML page about one run, or a comparison of several runs.
 
-    RUN is a file written by `recd run --json`. Each variant of a comparison counts as a run. The
-    first run is the baseline.
+    RUN is the folder of a finished run, or a file of `recd run --json`. Each variant of a
+    comparison counts as a run. The first run is the baseline.
 
     \b
     recd run my.yaml --json monday.json
@@ -394,7 +394,7 @@ class RunPage(RunReport):
     help = "Write an HTML page about the run to this file, as recd report does."
 
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        """Write the page of ``recd report``."""
+        """Write the HTML page of ``report`` to ``path``, as ``recd report`` does."""
         from recd_plugin_runs.report import page, runs_of
 
         file_utils.write_text(path, page(runs_of(report)))

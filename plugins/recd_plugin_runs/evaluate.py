@@ -60,7 +60,9 @@ def evaluate(rank: int, world_size: int, job: trained_models.TrainedJob) -> Eval
     unknown.say()
     lookup_kernels.close_kernels(trained.parts.dmp)
     if quality is None:
-        raise RecdError(f"{job.registry}: the test split has no rows. Check dataset.options.")
+        raise RecdError(
+            f"{job.registry}: the test split has no rows. Check its options in dataset.options."
+        )
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
 
 

@@ -172,7 +172,7 @@ def _scores(
     dealt: Iterator[Turn],
     world_size: int,
 ) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Yield each ``Turn`` with the probabilities of its rows, float64 ``[N]``. Collective."""
+    """Yield each ``Turn`` with the probabilities of its rows, float64 ``[N]``. Collective call."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:

@@ -48,7 +48,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read runs from files of ``recd run --json`` and give each a unique name."""
+    """Read runs from run folders or files of ``recd run --json``. Give each a unique name."""
     found: list[Run] = []
     for given in paths:
         path = given / run_folders.RESULT if given.is_dir() else given
