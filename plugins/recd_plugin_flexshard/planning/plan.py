@@ -128,8 +128,8 @@ def plan_tiers(
     """Choose the rows of ``tables`` to copy, with one memory budget for all tables.
 
     The strategy ``two_tier`` copies rows to every rank, ``three_tier`` also to every node,
-    ``joint`` finds the fastest combination, and ``row_wise`` copies nothing. See FlexShard, arXiv
-    2301.02959, section 4. ``three_tier`` needs several nodes.
+    ``joint`` finds the fastest combination of both, and ``row_wise`` copies nothing. See FlexShard,
+    arXiv 2301.02959, section 4. ``three_tier`` needs several nodes.
 
     Raises:
         SetupError: the tables do not fit into the budget.
