@@ -1,4 +1,4 @@
-"""Plugins that make TorchRec training cheaper and leave it exactly what it was."""
+"""Plugins that reduce the cost of TorchRec training without changing its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recd_plugins.training.rank_state import copy_weights, first_weights
     from recd_plugins.training.trainer import BatchSource
 
-# Imported when they are asked for, so that ``import recd_plugins`` stays light.
+# Imported on first use, so that ``import recd_plugins`` does not import torch.
 _HOME = {
     "BatchSource": "training.trainer",
     "Checkpoints": "training.checkpoint",
