@@ -55,7 +55,12 @@ TORCH_213 = "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"
         ("2.14.0", "1.9.2", "1.9.2", ""),
         ("2.13.0", "1.7.0", "1.8.0", TORCH_213),
         ("2.13.0", "1.8.0", "1.6.0", TORCH_213),
-        ("2.9.0", "1.8.0", "1.8.0", "install one of the sets: torch 2.11, fbgemm 1.6"),
+        (
+            "2.9.0",
+            "1.8.0",
+            "1.8.0",
+            "install one of these sets of versions: torch 2.11, fbgemm 1.6",
+        ),
     ],
 )
 def test_sets_of_packages(

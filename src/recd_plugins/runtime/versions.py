@@ -62,7 +62,7 @@ def mismatch() -> str:
 def one_of_the_sets() -> str:
     """Return a text that lists the compatible versions of torch, FBGEMM and TorchRec."""
     sets = (f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items())
-    return f"install one of the sets: {'; '.join(sets)}"
+    return f"install one of these sets of versions: {'; '.join(sets)}"
 
 
 def _versions() -> tuple[str | None, str | None, str | None]:
