@@ -51,7 +51,7 @@ class StoredFeature:
 
 
 def lower(batch: Batch, placement: Placement) -> ModelInput:
-    """Convert a batch to the model input, with each feature in the input named by ``placement``.
+    """Convert a batch to the model input, whose tensors have the features listed in ``placement``.
 
     Raises:
         DataError: some features of one model input have weights, and others do not.

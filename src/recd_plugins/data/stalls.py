@@ -48,7 +48,7 @@ class Stalls:
         return sum(self.shares().values())
 
     def shares(self) -> dict[str, float]:
-        """Return a dict from cause to the fraction of the step time spent waiting."""
+        """Return a dict from cause of waiting to its fraction of the step time."""
         step = self.step_seconds or math.inf
         return {cause: seconds / step for cause, seconds in self.seconds.items()}
 

@@ -158,7 +158,7 @@ class FeatureStatistics:
         sessions: number of runs of adjacent rows with the same session.
         ids: number of ids in all rows.
         unchanged_rows: number of rows that are equal to the previous row.
-        unchanged_ids: number of ids in these rows.
+        unchanged_ids: number of ids in unchanged rows.
         shifted_ids: ``unchanged_ids``, plus the ids in common with the previous row after a shift
             by up to ``MAX_SHIFT`` positions.
         shared_ids: number of ids that the previous row also contains, at any position.

@@ -166,7 +166,8 @@ class TrainedRun:
         plan: sharding plan.
         tables: tables of the model.
         context: planning context.
-        sent: maps each channel to the bytes that all ranks send per step; None for short runs.
+        sent: bytes that all ranks send per step, keyed by (process group, kind of collective) as in
+            ``TableStrategy.channels``; None for short runs.
         observed: result of ``TableStrategy.observe`` on each rank.
     """
 

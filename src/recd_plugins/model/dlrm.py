@@ -74,7 +74,7 @@ class CrossInteraction(nn.Module):
         self.crossnet = _cross_net(spec, self.out_features)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
-        """Map ``vectors`` ``[B, n, dim]``, which include the dense one, to ``[B, n * dim]``."""
+        """Map ``vectors`` ``[B, n, dim]``, which include ``dense``, to ``[B, n * dim]``."""
         crossed: Tensor = self.crossnet(vectors.flatten(1))
         return crossed
 

@@ -52,7 +52,7 @@ class SequencePooling(nn.Module):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the target features that are not pooled here; ``forward`` needs their vectors."""
+        """Return the target features that this module does not pool; pass them to ``forward``."""
         named = (plugin.target for plugin in self._target_poolings())
         return tuple(dict.fromkeys(name for name in named if name not in self.features))
 

@@ -79,7 +79,8 @@ class PlanMode(ABC):
         help: help text of the flag.
         takes_topology: whether it accepts ``--topology``, ``--nodes`` and ``--ranks-per-node``.
         takes_auto: whether it accepts ``--batch-size auto``.
-        because: reason why the mode rejects these options; messages show it after the flag.
+        because: reason for rejecting these options, shown in messages after the flag, such as
+            "plans for a fixed batch size".
     """
 
     flag: ClassVar[str]

@@ -194,7 +194,7 @@ def study(
         spec: the topology.
         batch_size: rows per rank; None for the largest batch that fits, searched per plan.
         say: function that prints progress.
-        compute: dense compute of the model; default: counted here.
+        compute: dense compute of the model; default: counted with ``measure_compute``.
 
     Raises:
         NoPlanError: the plan with the plugins does not fit.

@@ -271,8 +271,8 @@ class OverlappedTrainPipeline(SparseDistTrainPipeline):
     the next batch. The ids of batch i+2 are sent during the forward and backward pass of batch i+1.
     Losses are bit-identical.
 
-    Between two calls of ``progress``, rows of the next batch are already looked up, so
-    ``load_state_dict`` raises ExactnessError there.
+    Between two calls of ``progress``, rows of the next batch are already looked up. Calling
+    ``load_state_dict`` then raises ExactnessError.
     """
 
     _pipelined_forward_type = _RowsAhead

@@ -197,7 +197,7 @@ def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
             precision: SparseType | None = getattr(codec, "_comm_precision", None)
             in_blocks = precision in (SparseType.INT8, SparseType.MX4)
             if precision and in_blocks and not isinstance(codec, Int8):
-                return f"because {precision.name} codecs only send whole blocks of 32 numbers"
+                return f"because {precision.name} codecs send only full blocks of 32 numbers"
     return ""
 
 

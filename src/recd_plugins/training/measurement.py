@@ -380,7 +380,7 @@ class Meter:
                 self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
 
     def per_step(self) -> StepCounts | None:
-        """Return the mean counts per step; None if the run was too short."""
+        """Return the mean bytes sent and ids looked up per step; None if the run was too short."""
         if not self._counts or self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return None
         by_channel = Counter[str]()

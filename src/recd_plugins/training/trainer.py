@@ -331,7 +331,7 @@ class Trainer:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint, unless it was already written for this step and these validations."""
+        """Write a checkpoint, unless this step and its validation results are already saved."""
         step, curve = self.progress.step, self._curve()
         if self.checkpoints is None or self.saved == (step, curve):
             return
