@@ -120,7 +120,7 @@ def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iter
 
 
 def close_kernels(module: nn.Module) -> None:
-    """Close the row kernels of this rank. Raises RecdError if a kernel could not write its rows."""
+    """Close this rank's RowKernel objects. Raises RecdError if one could not write its rows."""
     for kernel in row_kernels(module):
         kernel.close()
 

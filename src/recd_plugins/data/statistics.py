@@ -47,8 +47,8 @@ class StatisticsAccumulator:
         """Add the statistics of a batch.
 
         Returns:
-            bool ``[num_features, B]``: whether each row differs from the previous row, across
-            batches. False for the table's first row.
+            bool ``[num_features, B]``: whether a feature's list differs from the previous row's,
+            which may be in an earlier batch. False for the table's first row.
 
         Raises:
             DataError: a column is missing or of another type, or has a null.

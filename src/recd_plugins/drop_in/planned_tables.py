@@ -26,7 +26,7 @@ from recd_plugins.sharding.table_report import (
 
 @dataclass(frozen=True)
 class PlannedTables:
-    """The planned tables, the deduplicated features, and the reason for each plain feature."""
+    """Planned tables, deduplicated features, and why each other feature is not deduplicated."""
 
     tables: ShardedTables
     deduplicated: tuple[str, ...]

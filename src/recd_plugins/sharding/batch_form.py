@@ -339,7 +339,7 @@ def set_unique_strides(ctx: Any, features: KJTList) -> None:
 
 
 def num_rows(features: KeyedJaggedTensor) -> int:
-    """Return the number of rows of the batch; a deduplicated batch counts its duplicates."""
+    """Return the number of rows of the batch, including duplicates of a deduplicated batch."""
     indices = features.inverse_indices_or_none()
     return features.stride() if indices is None else indices[1].shape[1]
 

@@ -125,7 +125,7 @@ def describe_optimizer(params: Mapping[str, Any]) -> str:
 
 
 def left_alone(left: EmbeddingModule) -> Iterator[TableLine]:
-    """Yield a report line for each table of an unsharded module, with the reason."""
+    """Yield a report line for each table of an unsharded module that says why it is unsharded."""
     why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
     brought = {
         optimizer.__name__

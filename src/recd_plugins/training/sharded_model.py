@@ -196,7 +196,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
     """Replace a chooser, such as ``use: auto``, by its earlier choice in the newest checkpoint.
 
     A chooser measures candidates, so it could choose differently after each start. Return the run
-    config unchanged if it has no chooser, or if the earlier choice does not fit.
+    config unchanged if it has no chooser, or if its tables or plugins have changed since then.
     """
     chooser = chooser_of(registry)
     if chooser is None:
