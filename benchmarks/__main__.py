@@ -27,6 +27,7 @@ BENCHMARKS = {
     "flexshard": "FlexShard's row tiers vs. row-wise sharding on 4 x 2 ranks",
     "scars": "SCARS' row cache vs. no cache: host memory traffic, hit rates and time",
     "network": "training over slow network links, with plugins vs. stock TorchRec",
+    "serving": "requests per second and latency of examples/serving",
     "dlrm": "a training step of the DLRM paper's section 5.2 vs. plain PyTorch",
 }
 _SIZE = click.Option(

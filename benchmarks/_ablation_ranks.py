@@ -23,10 +23,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from benchmarks._measure import Device, from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
-from recd_plugins.api import (
-    ExactEmbeddingBagCollectionSharder,
-    ExactEmbeddingCollectionSharder,
-)
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.run_config import RunConfig

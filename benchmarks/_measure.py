@@ -119,10 +119,7 @@ def max_abs_diff(curves: Iterable[Sequence[float]]) -> float:
 
 
 def in_turn(
-    first: Callable[[T], object],
-    second: Callable[[T], object],
-    inputs: Sequence[T],
-    turns: int = 5,
+    first: Callable[[T], object], second: Callable[[T], object], inputs: Sequence[T], turns: int = 5
 ) -> list[tuple[float, float]]:
     """Return the CPU seconds of two functions on each input, after one warm-up turn."""
     times = []

@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._measure import Figure, higher, lower
+from benchmarks._measure import Figure, Size, higher, lower
 from recd_plugins.training.result import Comparison, in_rounds
 from recd_plugins.training.session import session
 from recd_plugins.training.sharded_model import Variant
+
+RANKS = 2
+#: Steps, pairs of runs, batch size per rank.
+SIZES: dict[Size, tuple[int, int, int]] = {
+    "tiny": (6, 1, 64),
+    "small": (12, 1, 512),
+    "reference": (30, 5, 512),
+}
 
 
 def figures_over_stock(

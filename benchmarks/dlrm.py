@@ -136,11 +136,7 @@ def _figures(name: str, found: dict[str, Measured], paper: float | None) -> list
 
 
 def measure(
-    rank: int,
-    world_size: int,
-    job: Job,
-    architecture: Architecture,
-    device_type: Device,
+    rank: int, world_size: int, job: Job, architecture: Architecture, device_type: Device
 ) -> dict[str, Measured]:
     """Train ``ours`` and ``plain`` on the same batches. Requires a single rank."""
     silence_upstream()

@@ -32,16 +32,7 @@ from benchmarks._flexshard_ranks import (
     measure_one_table,
     measure_sessions,
 )
-from benchmarks._measure import (
-    Bars,
-    Detail,
-    Findings,
-    Size,
-    higher,
-    lower,
-    max_abs_diff,
-    ratios,
-)
+from benchmarks._measure import Bars, Detail, Findings, Size, higher, lower, max_abs_diff, ratios
 from recd_plugin_flexshard.planning import TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugins.config.from_file import load_registry

@@ -127,15 +127,10 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.workload} {self.nodes} {self.rate}"
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return int(self.nodes.partition("x")[0])
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Number of ranks per node."""
-        return int(self.nodes.partition("x")[2])
+    def num_ranks(self) -> tuple[int, int]:
+        """Return the number of nodes, and of ranks per node."""
+        nodes, _, ranks_per_node = self.nodes.partition("x")
+        return int(nodes), int(ranks_per_node)
 
     @property
     def bytes_per_second(self) -> float:
@@ -183,23 +178,24 @@ def run(
 def _measure(cell: Cell, files: Mapping[str, Path], size: Size) -> dict[str, Measured]:
     batches, turns, steps, seconds = _EFFORTS[size]
     _, batch_size = cell.rows_and_batch(size)
-    planned = _PLANNED_ROWS // (cell.num_nodes * cell.ranks_per_node * batch_size)
+    num_nodes, ranks_per_node = cell.num_ranks()
+    planned = _PLANNED_ROWS // (num_nodes * ranks_per_node * batch_size)
     job = Job(
         files,
         frozenset(name for name in files if SIDES[name].stock == "own"),
         frozenset(name for name in files if SIDES[name].stock == "alike"),
-        cell.ranks_per_node,
+        ranks_per_node,
         min(batches, max(_LEAST_BATCHES, planned)),
         turns,
         steps,
         seconds,
     )
     rate = None if cell.rate == "unshaped" else cell.rate
-    with ShapedNetwork(cell.num_nodes, rate) as network, tempfile.TemporaryDirectory() as name:
+    with ShapedNetwork(num_nodes, rate) as network, tempfile.TemporaryDirectory() as name:
         logs = Path(name)
         (logs / "job").write_bytes(pickle.dumps(job))
         arguments = ["benchmarks._network_ranks", str(logs / "job"), str(logs / "found")]
-        command = network.torchrun(arguments, ranks_per_node=cell.ranks_per_node, options=["-m"])
+        command = network.torchrun(arguments, ranks_per_node=ranks_per_node, options=["-m"])
         root = str(Path(__file__).parents[1])
         codes = network.run(command, logs, {"OMP_NUM_THREADS": "1", "PYTHONPATH": root})
         if any(codes):
@@ -223,12 +219,9 @@ def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
         rows.append(
             [
                 name,
-                1e3 * median[name],
-                statistics.median(speedups[name]),
-                each.link_bytes / 1e6,
-                each.link_bytes / trained[best].link_bytes,
-                1e3 * each.link_bytes / rate,
-                1e3 * busy,
+                *(1e3 * median[name], statistics.median(speedups[name])),
+                *(each.link_bytes / 1e6, each.link_bytes / trained[best].link_bytes),
+                *(1e3 * each.link_bytes / rate, 1e3 * busy),
             ]
         )
     headings = ["", "ms per step", "speedup over best stock", "MB per link", "MB over best stock"]
@@ -300,7 +293,7 @@ def _registries(cell: Cell, names: Sequence[str], folder: Path, size: Size) -> d
 def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
     """Return the registry values of a workload with deduplicated batches."""
     rows, batch_size = cell.rows_and_batch(size)
-    ranks = cell.num_nodes * cell.ranks_per_node
+    ranks = math.prod(cell.num_ranks())
     if cell.workload == "requests":
         document = YAML(typ="safe").load(write_requests(folder, rows))
         document["dataset"]["options"]["cache"] = str(folder / "imported")

@@ -113,9 +113,8 @@ def _side(path: Path, converter: type[Converter], options: Mapping[str, Any]) ->
 
 def _passes(sides: Mapping[str, _Side], turns: int) -> list[_Pass]:
     """Return CPU microseconds per row as one dict per turn, keyed by variant and part."""
-    return [{name: side.microseconds() for name, side in sides.items()} for _ in range(turns + 1)][
-        1:
-    ]
+    turn = range(turns + 1)
+    return [{name: side.microseconds() for name, side in sides.items()} for _ in turn][1:]
 
 
 def _figures(passes: list[_Pass]) -> list[Figure]:

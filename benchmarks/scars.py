@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import click
 import numpy as np
@@ -72,40 +71,31 @@ _CUDA_SIDES: Mapping[str, Variant] = {
 }
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Size of a run: scale, number of batches, untimed batches among them, and turns."""
-
-    scale: int
-    batches: int
-    warmup: int
-    turns: int
-
-
-_SIZES: dict[Size, _Sizes] = {
-    "tiny": _Sizes(64, 75, 1, 1),
-    "small": _Sizes(64, 200, 20, 1),
-    "reference": _Sizes(1, 30, 6, 3),
+# Scale, number of batches, untimed batches among them, and turns.
+_SIZES: dict[Size, tuple[int, int, int, int]] = {
+    "tiny": (64, 75, 1, 1),
+    "small": (64, 200, 20, 1),
+    "reference": (1, 30, 6, 3),
 }
 
 
 def run(size: Size, scale: int | None = None, device: Device = "cpu") -> Findings:
     """Train all variants in alternating turns."""
     check_device(device)
-    sizes = _SIZES[size]
-    scale = scale or sizes.scale
+    own_scale, batches, warmup, turns = _SIZES[size]
+    scale = scale or own_scale
     tables = f"26 tables like Criteo's; rows, cache and batch divided by {scale}"
     if device == "cuda":
         return _on_cuda(tables, scale)
     batch_size = max(1, _BATCH_SIZE // scale)
-    job, plan = _job(scale, batch_size, sizes.batches, sizes.warmup, device, (64,), (64,))
+    job, plan = _job(scale, batch_size, batches, warmup, device, (64,), (64,))
     trained: dict[str, list[Trained]] = {name: [] for name in _SIDES}
     # On a busy machine, a second thread mostly waits.
     with Ranks(1, threads=1 if size == "tiny" else None) as ranks:
-        for _ in range(sizes.turns):
+        for _ in range(turns):
             for name, side in _SIDES.items():
                 trained[name] += ranks.run(measure, job, side)
-    return _findings(f"{tables}; {sizes.batches} batches of {batch_size}", trained, plan)
+    return _findings(f"{tables}; {batches} batches of {batch_size}", trained, plan)
 
 
 def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan) -> Findings:
@@ -120,9 +110,8 @@ def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan)
     times = {name: [run.step_seconds for run in runs] for name, runs in trained.items()}
     speeds = {name: ratios(times[PLAIN], spent) for name, spent in times.items()}
     losses = [run.losses for runs in trained.values() for run in runs]
-    policies = {
-        _SIDES[side].policy: trained[side][0].traffic for side in (BOTH, "both, lfu", "both, lru")
-    }
+    compared = (BOTH, "both, lfu", "both, lru")
+    policies = {_SIDES[side].policy: trained[side][0].traffic for side in compared}
     figures = [
         higher("backing_store_traffic_reduction", counted[PLAIN] / counted[BOTH], goal=30),
         lower("prediction_error", error, goal=0.02),
@@ -217,10 +206,8 @@ def _job(
     plan = CachePlan.within(
         loads, _CACHE_BYTES // scale, batch_size=batch_size, optimizer=TRAINING.optimizer
     )
-    hot_rows = {
-        name: table.load.hot_rows(table.cached).copy() for name, table in plan.tables.items()
-    }
-    return Job(rows, _DIM, bottom, top, np.stack(ids, 1), hot_rows, warmup, device), plan
+    hot = {name: each.load.hot_rows(each.cached).copy() for name, each in plan.tables.items()}
+    return Job(rows, _DIM, bottom, top, np.stack(ids, 1), hot, warmup, device), plan
 
 
 def _accesses(scale: int) -> Iterator[TableAccess]:

@@ -195,22 +195,10 @@ class ShapedNetwork:
         return started
 
     def run(
-        self,
-        commands: Sequence[Sequence[str]],
-        logs: Path,
-        environment: Mapping[str, str] = {},
-        timeout: float | None = None,
+        self, commands: Sequence[Sequence[str]], logs: Path, environment: Mapping[str, str] = {}
     ) -> list[int]:
-        """Start one command per node, wait, and return the exit code of each node.
-
-        Raises:
-            subprocess.TimeoutExpired: the commands take longer than ``timeout`` seconds.
-        """
-        started = time.monotonic()
-        return [
-            program.wait(None if timeout is None else started + timeout - time.monotonic())
-            for program in self.start(commands, logs, environment)
-        ]
+        """Start one command per node, wait, and return the exit code of each node."""
+        return [program.wait() for program in self.start(commands, logs, environment)]
 
     def address(self, node: int) -> str:
         """Return the IP address of a node."""

@@ -6,15 +6,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._measure import Findings, Size
-from benchmarks._stock import figures_over_stock
+from benchmarks._stock import RANKS, SIZES, figures_over_stock
 
-_RANKS = 2
-# Steps, pairs of runs, batch size per rank.
-_SIZES: dict[Size, tuple[int, int, int]] = {
-    "tiny": (6, 1, 32),
-    "small": (12, 1, 512),
-    "reference": (30, 5, 512),
-}
 _REGISTRY = """
 version: 1
 dataset:
@@ -38,18 +31,18 @@ training:
 
 def run(size: Size) -> Findings:
     """Train pairs of runs, stock and with plugins."""
-    steps, pairs, batch_size = _SIZES[size]
-    rows = (steps + 2) * batch_size * _RANKS
+    steps, pairs, batch_size = SIZES[size]
+    rows = (steps + 2) * batch_size * RANKS
     with tempfile.TemporaryDirectory() as folder:
         registry = Path(folder, "registry.yaml")
         registry.write_text(
             _REGISTRY.format(
-                folder=folder, rows=rows, batch_size=batch_size, ranks=_RANKS, steps=steps
+                folder=folder, rows=rows, batch_size=batch_size, ranks=RANKS, steps=steps
             )
         )
         figures = figures_over_stock(registry, pairs, paper="2.48 (with larger batches)", goal=3)
     return Findings(
-        f"PAPERCAL clustered by session, {_RANKS} ranks x batch {batch_size}, {steps} steps, "
+        f"PAPERCAL clustered by session, {RANKS} ranks x batch {batch_size}, {steps} steps, "
         f"{pairs} pair(s) of runs",
         figures,
     )

@@ -1,6 +1,6 @@
-"""Measures request latency when the user history is sent once or with each of 38 candidates.
+"""Starts serve.py and measures requests from several clients.
 
-python measure.py exported data/test
+python measure.py exported data/test --scores scores.jsonl
 """
 
 from __future__ import annotations
@@ -9,90 +9,112 @@ import argparse
 import http.client
 import json
 import statistics
-import threading
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
-from serve import Scorer, server
 
 SHARED = ("user", "history", "history_category")
 CANDIDATES = 38
 
 
-def bodies(folder: Path, count: int) -> list[dict[str, bytes]]:
-    """Return ``count`` JSON requests: ``once`` with one shared history, ``plain`` with repeats."""
+@contextmanager
+def served(folder: Path, program: str = "model.pt2") -> Iterator[str]:
+    """Run serve.py on a free port, and yield its URL."""
+    script = str(Path(__file__).with_name("serve.py"))
+    command = [sys.executable, script, str(folder), "--program", program, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not (url := process.stdout.readline().strip()):
+                raise RuntimeError("serve.py did not start. Its error message is above.")
+            yield url
+        finally:
+            process.terminate()
+
+
+def bodies(folder: Path, count: int, *, plain: bool = False) -> list[bytes]:
+    """Return ``count`` JSON requests. With ``plain``, each candidate repeats the history."""
     file = next(iter(sorted(folder.rglob("*.parquet"))))
     names = [*SHARED, "item", "category", "price"]
     rows = pq.read_table(file, columns=names).slice(0, count * CANDIDATES).to_pylist()
     found = []
     for first in range(0, len(rows), CANDIDATES):
-        plain = rows[first : first + CANDIDATES]
-        request = {name: plain[0][name] for name in SHARED}
-        own = [{name: each[name] for name in each if name not in SHARED} for each in plain]
-        found.append(
-            {
-                "once": json.dumps({"request": request, "candidates": own}).encode(),
-                "plain": json.dumps({"request": {}, "candidates": plain}).encode(),
-            }
-        )
+        candidates = rows[first : first + CANDIDATES]
+        request = {} if plain else {name: candidates[0].pop(name) for name in SHARED}
+        for row in () if plain else candidates[1:]:
+            for name in SHARED:
+                del row[name]
+        found.append(json.dumps({"request": request, "candidates": candidates}).encode())
     return found
 
 
-def post(connection: http.client.HTTPConnection, body: bytes) -> Any:
-    """Send a scoring request, and return the parsed JSON response."""
+def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, Any]:
+    """Send a scoring request, and return the status and the parsed JSON response."""
     connection.request("POST", "/score", body, {"Content-Type": "application/json"})
-    return json.loads(connection.getresponse().read())
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
 
 
-def measured(scorer: Scorer, sent: list[dict[str, bytes]], rounds: int) -> dict[str, Any]:
-    """Send all requests ``rounds`` times in both forms, alternating, and return latencies in ms."""
-    running = server(scorer)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    connection = http.client.HTTPConnection("127.0.0.1", running.server_port)
-    largest = 0.0
-    for body in sent[:5]:
-        once, plain = (post(connection, body[side])["scores"] for side in ("once", "plain"))
-        largest = max(largest, *(abs(a - b) for a, b in zip(once, plain, strict=True)))
-    by_round: dict[str, list[float]] = {"once": [], "plain": []}
-    for number in range(rounds):
-        times: dict[str, list[float]] = {"once": [], "plain": []}
-        for index, body in enumerate(sent):
-            sides = ("once", "plain") if (number + index) % 2 else ("plain", "once")
-            for side in sides:
-                start = time.perf_counter()
-                post(connection, body[side])
-                times[side].append(1e3 * (time.perf_counter() - start))
-        for side, each in times.items():
-            by_round[side].append(statistics.median(each))
-    connection.close()
-    running.shutdown()
-    running.server_close()
-    ratios = [plain / once for plain, once in zip(by_round["plain"], by_round["once"], strict=True)]
+def measured(
+    url: str, sent: list[bytes], rounds: int, clients: int, expected: list[float]
+) -> dict[str, float]:
+    """Send all requests ``rounds`` times from parallel clients, and compare the scores."""
+
+    def client(number: int) -> tuple[list[float], int, float]:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        times, errors, largest = [], 0, 0.0
+        for at in [*range(number, len(sent), clients)] * rounds:
+            start = time.perf_counter()
+            status, answer = post(connection, sent[at])
+            times.append(1e3 * (time.perf_counter() - start))
+            scores = answer.get("scores", [])
+            wanted = expected[at * CANDIDATES : (at + 1) * CANDIDATES]
+            errors += status != 200 or len(scores) != len(wanted)
+            largest = max([largest, *(abs(a - b) for a, b in zip(scores, wanted, strict=False))])
+        connection.close()
+        return times, errors, largest
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))  # warm-up
+        start = time.perf_counter()
+        found = list(pool.map(client, range(clients)))
+        seconds = time.perf_counter() - start
+    times = [each for one, *_ in found for each in one]
     return {
-        "milliseconds": {side: _spread(each) for side, each in by_round.items()},
-        "speed_up": _spread(ratios),
-        "bytes": {side: statistics.median(len(body[side]) for body in sent) for side in by_round},
-        "largest_difference": largest,
+        "requests_per_second": len(times) / seconds,
+        "p50_ms": statistics.median(times),
+        "p99_ms": statistics.quantiles(times, n=100)[98],
+        "errors": sum(errors for _, errors, _ in found),
+        "largest_difference": max(largest for *_, largest in found),
+        "request_bytes": statistics.median(map(len, sent)),
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 def main() -> None:
     """Print the measurements as JSON."""
-    parser = argparse.ArgumentParser(description="Measure the effect of sending histories once.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("table", type=Path)
+    parser = argparse.ArgumentParser(description="Measure the server of an exported model.")
+    parser.add_argument("folder", type=Path, help="Output folder of recd export.")
+    parser.add_argument("table", type=Path, help="Folder with the requests.")
+    parser.add_argument("--scores", type=Path, required=True, help="JSON lines of recd predict.")
     parser.add_argument("--program", default="model.pt2")
+    parser.add_argument("--plain", action="store_true", help="Repeat histories in candidates.")
     parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=4)
     options = parser.parse_args()
-    sent = bodies(options.table, options.requests)
-    print(json.dumps(measured(Scorer(options.folder, options.program), sent, options.rounds)))
+    with options.scores.open(encoding="utf-8") as lines:
+        expected = [json.loads(line)["score"] for line in lines]
+    sent = bodies(options.table, options.requests, plain=options.plain)
+    with served(options.folder, options.program) as url:
+        print(json.dumps(measured(url, sent, options.rounds, options.clients, expected)))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,37 @@
-"""An HTTP server that scores candidates with an exported model. Needs only torch.
+"""An HTTP server that scores the candidates of a request with an exported model.
 
+pip install torch uvicorn starlette
 python serve.py exported --port 8000
 
 POST /score accepts {"request": {...}, "candidates": [{...}, ...]} and returns {"scores": [...]}.
-Put a feature into "request" if all candidates share its value, otherwise into every candidate.
+Put a column into "request" if all candidates share its value, otherwise into every candidate.
+Bad input is answered with status 4xx and {"error": "..."}. GET /health answers once the model is
+loaded. SIGTERM and Ctrl-C let running requests finish.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import math
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import anyio
+import anyio.to_thread
 import torch
-from torch import Tensor
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+MAX_BYTES = 1 << 18  # of a request's body
+BODY_SECONDS = 10
+GRACE_SECONDS = 10
 
 
 class Scorer:
@@ -28,88 +43,102 @@ class Scorer:
     """
 
     def __init__(self, folder: Path, program: str = "model.pt2") -> None:
-        signature = json.loads((folder / "signature.json").read_text(encoding="utf-8"))
-        self._sparse: list[str] = signature["sparse"]
-        self._dense: list[str] = signature["dense"]
+        sys.path.insert(0, str(folder))
+        from encode import Encoder
+
         # Requests are too small to benefit from several threads.
         torch.set_num_threads(1)
+        self._encoder = Encoder(folder)
         self._model = torch.export.load(folder / program).module()
-        self._lock = threading.Lock()
 
-    def score(self, request: dict[str, Any], candidates: list[dict[str, Any]]) -> list[float]:
-        """Return the predicted probability of each candidate, in order.
+    def score(self, body: bytes) -> list[float]:
+        """Return the probability of each candidate of a JSON request, in order.
 
         Raises:
-            KeyError: a feature is missing.
-            ValueError: ``candidates`` is empty, a feature is in both ``request`` and a candidate,
-                or ids are not integers.
+            ValueError: the request is wrong. The message says what to change.
         """
-        if not candidates:
-            raise ValueError("candidates: the list is empty. Send at least one candidate.")
-        for name in (*self._sparse, *self._dense):
-            if name in request and any(name in each for each in candidates):
-                raise ValueError(f"{name}: sent in both request and candidates. Send it once.")
-        every, once = torch.arange(len(candidates)), torch.zeros(len(candidates), dtype=torch.int64)
-        values: dict[str, Tensor] = {}
-        lengths: dict[str, Tensor] = {}
-        rows: dict[str, Tensor] = {}
-        for name in self._sparse:
-            shared = name in request
-            stored = [request[name]] if shared else [each[name] for each in candidates]
-            ids = [id for ids in stored for id in ids]
-            values[name] = torch.tensor(ids, dtype=None if ids else torch.int64)
-            if values[name].dtype != torch.int64:
-                raise ValueError(f"{name}: ids must be integers. Send a list of integers.")
-            lengths[name] = torch.tensor([len(ids) for ids in stored])
-            rows[name] = once if shared else every
-        dense = torch.tensor(
-            [[{**request, **each}[name] for name in self._dense] for each in candidates],
-            dtype=torch.float64,
-        )
-        with torch.inference_mode(), self._lock:
-            scores: list[float] = self._model(dense, values, lengths, rows).tolist()
+        try:
+            sent = json.loads(body, parse_constant=_reject)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"The body is not JSON: {error}. Correct the body.") from error
+        if not isinstance(sent, dict) or not isinstance(sent.get("candidates"), list):
+            form = '{"request": {...}, "candidates": [{...}, ...]}'
+            raise ValueError(f"The body has the wrong form. Send {form}.")
+        inputs = self._encoder.encode(sent["candidates"], sent.get("request")).tensors()
+        try:
+            with torch.inference_mode():
+                scores: list[float] = self._model(*inputs).tolist()
+        except IndexError as error:
+            raise ValueError("An id is outside its embedding table. Send a known id.") from error
+        if not all(map(math.isfinite, scores)):
+            raise ValueError("A score is not finite. Send smaller numbers.")
         return scores
 
 
-def server(scorer: Scorer, port: int = 0) -> ThreadingHTTPServer:
-    """Return an HTTP server on localhost. Port 0 selects a free port."""
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # keep connections open
-        disable_nagle_algorithm = True  # avoids a 40 ms delay of short responses
 
-        def do_POST(self) -> None:
-            try:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer, status = {"scores": scorer.score(body["request"], body["candidates"])}, 200
-            except KeyError as error:
-                answer, status = {"error": f"feature {error} is missing"}, 400
-            # torch raises RuntimeError, for example if an id is outside its table.
-            except (ValueError, TypeError, IndexError, RuntimeError) as error:
-                answer, status = {"error": str(error)}, 400
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+def application(scorer: Scorer) -> Starlette:
+    """Return the ASGI application."""
+    # One request is scored at a time, while the event loop reads others and answers errors.
+    one_by_one = anyio.CapacityLimiter(1)
 
-        def log_message(self, *_: object) -> None:
-            """Do nothing, because logging each request would slow down the server."""
+    async def score(request: Request) -> JSONResponse:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _body(request)
+            scores = await anyio.to_thread.run_sync(scorer.score, body, limiter=one_by_one)
+        except TimeoutError as error:
+            raise HTTPException(408, f"The body took over {BODY_SECONDS} s.") from error
+        except (ClientDisconnect, ValueError) as error:
+            raise HTTPException(400, str(error)) from error
+        return JSONResponse({"scores": scores})
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    async def health(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    def failed(_: Request, error: Exception) -> JSONResponse:
+        told = isinstance(error, HTTPException)
+        status, text = (error.status_code, error.detail) if told else (500, "Internal error.")
+        return JSONResponse({"error": text}, status, error.headers if told else None)
+
+    routes = [Route("/score", score, methods=["POST"]), Route("/health", health)]
+    return Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
+
+
+async def _body(request: Request) -> bytes:
+    parts, size = [], int(request.headers.get("Content-Length", 0))
+    if size <= MAX_BYTES:
+        size = 0
+        async for part in request.stream():
+            parts.append(part)
+            if (size := size + len(part)) > MAX_BYTES:
+                break
+    if size > MAX_BYTES:
+        raise HTTPException(413, f"The body has over {MAX_BYTES} bytes. Send fewer candidates.")
+    return b"".join(parts)
 
 
 def main() -> None:
-    """Serve until Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(description="Serve an exported model over HTTP.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--program", default="model.pt2")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 selects a free port.")
     options = parser.parse_args()
-    with server(Scorer(options.folder, options.program), options.port) as running:
-        print(f"http://127.0.0.1:{running.server_port}/score", flush=True)
-        running.serve_forever()
+    settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": GRACE_SECONDS}
+    config = uvicorn.Config(
+        application(Scorer(options.folder, options.program)),
+        host=options.host,
+        port=options.port,
+        **settings,
+    )
+    socket = config.bind_socket()
+    socket.listen()  # clients may connect once the URL is printed
+    print(f"http://{options.host}:{socket.getsockname()[1]}/score", flush=True)
+    uvicorn.Server(config).run([socket])
 
 
 if __name__ == "__main__":

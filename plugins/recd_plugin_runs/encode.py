@@ -84,7 +84,7 @@ class Encoder:
         """
         if not rows:
             raise ValueError("The list of rows is empty. Send at least one row.")
-        shared = shared or {}
+        shared = {} if shared is None else shared
         for number, row in enumerate([shared, *rows]):
             if not isinstance(row, Mapping):
                 name = f"Row {number - 1}" if number else "The value of shared columns"

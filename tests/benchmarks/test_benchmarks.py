@@ -30,6 +30,7 @@ PARTS = (
     {"ablation", "logs", "dlrm"},
     {"flexshard", "train", "convert"},
     {"storage", "reader", "requests"},
+    {"serving"},
 )
 
 
@@ -40,6 +41,8 @@ def tiny(name: str) -> dict[str, Any]:
         pytest.skip("starts torchrun on two nodes, and needs root: RECD_SLOW_BENCHMARKS=1 runs it")
     if name in set().union(*PARTS).difference(*of_today(PARTS, len(PARTS))):
         pytest.skip(f"{name} runs by night, and on another day")
+    if name == "serving":
+        pytest.importorskip("uvicorn")
     threads = torch.get_num_threads()
     try:
         return report(name, "tiny")

@@ -1,69 +1,194 @@
-"""The serving example: trained, exported and asked over HTTP, small."""
+"""The serving example: the commands of its README, small, and what its server answers."""
 
 from __future__ import annotations
 
 import http.client
 import importlib
 import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
 import sys
-import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-import pyarrow.parquet as pq
 import pytest
 from tests import forked
 
-from recd_plugin_runs.export import export_to
-from recd_plugins import load_registry
-from recd_plugins.training.run_folders import chosen_checkpoint
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serving"
-TRAINING = ["training.ranks=1", "training.batch_size=64", "training.steps=3"]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLE / "README.md").read_text(), re.M | re.S)
+#: Arguments that make the commands of the README small.
+SMALL = {
+    "make_requests.py": ["20"],
+    "run": ["training.ranks=1", "training.batch_size=64", "training.steps=3"],
+    "predict": ["--ranks", "1"],
+    "measure.py": ["--requests", "4", "--rounds", "1"],
+}
 
 
-def test_a_request_is_scored_as_its_rows_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    for name in ("serve", "measure", "make_requests"):
-        sys.modules.pop(name, None)
-    made, measure, serve = map(importlib.import_module, ("make_requests", "measure", "serve"))
-    made.main(Path("data"), 20)
-    registry = str(EXAMPLE / "registry.yaml")
-    done = forked.run([forked.RECD, "run", registry, *TRAINING, "training.evaluate=false"])
-    assert done.returncode == 0, done.stderr
-    table = "data/test/requests.parquet"
-    done = forked.run([forked.RECD, "predict", registry, table, "-o", "s.jsonl", "--ranks", "1"])
-    assert done.returncode == 0, done.stderr
-    read = load_registry(registry)
-    export_to(read, chosen_checkpoint(read, "newest"), Path("exported"), int8=False)
-    scorer = serve.Scorer(Path("exported"))
-    sent = measure.bodies(Path("data/test"), 4)
-    found = measure.measured(scorer, sent, rounds=1)
+@pytest.fixture(scope="module")
+def measure() -> Any:
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        return importlib.import_module("measure")
+    finally:
+        sys.path.remove(str(EXAMPLE))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the README's commands, except for those that install or ask the server."""
+    folder = tmp_path_factory.mktemp("serving")
+    for path in [*EXAMPLE.glob("*.py"), EXAMPLE / "registry.yaml"]:
+        (folder / path.name).write_text(path.read_text())
+    lines = [line for block in BLOCKS for line in block.splitlines()]
+    ran = []
+    for words in (shlex.split(line, comments=True) for line in lines if "'" not in line):
+        if words[0] not in ("python", "recd") or words[1] == "serve.py":
+            continue
+        program = sys.executable if words[0] == "python" else forked.RECD
+        command = [program, *words[1:], *SMALL.get(words[1], [])]
+        run = forked.run if words[0] == "recd" else subprocess_run
+        done = run(command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        ran.append(words[1])
+    assert ran == ["make_requests.py", "run", "export", "predict", "measure.py"]
+    (folder / "measured.json").write_text(done.stdout)
+    return folder
+
+
+def subprocess_run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path, measure: Any) -> Iterator[str]:
+    with measure.served(folder / "exported") as url:
+        yield url
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    yield connection
+    connection.close()
+
+
+def test_the_load_test_finds_no_errors(folder: Path) -> None:
+    found = json.loads((folder / "measured.json").read_text())
+    assert found["errors"] == 0
     assert found["largest_difference"] <= 1e-6
-    assert found["bytes"]["once"] < found["bytes"]["plain"] / 5
-    predicted = [json.loads(line) for line in Path("s.jsonl").read_text().splitlines()]
-    assert len(predicted) == pq.read_metadata(table).num_rows == 4 * made.CANDIDATES
-    body = json.loads(sent[0]["once"])
-    scores = scorer.score(body["request"], body["candidates"])
-    expected = [row["score"] for row in predicted[: made.CANDIDATES]]
-    assert scores == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(KeyError, match="item"):
-        scorer.score(body["request"], [{"category": [1], "price": 0.5}])
-    one = body["candidates"][:1]
-    for more, told in (
-        ({"price": 0.5}, "price: sent in both request and candidates"),
-        ({"item": [1]}, "item: sent in both request and candidates"),
-        ({"history": [3.5]}, "history: ids must be integers"),
+    assert found["requests_per_second"] > 0
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+
+
+def test_histories_are_sent_once_or_with_each_candidate(
+    folder: Path, measure: Any, connection: http.client.HTTPConnection
+) -> None:
+    scores = [json.loads(line)["score"] for line in (folder / "scores.jsonl").open()]
+    sizes = []
+    for plain in (False, True):
+        sent = measure.bodies(folder / "data" / "test", 2, plain=plain)
+        status, answer = measure.post(connection, sent[1])
+        assert status == 200
+        expected = scores[measure.CANDIDATES : 2 * measure.CANDIDATES]
+        assert answer["scores"] == pytest.approx(expected, abs=1e-6)
+        sizes.append(len(sent[1]))
+    assert sizes[0] < sizes[1] / 5
+
+
+def test_the_readme_asks_the_server(measure: Any, connection: http.client.HTTPConnection) -> None:
+    (body,) = re.findall(r"curl -d '(.*?)'", "".join(BLOCKS), re.S)
+    status, answer = measure.post(connection, body.encode())
+    assert (status, len(answer["scores"])) == (200, 2)
+
+
+ITEM = '{"item": [1], "category": [1], "price": 0.5}'
+USER = '{"user": [1], "history": [1], "history_category": [1]}'
+WRONG = {
+    "empty": ("", 400, "The body is not JSON"),
+    "cut": ('{"request": ', 400, "The body is not JSON"),
+    "deep": ("[" * 100_000, 400, "The body is not JSON"),
+    "list": ("[]", 400, "The body has the wrong form"),
+    "no candidates": (f'{{"request": {USER}, "candidates": []}}', 400, "list of rows is empty"),
+    "null": (f'{{"request": {USER}, "candidates": [null]}}', 400, "Row 0 is not an object"),
+    "request": (f'{{"request": [], "candidates": [{ITEM}]}}', 400, "not an object"),
+    "missing": (f'{{"request": {{}}, "candidates": [{ITEM}]}}', 400, "'user' is missing"),
+    "NaN": (ITEM.replace("0.5", "NaN"), 400, "NaN is not a JSON number"),
+    "infinity": (ITEM.replace("0.5", "-Infinity"), 400, "-Infinity is not a JSON number"),
+    "overflow": (ITEM.replace("0.5", "1e999"), 400, "needs a finite float32 number"),
+    "large": (ITEM.replace("0.5", "1e39"), 400, "needs a finite float32 number"),
+    "digits": (ITEM.replace("0.5", "9" * 5000), 400, "not JSON"),
+    "null price": (ITEM.replace("0.5", "null"), 400, "needs a finite float32 number"),
+    "text": (ITEM.replace("0.5", '"cheap"'), 400, "needs a number"),
+    "float id": (ITEM.replace("[1]", "[1.5]"), 400, "Ids of this column are integers"),
+    "large id": (ITEM.replace("[1]", "[1e30]"), 400, "Send an integer"),
+    "64 bits": (ITEM.replace("[1]", f"[{2**63}]"), 400, "64-bit integers"),
+    "no such row": (ITEM.replace("[1]", "[1000000000]"), 400, "outside its embedding table"),
+    "negative": (ITEM.replace("[1]", "[-1]"), 400, "outside its embedding table"),
+    "object": (ITEM.replace("[1]", '{"lengths": -1}'), 400, "needs a list of ids"),
+    "twice": (ITEM[:-1] + ', "user": [1]}', 400, "'user' is in the row and in shared"),
+    "too large": (" " * (1 << 19), 413, "The body has over 262144 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_answered(
+    name: str, measure: Any, connection: http.client.HTTPConnection
+) -> None:
+    text, expected, told = WRONG[name]
+    if text.startswith('{"item"'):
+        text = f'{{"request": {USER}, "candidates": [{text}]}}'
+    status, answer = measure.post(connection, text.encode())
+    assert status == expected, answer
+    assert told in answer["error"]
+    good = f'{{"request": {USER}, "candidates": [{ITEM}]}}'
+    assert measure.post(connection, good.encode())[0] == 200
+
+
+def test_other_paths_are_answered_in_json(connection: http.client.HTTPConnection) -> None:
+    for method, path, status in (
+        ("GET", "/score", 405),
+        ("GET", "/x", 404),
+        ("GET", "/health", 200),
     ):
-        with pytest.raises(ValueError, match=told):
-            scorer.score({**body["request"], **more}, one)
-    with serve.server(scorer) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        connection = http.client.HTTPConnection("127.0.0.1", running.server_port)
-        request = {**body["request"], "history": [10**9]}  # an id that no row of a table has
-        sent_again = json.dumps({"request": request, "candidates": one}).encode()
-        assert "error" in measure.post(connection, sent_again)
-        connection.close()
-        running.shutdown()
+        connection.request(method, path)
+        response = connection.getresponse()
+        assert response.status == status
+        assert set(json.loads(response.read())) == {"status" if status == 200 else "error"}
+
+
+def test_a_stream_without_an_end_is_answered(connection: http.client.HTTPConnection) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * (1 << 15)
+
+    connection.request("POST", "/score", parts(), encode_chunked=True)
+    assert connection.getresponse().status == 413
+
+
+def test_sigterm_lets_a_request_finish(folder: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "serve.py"), "exported", "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = urlsplit(process.stdout.readline().strip())
+        body = f'{{"request": {USER}, "candidates": [{ITEM}]}}'.encode()
+        with socket.create_connection((address.hostname, address.port), timeout=30) as client:
+            head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body[:10])
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            assert process.poll() is None
+            client.sendall(body[10:])
+            answer = client.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert process.wait(20) in (0, -signal.SIGTERM)
