@@ -26,8 +26,6 @@ from recd_plugins.runtime.versions import (
 )
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
-# Maximum width of the table in a pipe or a file.
-_WIDTH = 100
 _FIX = "fix or uninstall the plugin in this message"
 
 
@@ -84,7 +82,7 @@ def doctor(
             status = f"[{_COLORS[check.status]}]{check.status}"
             table.add_row(check.name, status, escape(check.detail))
         console = output_console()
-        console.print(table, width=None if console.is_terminal else min(console.width, _WIDTH))
+        console.print(table, width=None if console.is_terminal else min(console.width, 100))
         for check in checks:
             if check.remedy:
                 console.print(f"[red]{check.name}:[/] {escape(check.remedy)}", soft_wrap=True)

@@ -127,10 +127,7 @@ class Decision:
                 )
         lines += [f"{path}: not deduplicated, since {why}" for path, why in self.left.items()]
         if not lines:
-            return (
-                "deduplication of batches: none, since the first batch contains no "
-                "KeyedJaggedTensor"
-            )
+            return "deduplication: none, since the first batch contains no KeyedJaggedTensor"
         if any(self.counted.get(path) for path in self.left):
             lines.append("if the first batch is not typical, pass features=[...] to dedup")
         return "deduplication, measured on the first batch\n" + "\n".join(f"  {x}" for x in lines)
@@ -407,7 +404,7 @@ def _decide(
             if total[path]:
                 chosen[path] = frozenset(total[path])
         elif whole.factor < WORTHWHILE:
-            left[path] = f"its dedupe factor is only {whole.factor:.2f}, less than {WORTHWHILE}"
+            left[path] = f"its dedupe factor is only {whole.factor:.2f}, below {WORTHWHILE}"
         elif here and not _pays(whole, ranks):
             per_row = whole.ids / whole.rows if whole.rows else 0
             left[path] = (

@@ -368,10 +368,9 @@ class Comparison:
         """Return sentences on how closely the losses of a variant and the baseline agree."""
         diffs = self._loss_diffs(variant)
         most, steps = float(diffs.max()), len(diffs)
-        if most == 0:
-            return f"The losses of all {steps} steps are equal."
         if most <= _ROUNDING:
-            return f"The losses of all {steps} steps agree within {most:.1e}."
+            agree = f"agree within {most:.1e}" if most else "are equal"
+            return f"The losses of all {steps} steps {agree}."
         first = int((~(diffs <= _ROUNDING)).argmax()) + 1
         text = (
             f"The losses of {steps} steps first differ by more than {_ROUNDING:.0e} at step "
