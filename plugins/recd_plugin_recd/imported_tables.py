@@ -36,6 +36,12 @@ def open_any(
     Raises:
         DataError: the table cannot be read, or has no session column.
     """
+    if re.match(r"[A-Za-z][\w+.-]+:/", str(path)):
+        url = str(path).replace(":/", "://", 1)
+        raise DataError(
+            f"{url}: this command reads URLs only through a registry file. Run recd init {url} "
+            "my.yaml, and use my.yaml instead of the URL."
+        )
     if path.exists() and path.suffix not in (".yaml", ".yml"):
         usable = _is_parquet(path)
         if usable and needs_lists:

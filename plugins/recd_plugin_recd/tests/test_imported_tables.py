@@ -119,4 +119,5 @@ def test_tables_that_cannot_be_used_are_told() -> None:
     Path("t.dat").write_text("1\t2\n3\t4\n")
     assert "--format) to one of parquet, csv" in refusal("analyze", "t.dat")
     assert "no column 'nope'" in refusal("cluster", "ids.csv", "out", "--session", "nope")
+    assert "s3://b/t.csv: this command reads URLs only" in refusal("analyze", "s3://b/t.csv")
     assert not Path("out").exists()

@@ -124,10 +124,12 @@ def _find_format(
             if seen
             else f"the file name {str(files[0])!r} does not show a format"
         )
-        raise DataError(
-            f"{root}: {what}. Set source.format (recd init: --format) to one of "
-            f"{', '.join(_FILES)}."
+        how = (
+            "Add dataset.options.source.format=FORMAT to the command, with one of"
+            if of_another
+            else "Set source.format (recd init: --format) to one of"
         )
+        raise DataError(f"{root}: {what}. {how} {', '.join(_FILES)}.")
     ((kind, chosen),) = by_format.items()
     return kind, chosen
 

@@ -243,13 +243,14 @@ def _is_data(table: pa.Table) -> bool:
     """Return whether the column names of a table look like values of their own columns."""
     names = table.schema.names
     same = [_equals(table.column(name), name) for name in names]
-    num_equal = sum(bool(pc.any(each).as_py()) for each in same)
+    found = [n for n, each in zip(names, same, strict=True) if pc.any(each).as_py()]
     kinds = {field.name: field.type for field in table.schema}
-    numbers = [n for n in names if pt.is_integer(kinds[n]) or pt.is_floating(kinds[n])]
-    if len(numbers) > 1 and num_equal and all(n and is_number(n) for n in numbers):
-        # Consecutive integers are names, such as the years of a pivot table.
-        return not np.array_equal(np.diff([float(n) for n in numbers]), [1] * (len(numbers) - 1))
-    if 2 * num_equal < len(names):
+    of_numbers = [n for n in names if pt.is_integer(kinds[n]) or pt.is_floating(kinds[n])]
+    numbers = [n for n in of_numbers if is_number(n)]
+    if numbers and all(n in numbers for n in of_numbers if n):
+        # Numbers can be names, such as the years of a pivot table.
+        return not all(map(is_number, found))
+    if 2 * len(found) <= len(names):
         return False
     # Files that were concatenated with their headers repeat all names in one row.
     return not pc.any(functools.reduce(pc.and_, same)).as_py()

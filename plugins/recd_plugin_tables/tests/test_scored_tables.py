@@ -147,6 +147,10 @@ def test_a_table_to_score_is_opened_as_in_training(tmp_path, source, text):
     assert rows_of(data)["item"] == [[3], [4]]
     for name in ("new.log", "new.csv")[: 1 if source["format"] == "jsonl" else 2]:
         assert rows_of(data.to_score(str(tmp_path / name)))["item"] == [[3], [4]]
+    pq.write_table(pa.table({"clicked": [0, 1], "item": [3, 4]}), tmp_path / "old.parquet")
+    data = table(tmp_path / "old.parquet", columns={"item": "id", "clicked": "label"})
+    with pytest.raises(DataError, match=r"Add dataset.options.source.format=FORMAT to the command"):
+        data.to_score(str(tmp_path / "new.log")).prepare()
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["table", "checkpoint"])
