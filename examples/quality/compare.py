@@ -73,9 +73,10 @@ def requests(rows: int, folder: Path) -> pd.DataFrame:
     return table.drop(columns="ts").reset_index(drop=True)  # rows are in order of time
 
 
-def flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Replace each list by how often it contains the row's item or category."""
-    table = table.drop(columns=["label", "session_id"], errors="ignore")
+def flat(table: pd.DataFrame, counts: bool) -> pd.DataFrame:
+    """Drop lists, or replace each by how often it contains the row's item or category."""
+    unused = ["label", "session_id", *([] if counts else ["history", "history_category"])]
+    table = table.drop(columns=unused, errors="ignore")
     for lists, ids in (("history", "item"), ("history_category", "category")):
         if lists in table:
             pairs = zip(table[lists], table[ids], strict=True)
@@ -100,9 +101,9 @@ def ours(folder: Path) -> NDArray[Any]:
 class Peers:
     """LightGBM and logistic regression, on numbers and on codes of ids seen at least 5 times."""
 
-    def __init__(self, train: pd.DataFrame, test: pd.DataFrame) -> None:
+    def __init__(self, train: pd.DataFrame, test: pd.DataFrame, counts: bool = True) -> None:
         self.labels = train["label"].to_numpy()
-        both = flat(pd.concat([train, test], ignore_index=True))
+        both = flat(pd.concat([train, test], ignore_index=True), counts)
         self.ids = [n for n in both if n in (*CATEGORIES, "user", "item", "category")]
         self.numbers = both.drop(columns=self.ids).astype("float64")
         self.codes = {}
@@ -165,7 +166,10 @@ def main() -> None:
         ("recd init", lambda: ours(folder)),
         ("LightGBM", lambda: Peers(train, test).lightgbm()),
         ("logistic regression", lambda: Peers(train, test).logistic_regression()),
+        ("LightGBM, no lists", lambda: Peers(train, test, counts=False).lightgbm()),
     ):
+        if name.endswith("no lists") and options.table == "criteo":
+            continue
         start = time.perf_counter()
         show(name, score(), time.perf_counter() - start)
 

@@ -19,6 +19,7 @@ from recd_plugin_tables.kinds import (
 )
 from recd_plugin_tables.start.guesses import Guess, Guesses
 from recd_plugin_tables.start.names import (
+    ENTITIES,
     HISTORY_WORDS,
     ID_WORDS,
     LABEL,
@@ -340,7 +341,7 @@ def _feature(seen: Seen) -> Guess:
         return found("number", span, long_tail=long_tail)
     if is_unique and not NUMBER_WORDS.search(name):
         return found("key", "a different value in every row")
-    if ID_WORDS.search(name):
+    if ID_WORDS.search(name) or ENTITIES.fullmatch(name):
         return found("id", f"{seen.distinct:,} distinct values; named like an id")
     if NUMBER_WORDS.search(name):
         return found("number", f"{span}; named like a number", long_tail=long_tail)

@@ -87,7 +87,7 @@ def words_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
 
 
-_IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
+ENTITIES = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(survey: Survey, found: list[Seen]) -> str | None:
@@ -127,7 +127,7 @@ def is_stored_time(seen: Seen) -> bool:
 def is_time_by_value(seen: Seen) -> bool:
     """Return whether numbers look like times of a log, which rise and seldom repeat."""
     name = words_of(seen.leaf.path[-1])
-    if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
+    if seen.unit is None or KEY_WORDS.search(name) or ENTITIES.fullmatch(name):
         return False
     if seen.least is None or seen.largest is None:
         return False

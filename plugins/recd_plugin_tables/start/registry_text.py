@@ -385,9 +385,9 @@ def _pooling(histories: Sequence[str]) -> str:
     if not histories:
         return ""
     lines = [
-        "# Histories are looked up and pooled once per unique row. Other lists are averaged.",
+        "# Histories are averaged once per unique row. Alternatives: recd.attention, recd.din.",
         "pooling:",
-        *_entry("recd.attention", histories, {"heads": 2}),
+        *_entry("recd.mean", histories, {}),
     ]
     return "\n".join(lines) + "\n\n"
 

@@ -160,6 +160,7 @@ STARS = np.random.default_rng(0).integers(1, 6, 500)
             {"C14": CODES, "I14": CODES, "cat_3": CODES, "click": CODES % 2},
             {"C14": "id", "I14": "number", "cat_3": "id"},
         ),
+        ({"item": CODES, "click": CODES % 2}, {"item": "id"}),
         # Long numbers are no times of the rows.
         ({"barcode": DIGITS, "label": DIGITS % 2}, {"barcode": "key"}),
         ({"merchant": DIGITS, "label": DIGITS % 2}, {"merchant": "key"}),
